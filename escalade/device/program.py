@@ -1,0 +1,118 @@
+"""One kernel's source with its compile-time choices.
+
+A `.cu` file under `escalade/kernels` reads as plain CUDA C++: the names it leaves open (`TILE_ROWS`,
+`Element`, …) are defined by a prelude that is generated from the rung's config and put in front.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from escalade.errors import CompileError
+
+KERNELS = pathlib.Path(__file__).parent.parent / "kernels"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Type:
+    """A constant that is a type: `Element=Type("__half")` becomes `using Element = __half;`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Macro:
+    """A constant for the preprocessor: `Macro("__restrict__")` becomes `#define NAME __restrict__`."""
+
+    text: str
+
+
+Constant = bool | int | float | Type | Macro
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled: a source under `escalade/kernels`, one entry point, and its constants."""
+
+    source: str
+    entry: str
+    constants: tuple[tuple[str, Constant], ...] = ()
+
+    @staticmethod
+    def of(source: str, entry: str, constants: Mapping[str, Constant] | None = None) -> Program:
+        return Program(source, entry, tuple(sorted((constants or {}).items())))
+
+    def text(self) -> str:
+        """Prelude and source, with line numbers that are the source's own."""
+        return f'{prelude(self.constants)}#line 1 "{self.source}"\n{read(self.source)}'
+
+    def headers(self) -> tuple[str, ...]:
+        """Every header of ours that the source includes, directly or not."""
+        return included(self.source)
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{name}={_spell(value)}" for name, value in self.constants)
+        return f"{self.entry} of {self.source} ({chosen})"
+
+
+def prelude(constants: tuple[tuple[str, Constant], ...]) -> str:
+    """The constants as C++ definitions; types bring the header that defines them."""
+    lines = []
+    types = {value.name for _, value in constants if isinstance(value, Type)}
+    if any(name.startswith("__half") for name in types):
+        lines.append("#include <cuda_fp16.h>")
+    if any(name.startswith("__nv_bfloat16") for name in types):
+        lines.append("#include <cuda_bf16.h>")
+    for name, value in constants:
+        match value:
+            case Type():
+                lines.append(f"using {name} = {value.name};")
+            case Macro():
+                lines.append(f"#define {name} {value.text}".rstrip())
+            case bool():
+                lines.append(f"constexpr bool {name} = {str(value).lower()};")
+            case int():
+                lines.append(f"constexpr {'int' if abs(value) < 2**31 else 'long long'} {name} = {value};")
+            case float():
+                lines.append(f"constexpr float {name} = {value!r}f;")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _spell(value: Constant) -> str:
+    match value:
+        case Type(name):
+            return name
+        case Macro(text):
+            return text or "(nothing)"
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
+
+
+@cache
+def read(path: str) -> str:
+    """A file under `escalade/kernels`."""
+    try:
+        return (KERNELS / path).read_text()
+    except FileNotFoundError as error:
+        raise CompileError(
+            f'there is no kernel source {path!r}; headers are included as "common/name.cuh", from escalade/kernels on'
+        ) from error
+
+
+@cache
+def included(path: str) -> tuple[str, ...]:
+    """The headers of ours that a file includes, directly or not."""
+    found: set[str] = set()
+    waiting = [path]
+    while waiting:
+        new = set(_INCLUDE.findall(read(waiting.pop()))) - found
+        found |= new
+        waiting += new
+    return tuple(sorted(found))
