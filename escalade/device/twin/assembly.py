@@ -1,0 +1,40 @@
+"""Small changes to a kernel's assembly, for its shared memory.
+
+`__shared__` variables are thread-local ones to g++. Two things are done that C++ cannot say: a gap goes
+behind each static variable, so that an overrun hits nothing that is in use; and the undefined symbols of
+`extern __shared__ T name[]` become weak, so that the library loads without them (the runtime knows the
+dynamic array by that).
+"""
+
+from __future__ import annotations
+
+import re
+
+GAP_BYTES = 256
+_SECTION = re.compile(r"^\s*\.(section|text|data|bss)\b\s*(\S*)")
+_SPACE = re.compile(r"^\s*\.zero\s+\d+")
+_THREAD_LOCAL = re.compile(r":tlsgd:([\w.$]+)|([\w.$]+)@tlsgd", re.IGNORECASE)
+_WAITING = "N4twin4wait"  # namespace twin::wait, mangled
+
+
+def prepare(assembly: str) -> str:
+    lines = []
+    in_thread_local = False
+    for line in assembly.splitlines():
+        section = _SECTION.match(line)
+        if section:
+            in_thread_local = section[1] == "section" and section[2].startswith(".tbss")
+        lines.append(line)
+        if in_thread_local and _SPACE.match(line):
+            lines.append(f"\t.zero\t{GAP_BYTES}")
+    return "\n".join([*lines, *(f"\t.weak\t{name}" for name in sorted(_undefined(assembly))), ""])
+
+
+def can_wait(assembly: str) -> bool:
+    """Whether the kernel names a barrier or a collective; if not, it needs no fibers."""
+    return _WAITING in assembly
+
+
+def _undefined(assembly: str) -> set[str]:
+    used = {first or second for first, second in _THREAD_LOCAL.findall(assembly)}
+    return {name for name in used if f"\n{name}:" not in assembly}

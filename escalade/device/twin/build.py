@@ -1,0 +1,113 @@
+"""A kernel's source to a library that runs it on the CPU."""
+
+from __future__ import annotations
+
+import fcntl
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+
+from escalade.device.cache import cache_key, default_cache
+from escalade.device.program import KERNELS
+from escalade.device.twin import assembly, elf, toolchain
+
+SCHEMA = "twin 1"
+RUNTIME_NAME = "escalade-twin.so"
+_WAITS = "twin_waits"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
+
+
+def kernel_library(
+    source: str, entry: str, name: str, checks: bool = False, sanitize: bool = False
+) -> pathlib.Path:
+    """The shared library of one kernel, from the cache if it was built before."""
+    options = toolchain.kernel_options(checks, sanitize)
+    key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
+
+    def make(path: pathlib.Path) -> None:
+        file = name.lstrip("/")
+        text = path.with_suffix(".s")
+        compiling: list[str | pathlib.Path] = [*options, "-x", "c++", "-S", "-o", text, file]
+        linking: list[str | pathlib.Path] = ["-shared", "-Wl,-Bsymbolic", text, "-o", path]
+        linking += toolchain.sanitizers() if sanitize else ()
+        # The runtime, if it is not there yet, is built while g++ works on the kernel.
+        with ThreadPoolExecutor(1) as other:
+            library = other.submit(runtime_library)
+            toolchain.run(
+                compiling, f"{entry} of {name}", {file: f'#line 1 "{file}"\n{source}\nTWIN_EXPORT({entry})\n'}
+            )
+            compiled = text.read_text()
+            text.write_text(assembly.prepare(compiled) + _flag(assembly.can_wait(compiled)))
+            toolchain.run([*linking, library.result()], f"the assembly of {entry}")
+        text.unlink()
+
+    return default_cache().file(key, ".so", make)
+
+
+def _flag(waits: bool) -> str:
+    """Whether the kernel needs fibers, as an absolute symbol: the loader reads it from the file."""
+    return f"\t.globl\t{_WAITS}\n\t.set\t{_WAITS}, {int(waits)}\n"
+
+
+def waits(library: pathlib.Path) -> bool:
+    symbol = elf.read(library).symbol(_WAITS)
+    return symbol is None or bool(symbol.value)
+
+
+@cache
+def interface_key() -> str:
+    """What a kernel sees of the twin: its headers and the compiler."""
+    files = [*toolchain.RUNTIME.glob("*.h"), *(f for f in toolchain.STAND_INS.rglob("*") if f.is_file())]
+    return cache_key(SCHEMA, *_texts(files), *toolchain.identity())
+
+
+def runtime_library() -> pathlib.Path:
+    """Scheduler, shared memory, asynchronous units and checks: one library for all kernels."""
+    sources = _texts(list(toolchain.RUNTIME.glob("*.cpp")))
+    key = cache_key(interface_key(), *sources, repr(toolchain.runtime_options()))
+
+    def make(path: pathlib.Path) -> None:
+        # By that name a kernel's library finds the one that is already loaded.
+        options = [*toolchain.runtime_options(), "-shared", "-pthread", f"-Wl,-soname,{RUNTIME_NAME}"]
+        toolchain.run([*options, toolchain.RUNTIME / "all.cpp", "-o", path], "the twin's runtime")
+
+    # One process has one runtime, also when the cache's folder changes under way.
+    if key not in _runtimes or not _runtimes[key].is_file():
+        with _one_process_at_a_time(key):
+            _runtimes[key] = default_cache().file(key, ".so", make)
+    return _runtimes[key]
+
+
+_runtimes: dict[str, pathlib.Path] = {}
+
+
+@contextmanager
+def _one_process_at_a_time(key: str) -> Iterator[None]:
+    """Test workers that start together would otherwise all build the runtime."""
+    with open(pathlib.Path(tempfile.gettempdir(), f"escalade-{key}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _texts(files: list[pathlib.Path]) -> list[str]:
+    return [part for file in sorted(files) for part in (file.name, file.read_text())]
+
+
+def headers(source: str) -> list[str]:
+    """Names and texts of all headers of ours that the source includes, directly or not."""
+    found: dict[str, str] = {}
+    pending = _INCLUDE.findall(source)
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        for folder in (toolchain.STAND_INS, KERNELS):
+            if (folder / name).is_file():
+                found[name] = (folder / name).read_text()
+                pending += _INCLUDE.findall(found[name])
+                break
+    return [part for item in sorted(found.items()) for part in item]

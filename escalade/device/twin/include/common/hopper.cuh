@@ -1,0 +1,184 @@
+// Hopper's instructions as CPU functions: mbarriers, TMA, wgmma, clusters, named barriers. Same names and
+// meaning as escalade/kernels/common/hopper.cuh; what they do is in runtime/ (mbarriers.cpp, tensor_copies.cpp,
+// wgmma.cpp).
+#pragma once
+
+#include "common/ptx.cuh"
+
+struct __align__(64) TensorMap { unsigned char opaque[128]; };  // encoded by tensor_map.py
+
+namespace twin {
+
+u32 own_rank();
+u32 cluster_blocks();
+void mbarrier_init(u32 barrier, u32 arrivals, Where where);
+void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where);
+void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* at, int rank, const u16* taps,
+                 u32 blocks, Where where);
+void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Where where);
+void tensor_store_close_group();
+void tensor_store_wait(u32 pending);
+void fence_proxy();
+unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where);
+void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where);
+void wgmma_close_group();
+void wgmma_wait_groups(u32 pending);
+
+namespace wait {
+
+bool mbarrier(u32 barrier, u32 parity, Where where);
+void cluster_arrive(Where where);
+void cluster_wait(Where where);
+
+}  // namespace wait
+}  // namespace twin
+
+// ------------------------------------------------------------------ mbarriers
+
+inline void barrier_init(u32 barrier, u32 arrivals, TWIN_WHERE) { twin::mbarrier_init(barrier, arrivals, where); }
+inline void barrier_expect(u32 barrier, u32 bytes, TWIN_WHERE) {
+    twin::mbarrier_arrive(barrier, twin::own_rank(), 1, bytes, where);
+}
+inline void barrier_expect_only(u32 barrier, u32 bytes, TWIN_WHERE) {  // mbarrier.expect_tx: no arrival
+    twin::mbarrier_arrive(barrier, twin::own_rank(), 0, bytes, where);
+}
+inline void barrier_arrive(u32 barrier, TWIN_WHERE) { twin::mbarrier_arrive(barrier, twin::own_rank(), 1, 0, where); }
+inline void barrier_arrive_cluster(u32 barrier, u32 rank, TWIN_WHERE) {
+    twin::mbarrier_arrive(barrier, rank, 1, 0, where);
+}
+// try_wait may suspend the thread for as long as it likes: here until the phase is complete.
+inline bool barrier_try_wait(u32 barrier, u32 parity, TWIN_WHERE) {
+    return twin::wait::mbarrier(barrier, parity, where);
+}
+inline void barrier_wait(u32 barrier, u32 parity, TWIN_WHERE) { twin::wait::mbarrier(barrier, parity, where); }
+inline void fence_barrier_init() {}
+[[noreturn]] inline void fault(TWIN_WHERE) { twin::fail(where, "fault()"); }
+
+// ------------------------------------------------------------------ bulk tensor copies
+
+inline void tma_load_im2col(u32 destination, const TensorMap& map, u32 barrier, int c, int w, int h, int n, u16 tap_w,
+                            u16 tap_h, TWIN_WHERE) {
+    const int at[] = {c, w, h, n};
+    const u16 taps[] = {tap_w, tap_h};
+    twin::tensor_load(destination, map, barrier, at, 4, taps, 1u << twin::own_rank(), where);
+}
+inline void tma_load_2d(u32 destination, const TensorMap& map, u32 barrier, int x, int y, TWIN_WHERE) {
+    const int at[] = {x, y};
+    twin::tensor_load(destination, map, barrier, at, 2, nullptr, 1u << twin::own_rank(), where);
+}
+inline void tma_load_3d(u32 destination, const TensorMap& map, u32 barrier, int x, int y, int z, TWIN_WHERE) {
+    const int at[] = {x, y, z};
+    twin::tensor_load(destination, map, barrier, at, 3, nullptr, 1u << twin::own_rank(), where);
+}
+inline void tma_load_4d(u32 destination, const TensorMap& map, u32 barrier, int c, int w, int h, int n, TWIN_WHERE) {
+    const int at[] = {c, w, h, n};
+    twin::tensor_load(destination, map, barrier, at, 4, nullptr, 1u << twin::own_rank(), where);
+}
+inline void tma_load_2d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x, int y, u16 blocks,
+                                  TWIN_WHERE) {
+    const int at[] = {x, y};
+    twin::tensor_load(destination, map, barrier, at, 2, nullptr, blocks, where);
+}
+// A store is a group of its own, as the kernels' functions commit each.
+inline void tma_store_2d(const TensorMap& map, u32 source, int x, int y, TWIN_WHERE) {
+    const int at[] = {x, y};
+    twin::tensor_store(map, source, at, 2, where);
+    twin::tensor_store_close_group();
+}
+inline void tma_store_4d(const TensorMap& map, u32 source, int c, int w, int h, int n, TWIN_WHERE) {
+    const int at[] = {c, w, h, n};
+    twin::tensor_store(map, source, at, 4, where);
+    twin::tensor_store_close_group();
+}
+template <int PENDING>
+void tma_store_wait_read() { twin::tensor_store_wait(PENDING); }
+template <int PENDING>
+void tma_store_wait() { twin::tensor_store_wait(PENDING); }
+inline void prefetch_map(const TensorMap&) {}
+
+// ------------------------------------------------------------------ fences, barriers, roles
+
+inline void fence_async_proxy() { twin::fence_proxy(); }
+inline void named_barrier_sync(int id, int threads, TWIN_WHERE) {
+    twin::wait::block_barrier(id, threads, false, twin::wait::Vote::any, where);
+}
+inline void named_barrier_arrive(int id, int threads, TWIN_WHERE) { twin::wait::block_arrive(id, threads, where); }
+inline void warpgroup_sync(int consumer, TWIN_WHERE) { named_barrier_sync(1 + consumer, 128, where); }
+inline void consumers_sync(TWIN_WHERE) { named_barrier_sync(3, 256, where); }
+inline void cluster_arrive(TWIN_WHERE) { twin::wait::cluster_arrive(where); }
+inline void cluster_wait(TWIN_WHERE) { twin::wait::cluster_wait(where); }
+inline void cluster_sync(TWIN_WHERE) {
+    twin::wait::cluster_arrive(where);
+    twin::wait::cluster_wait(where);
+}
+inline u32 cluster_rank() { return twin::own_rank(); }
+inline u32 cluster_size() { return twin::cluster_blocks(); }
+template <int REGISTERS>
+void release_registers() {}
+template <int REGISTERS>
+void claim_registers() {}
+
+inline void store_shared(u32 address, float4 v, TWIN_WHERE) {
+    std::memcpy(twin::shared_bytes(address, twin::own_rank(), 16, true, where), &v, 16);
+}
+inline float4 load_cluster(u32 address, u32 rank, TWIN_WHERE) {
+    float4 v;
+    std::memcpy(&v, twin::shared_bytes(address, rank, 16, false, where), 16);
+    return v;
+}
+
+// ------------------------------------------------------------------ fp16 pairs
+
+namespace twin {
+
+#if defined(__aarch64__)
+typedef __fp16 Half;
+#else
+typedef _Float16 Half;
+#endif
+
+}  // namespace twin
+
+inline u32 pack_half2(float low, float high) {
+    return __builtin_bit_cast(u16, twin::Half(low)) | u32(__builtin_bit_cast(u16, twin::Half(high))) << 16;
+}
+inline float2 unpack_half2(u32 packed) {
+    return {float(__builtin_bit_cast(twin::Half, u16(packed))),
+            float(__builtin_bit_cast(twin::Half, u16(packed >> 16)))};
+}
+
+// ------------------------------------------------------------------ wgmma
+
+// .sync.aligned: the warp goes on when all its lanes have come. Kernels build on that when one lane then
+// frees a stage for the warp.
+inline void wgmma_fence(TWIN_WHERE) { twin::wait::warp_barrier(~0u, "wgmma.fence", where); }
+inline void wgmma_commit() { twin::wgmma_close_group(); }
+template <int PENDING>
+void wgmma_wait(TWIN_WHERE) {
+    twin::wgmma_wait_groups(PENDING);
+    twin::wait::warp_barrier(~0u, "wgmma.wait_group", where);
+}
+
+// A K-major operand in 128-byte-swizzled rows, its groups of 8 rows 1024 bytes apart.
+inline u64 operand_descriptor(u32 address) {
+    return u64((address & 0x3FFFF) >> 4) | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+template <size_t REGISTERS>
+void wgmma(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where);
+}
+template <size_t REGISTERS>
+void wgmma_bf16(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where);
+}
+template <size_t REGISTERS>
+void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::tf32, d, 2 * REGISTERS, a, b, accumulate, where);
+}
+
+// ------------------------------------------------------------------ programmatic dependent launch
+
+// Launches run one after another here, so what the one before has written is always there.
+inline void wait_for_previous_launch() {}
+inline void let_next_launch_start() {}

@@ -1,0 +1,89 @@
+// The instructions of escalade/kernels/common/ptx.cuh as CPU functions: same names, same meaning. What they
+// do is in runtime/matrices.cpp and runtime/async.cpp.
+//
+// A shared-memory address is an offset in the block's shared memory, so swizzles see the same low bits as on
+// the card.
+#pragma once
+
+#include "collectives.h"
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+namespace twin {
+
+void copy_async(u32 shared, const void* global, u32 bytes, bool inside, Where where);
+void copy_async_close_group();
+void copy_async_wait_groups(u32 pending);
+
+enum class Element { f16, bf16, tf32 };
+
+namespace wait {
+
+void load_matrices(u32 row, u32* values, int count, bool transposed, Where where);
+void store_matrices(u32 row, const u32* values, int count, bool transposed, Where where);
+void multiply(Element element, float* d, const u32* a, const u32* b, Where where);
+
+}  // namespace wait
+}  // namespace twin
+
+inline u32 shared_address(const void* pointer, TWIN_WHERE) { return twin::shared_offset(pointer, where); }
+
+// ------------------------------------------------------------------ cp.async
+
+inline void copy_async_4(u32 shared, const void* global, bool inside, TWIN_WHERE) {
+    twin::copy_async(shared, global, 4, inside, where);
+}
+inline void copy_async_8(u32 shared, const void* global, bool inside, TWIN_WHERE) {
+    twin::copy_async(shared, global, 8, inside, where);
+}
+inline void copy_async_16(u32 shared, const void* global, bool inside, TWIN_WHERE) {
+    twin::copy_async(shared, global, 16, inside, where);
+}
+inline void copy_async_commit() { twin::copy_async_close_group(); }
+template <int PENDING>
+void copy_async_wait() { twin::copy_async_wait_groups(PENDING); }
+
+// ------------------------------------------------------------------ 8x8 matrices of 16-bit elements
+
+template <size_t COUNT>
+void load_matrices(u32 (&r)[COUNT], u32 row_address, TWIN_WHERE) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    twin::wait::load_matrices(row_address, r, COUNT, false, where);
+}
+template <size_t COUNT>
+void load_matrices_transposed(u32 (&r)[COUNT], u32 row_address, TWIN_WHERE) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    twin::wait::load_matrices(row_address, r, COUNT, true, where);
+}
+template <size_t COUNT>
+void store_matrices(u32 row_address, const u32 (&r)[COUNT], TWIN_WHERE) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    twin::wait::store_matrices(row_address, r, COUNT, false, where);
+}
+template <size_t COUNT>
+void store_matrices_transposed(u32 row_address, const u32 (&r)[COUNT], TWIN_WHERE) {
+    static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+    twin::wait::store_matrices(row_address, r, COUNT, true, where);
+}
+
+// ------------------------------------------------------------------ mma: d += a * b
+
+inline void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], TWIN_WHERE) {
+    twin::wait::multiply(twin::Element::f16, d, a, b, where);
+}
+inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], TWIN_WHERE) {
+    twin::wait::multiply(twin::Element::bf16, d, a, b, where);
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], TWIN_WHERE) {
+    twin::wait::multiply(twin::Element::tf32, d, a, b, where);
+}
+
+// To nearest, ties away from zero; a NaN becomes the canonical one, as cvt.rna does.
+inline u32 to_tf32(float value) {
+    u32 bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7F800000) == 0x7F800000) return bits & 0x007FFFFF ? 0x7FFFFFFF : bits;
+    return (bits + 0x1000) & ~0x1FFFu;
+}

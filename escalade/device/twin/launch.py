@@ -1,0 +1,272 @@
+"""A built kernel, and how it is started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from escalade.device.twin import elf, toolchain
+from escalade.device.twin.build import kernel_library, runtime_library, waits
+from escalade.errors import CompileError, LaunchError, TwinError
+
+Size3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How threads, blocks and asynchronous operations are ordered: every choice is a legal one."""
+
+    seed: int = 0
+    """0: in turn; otherwise threads, warps and blocks are shuffled by this seed."""
+    late: bool = False
+    """Asynchronous operations (cp.async, TMA, wgmma) as late as allowed instead of at once."""
+
+
+IN_TURN = Order()
+
+
+@dataclass(frozen=True)
+class AccessStatistics:
+    """The memory requests that one source line made, over all warps of a launch.
+
+    A transaction is a 32-byte sector of global memory, or a turn of the shared memory's banks.
+    """
+
+    place: str
+    memory: str
+    """"global" or "shared"."""
+    write: bool
+    requests: int
+    transactions: int
+    bytes: int
+
+    @property
+    def per_request(self) -> float:
+        return self.transactions / self.requests
+
+    def __str__(self) -> str:
+        unit = "sectors" if self.memory == "global" else "turns of the banks"
+        verb = "write" if self.write else "read"
+        return (
+            f"{self.place} {self.memory} {verb}: {self.requests} requests, {self.per_request:.2f} {unit} each"
+        )
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("index", ctypes.c_uint32)]
+
+
+class _Variable(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("offset", ctypes.c_uint32), ("bytes", ctypes.c_uint32)]
+
+
+_COUNTS = (
+    *("shared_bytes", "seed", "late", "checks", "fibers", "workers"),
+    *("variable_count", "static_bytes", "buffer_count"),
+)
+
+
+class _Request(ctypes.Structure):
+    """`twin::Request` of runtime/state.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint32 * 3) for name in ("grid", "block", "cluster")),
+        *((name, ctypes.c_uint32) for name in _COUNTS),
+        *((name, ctypes.c_void_p) for name in ("entry", "parameters")),
+        ("variables", ctypes.POINTER(_Variable)),
+        ("buffers", ctypes.POINTER(_Range)),
+        ("library", _Range),
+    ]
+
+
+class TwinKernel:
+    """A kernel on the CPU. Made by `escalade.device.twin.build`."""
+
+    def __init__(self, path: pathlib.Path, entry: str, checks: bool) -> None:
+        self.path = path
+        self.entry = entry
+        self.checks = checks
+        self._statistics: str = ""
+        self._runtime = _runtime()
+        self._library = ctypes.CDLL(str(path))
+        self._elf = elf.read(path)
+        self._waits = waits(path)
+        start = ctypes.cast(self._library.twin_entry, ctypes.c_void_p).value
+        symbol = self._elf.symbol("twin_entry")
+        assert start is not None and symbol is not None
+        self._entry_address = start
+        self._base = start - symbol.value
+        variables = self._elf.shared_variables
+        self._variables = (_Variable * len(variables))(
+            *(_Variable(plain_name(v.name).encode(), v.value, v.size) for v in variables)
+        )
+
+    def launch(
+        self,
+        grid: Size3,
+        block: Size3,
+        arguments: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        cluster: Size3 = (1, 1, 1),
+        order: Order = IN_TURN,
+        buffers: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
+
+        Arguments are ctypes values. `buffers` are the address and size of all memory that the kernel may
+        touch; a kernel built with checks is held to them.
+        """
+        if not all(grid):
+            raise LaunchError(
+                f"{self.entry} was launched with an empty grid, {grid}; a grid has at least one block"
+            )
+        addresses = (ctypes.c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
+        ranges = sorted((start, size, index) for index, (start, size) in enumerate(buffers) if size)
+        request = _Request(
+            _triple(grid),
+            _triple(block),
+            _triple(cluster),
+            shared_bytes,
+            order.seed,
+            order.late,
+            self.checks,
+            self._waits,
+            os.cpu_count() or 1,
+            len(self._variables),
+            self._elf.thread_local_bytes,
+            len(ranges),
+            self._entry_address,
+            ctypes.addressof(addresses),
+            self._variables,
+            (_Range * max(1, len(ranges)))(*(_Range(*each) for each in ranges)),
+            _Range(self._base, self._elf.loaded_bytes),
+        )
+        report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
+        if report:
+            raise TwinError(f"{self.entry}: {self.source_places(report)}")
+        if self.checks:
+            self._statistics = self._take(self._runtime.twin_statistics())
+
+    def constant(self, name: str) -> tuple[int, int]:
+        """Address and bytes of a `__constant__` variable, so that the host can fill it."""
+        found = [s for s in self._elf.symbols if s.is_object and plain_name(s.name) == name]
+        if not found:
+            raise LaunchError(f"{self.entry} has no __constant__ variable named {name}")
+        return self._base + found[0].value, found[0].size
+
+    def statistics(self) -> list[AccessStatistics]:
+        """How the last launch's loads and stores fell, by source line; needs a build with checks."""
+        self._need_checks("statistics")
+        totals: dict[tuple[str, str, bool], tuple[int, int, int]] = {}
+        for line in self.source_places(self._statistics).splitlines():
+            place, memory, verb, *numbers = line.split("\t")
+            key = (place, memory, verb == "write")
+            requests, transactions, size = map(int, numbers)
+            before = totals.get(key, (0, 0, 0))
+            totals[key] = (before[0] + requests, before[1] + transactions, before[2] + size)
+        return [AccessStatistics(*key, *value) for key, value in sorted(totals.items())]
+
+    def unwritten(self, address: int, size: int, element_bytes: int = 1) -> list[int]:
+        """Elements of a buffer with a byte that the last checked launch of this process did not write."""
+        self._need_checks("unwritten")
+        missing = []
+        at = 0
+        while (at := self._runtime.twin_unwritten(address, size, at)) < size:
+            missing.append(at // element_bytes)
+            at = (at // element_bytes + 1) * element_bytes
+        return missing
+
+    def _need_checks(self, what: str) -> None:
+        if not self.checks:
+            raise LaunchError(f"{what} needs the access hooks; build {self.entry} with checks=True")
+
+    def _take(self, text: int | None) -> str:
+        """A text that the runtime allocated, freed."""
+        if not text:
+            return ""
+        value = ctypes.string_at(text).decode(errors="replace")
+        self._runtime.twin_free(text)
+        return value
+
+    def source_places(self, text: str) -> str:
+        """Replaces [+0x...], places in the library, by file and line of the source."""
+        offsets = sorted(set(re.findall(r"\[\+(0x[0-9a-f]+)\]", text)))
+        places = source_lines(self.path, offsets)
+        return re.sub(r"\[\+(0x[0-9a-f]+)\]", lambda match: places[match[1]], text)
+
+
+def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
+    """The source line of each offset: the innermost one that is not the twin's own."""
+    if not offsets:
+        return {}
+    command = ["addr2line", "-a", "-i", "-e", str(path), *offsets]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {offset: f"{path.name}+{offset}" for offset in offsets}
+    places = {}
+    for part in re.split(r"^(?=0x)", output, flags=re.MULTILINE)[1:]:
+        address, *lines = part.splitlines()
+        lines = [re.sub(r" \(discriminator \d+\)", "", line) for line in lines]
+        own = [
+            line for line in lines if not line.startswith((str(toolchain.RUNTIME), str(toolchain.STAND_INS)))
+        ]
+        places[int(address, 16)] = _short(own[0] if own else lines[-1])
+    return {offset: places.get(int(offset, 16), offset) for offset in offsets}
+
+
+def _short(place: str) -> str:
+    """Without the compiler's working folder."""
+    return re.sub(r"^.*/twin-[^/]*/", "", place)
+
+
+def _triple(size: Size3) -> ctypes.Array[ctypes.c_uint32]:
+    return (ctypes.c_uint32 * 3)(*size)
+
+
+@cache
+def plain_name(mangled: str) -> str:
+    """The last part of a C++ name: `tile` of `_ZZ6kernelILi3EEvPfE4tile`."""
+    if not mangled.startswith("_Z"):
+        return mangled
+    try:
+        done = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return mangled
+    return done.stdout.strip().rsplit("::", 1)[-1]
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    """Loaded once: a second copy would have a running thread of its own, which kernels know nothing of."""
+    library = ctypes.CDLL(str(runtime_library()))
+    library.twin_launch.restype = library.twin_statistics.restype = ctypes.c_void_p
+    library.twin_unwritten.restype = ctypes.c_uint64
+    library.twin_unwritten.argtypes = [ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
+    library.twin_free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+_kernels: dict[pathlib.Path, TwinKernel] = {}
+
+
+def build(source: str, entry: str, *, name: str = "kernel.cu", checks: bool = False) -> TwinKernel:
+    """The kernel `entry` of a CUDA source, compiled for the CPU.
+
+    `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's stand-ins first, then
+    to `escalade/kernels`. With `checks`, every load and store is followed: see `docs/twin.md`.
+    """
+    if not re.search(rf"\b{re.escape(entry)}\s*\(", source):
+        raise CompileError(f"{name} does not define {entry}")
+    path = kernel_library(source, entry, name, checks)
+    if path not in _kernels:
+        _kernels[path] = TwinKernel(path, entry, checks)
+    return _kernels[path]

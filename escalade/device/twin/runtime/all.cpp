@@ -1,0 +1,13 @@
+// The runtime in one translation unit: reading the standard headers takes most of g++'s time.
+#include "scheduler.cpp"
+#include "report.cpp"
+#include "barriers.cpp"
+#include "fiber.cpp"
+#include "async.cpp"
+#include "mbarriers.cpp"
+#include "matrices.cpp"
+#include "tensor_copies.cpp"
+#include "wgmma.cpp"
+#include "shadow.cpp"
+#include "requests.cpp"
+#include "hooks.cpp"

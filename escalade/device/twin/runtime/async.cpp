@@ -1,0 +1,121 @@
+// cp.async, and what all asynchronous units share: who may touch which bytes of shared memory.
+//
+// Asynchronous operations happen at once, or late: then a destination holds poison until the operation is
+// waited for. Both are legal orders.
+#include "units.h"
+
+namespace twin {
+
+// ------------------------------------------------------------------ cp.async
+
+namespace {
+
+void perform(const Copy& copy) {
+    unsigned char* to = self()->owner->arena + copy.destination;
+    if (copy.source) std::memcpy(to, copy.source, copy.bytes);
+    else std::memset(to, 0, copy.bytes);
+}
+
+}  // namespace
+
+void copy_async(u32 shared, const void* global, u32 bytes, bool inside, Where where) {
+    if (shared % bytes || (inside && reinterpret_cast<uintptr_t>(global) % bytes))
+        fail(where, "cp.async of %u bytes from %p to shared %#x: both must be multiples of %u", bytes, global, shared,
+             bytes);
+    if (!machine->launch->layout.inside(shared, bytes))
+        fail(where, "cp.async writes outside shared memory: %s", machine->launch->layout.describe(shared).c_str());
+    if (checking()) {
+        if (inside) checks::touch_global(global, bytes, false, where);
+        checks::begin_copy(self()->owner->rank, shared, bytes, where);
+    }
+    const Copy copy{shared, bytes, mine().copy_group, inside ? global : nullptr, where};
+    if (!settings().late) perform(copy);
+    else std::memset(self()->owner->arena + shared, POISON, bytes);
+    if (settings().late || checking()) mine().copies.push_back(copy);
+}
+
+void copy_async_close_group() { ++mine().copy_group; }
+
+void copy_async_wait_groups(u32 pending) {
+    ThreadUnits& unit = mine();
+    size_t done = 0;
+    for (; done < unit.copies.size() && unit.copies[done].group + pending < unit.copy_group; ++done) {
+        const Copy& copy = unit.copies[done];
+        if (settings().late) perform(copy);
+        if (checking()) {
+            checks::end_copy(self()->owner->rank, copy.destination, copy.bytes);
+            checks::touch_shared(self()->owner->rank, copy.destination, copy.bytes, true, false, copy.where);
+        }
+    }
+    unit.copies.erase(unit.copies.begin(), unit.copies.begin() + done);
+}
+
+// ------------------------------------------------------------------ bytes in flight
+
+void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where) {
+    const SharedLayout& layout = machine->launch->layout;
+    const char* verb = write ? "writes" : "reads";
+    if (!layout.inside(offset, bytes))
+        fail(where, "%s %s %u bytes outside shared memory: %s", what, verb, bytes,
+             layout.describe(layout.inside(offset, 1) ? offset + bytes - 1 : offset).c_str());
+    for (const Load& load : units_state().loads)
+        if (load.blocks >> rank & 1 && overlap(load.destination, load.bytes, offset, bytes))
+            fail(where, "%s %s shared bytes %#x-%#x, but the load to %#x-%#x of %s (%s) is in flight", what, verb,
+                 offset, offset + bytes - 1, load.destination, load.destination + load.bytes - 1,
+                 place(load.where).c_str(), load.issuer.c_str());
+    if (write && settings().late) {
+        for (const Warpgroup& group : units_state().blocks[rank].warpgroups)
+            for (const Product& product : group.products)
+                if (product.values.empty() && still_reads(product, offset, bytes))
+                    fail(where, "%s writes shared bytes %#x-%#x, which the wgmma of %s still has to read", what, offset,
+                         offset + bytes - 1, place(product.where).c_str());
+        const unsigned per_block = machine->launch->block_threads();
+        for (unsigned slot = rank * per_block; slot < (rank + 1) * per_block; ++slot)
+            for (const Store& store : units_state().threads[slot].stores)
+                if (overlap(store.source, store.bytes, offset, bytes))
+                    fail(where, "%s writes shared bytes %#x-%#x, which the store of %s still has to read", what, offset,
+                         offset + bytes - 1, place(store.where).c_str());
+    }
+    if (checking()) checks::touch_shared(rank, offset, bytes, write, asynchronous, where);
+}
+
+// ------------------------------------------------------------------ called by the scheduler
+
+void units::begin_cluster() {
+    const unsigned per_block = machine->launch->block_threads(), blocks = machine->launch->cluster_blocks();
+    if (!machine->units) machine->units = std::make_shared<Units>();
+    Units& state = units_state();
+    state = Units();
+    state.threads.resize(blocks * per_block);
+    state.blocks.resize(blocks);
+    for (BlockUnits& block : state.blocks) block.warpgroups.resize((per_block + 127) / 128);
+}
+
+bool units::idle() {
+    auto& loads = units_state().loads;
+    if (loads.empty()) return false;
+    const u32 chosen = settings().seed ? random_below(loads.size()) : 0;
+    const Load load = loads[chosen];
+    loads.erase(loads.begin() + chosen);
+    perform(load);
+    return true;
+}
+
+void units::exit_thread(Thread& thread) {
+    ++units_state().exited;
+    open_cluster_if_all();
+    const ThreadUnits& unit = units_state().threads[thread.slot];
+    if (!unit.stores.empty())
+        fail(unit.stores.front().where, "returns while the store may still read shared memory");
+    if (!unit.fragments.empty()) fail({}, "returns with %zu wgmma not waited for", unit.fragments.size());
+}
+
+void units::end_cluster() {
+    for (const BlockUnits& block : units_state().blocks)
+        for (const Warpgroup& group : block.warpgroups)
+            if (!group.products.empty())
+                fail(group.products.front().where, "the wgmma was issued by %d of 128 threads",
+                     group.products.front().taken);
+}
+
+}  // namespace twin

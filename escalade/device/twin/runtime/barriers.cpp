@@ -1,0 +1,151 @@
+// Where threads meet: the block's barriers and a warp's collectives.
+#include "state.h"
+
+namespace twin {
+
+void Clock::join(const Clock& other) {
+    if (at.size() < other.at.size()) at.resize(other.at.size());
+    for (size_t i = 0; i < other.at.size(); ++i) at[i] = at[i] < other.at[i] ? other.at[i] : at[i];
+    for (auto& [cluster, counts] : other.others) {
+        auto& mine = others[cluster];
+        if (mine.size() < counts.size()) mine.resize(counts.size());
+        for (size_t i = 0; i < counts.size(); ++i) mine[i] = mine[i] < counts[i] ? counts[i] : mine[i];
+    }
+}
+
+void release(Clock& clock) {
+    if (!here || !checking()) return;
+    clock.join(self()->clock);
+    ++self()->clock.at[self()->slot];
+}
+
+void acquire(const Clock& clock) {
+    if (here && checking()) self()->clock.join(clock);
+}
+
+unsigned lane() { return self()->number % 32; }
+
+unsigned warp_lanes() {
+    const unsigned left = machine->launch->block_threads() - self()->number / 32 * 32;
+    return left >= 32 ? ~0u : (1u << left) - 1;
+}
+
+void fence() {
+    if (!checking()) return;
+    self()->fenced = self()->clock;
+    ++self()->clock.at[self()->slot];
+}
+
+namespace {
+
+std::string gathering_state(const Waiting& waiting) {
+    auto& barrier = *static_cast<const Gathering*>(waiting.object);
+    return text("%d of %d threads have come", barrier.arrived, barrier.expected);
+}
+
+std::string meeting_state(const Waiting& waiting) {
+    auto& meeting = *static_cast<const Meeting*>(waiting.object);
+    return text("lanes %08x of mask %08x have come", meeting.arrived, waiting.detail);
+}
+
+Gathering& arrive(int id, int threads, Where where) {
+    if (id < 0 || id > 15) fail(where, "barrier %d; a block has 0 to 15", id);
+    Gathering& barrier = self()->owner->barriers[id];
+    const int expected = threads ? threads : int(machine->launch->block_threads());
+    if (barrier.arrived && barrier.expected != expected)
+        fail(where, "barrier %d is used with %d and with %d threads", id, barrier.expected, expected);
+    // bar.sync does not mind where it is called from; __syncthreads promises that all are at the same place.
+    if (!id && !threads && barrier.arrived && (barrier.where.line != where.line || barrier.where.file != where.file))
+        fail(where, "__syncthreads, while %d other threads of the block wait in the one at %s", barrier.arrived,
+             place(barrier.where).c_str());
+    barrier.expected = expected;
+    barrier.where = where;
+    release(barrier.clock);
+    ++barrier.arrived;
+    return barrier;
+}
+
+void open(Gathering& barrier) {
+    barrier.result = barrier.votes;
+    barrier.arrived = barrier.votes = 0;
+    acquire(barrier.clock);
+    wake(barrier.sleepers, barrier.clock);
+    barrier.clock = {};
+}
+
+}  // namespace
+
+int wait::block_barrier(int id, int threads, bool predicate, Vote vote, Where where) {
+    Gathering& barrier = arrive(id, threads, where);
+    const int all = barrier.expected;
+    barrier.votes += predicate;
+    if (barrier.arrived < barrier.expected)
+        sleep(barrier.sleepers, {id ? "a named barrier" : "__syncthreads", where, &barrier, 0, gathering_state});
+    else
+        open(barrier);
+    return vote == Vote::count ? barrier.result : vote == Vote::all ? barrier.result == all : barrier.result > 0;
+}
+
+void wait::block_arrive(int id, int threads, Where where) {
+    Gathering& barrier = arrive(id, threads, where);
+    if (barrier.arrived == barrier.expected) open(barrier);
+}
+
+namespace {
+
+void meet(unsigned mask, void* payload, wait::Perform perform, const char* operation, bool orders, Where where) {
+    const unsigned me = 1u << lane(), whole = warp_lanes();
+    mask &= whole;
+    if (!(mask & me)) fail(where, "%s with mask %08x, which does not name the caller", operation, mask);
+    Warp& warp = self()->owner->warps[self()->number / 32];
+    Meeting& meeting = mask == whole ? warp.whole : warp.partial[mask];
+    if (meeting.arrived && std::strcmp(meeting.operation, operation))
+        fail(where, "%s, while lanes %08x of the warp wait in %s at %s", operation, meeting.arrived, meeting.operation,
+             place(meeting.where).c_str());
+    meeting.operation = operation;
+    meeting.where = where;
+    meeting.payloads[lane()] = payload;
+    meeting.arrived |= me;
+    if (orders) release(meeting.clock);
+    if (meeting.arrived != mask) return sleep(meeting.sleepers, {operation, where, &meeting, mask, meeting_state});
+    if (perform) perform(meeting.payloads, mask, where);
+    meeting.arrived = 0;
+    acquire(meeting.clock);
+    wake(meeting.sleepers, meeting.clock);
+    meeting.clock = {};
+}
+
+}  // namespace
+
+void wait::collective(unsigned mask, void* payload, Perform perform, const char* operation, Where where) {
+    meet(mask, payload, perform, operation, false, where);
+}
+
+void wait::warp_barrier(unsigned mask, const char* operation, Where where) {
+    meet(mask, nullptr, nullptr, operation, true, where);
+}
+
+namespace {
+
+struct Voter {
+    bool predicate;
+    unsigned votes;
+};
+
+void count_votes(void* const* lanes, unsigned mask, Where) {
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1) votes |= unsigned(static_cast<Voter*>(lanes[lane])->predicate) << lane;
+    for (int lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1) static_cast<Voter*>(lanes[lane])->votes = votes;
+}
+
+}  // namespace
+
+unsigned wait::ballot(unsigned mask, bool predicate, const char* operation, Where where) {
+    Voter mine{predicate, 0};
+    collective(mask, &mine, count_votes, operation, where);
+    return mine.votes;
+}
+
+}  // namespace twin

@@ -1,0 +1,80 @@
+// The checks' own state: who touched which bytes last, and how memory requests of warps fell.
+#pragma once
+
+#include "state.h"
+
+#include <unordered_map>
+
+namespace twin::checks {
+
+// A place in the kernel: an offset in its library, or, with the highest bit, a number in `wheres`.
+typedef uint32_t Site;
+
+constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2;
+
+struct Touch {
+    uint32_t cluster = 0;  // numbered from 1; 0: nobody
+    uint32_t clock = 0;
+    Site site = 0;
+    uint16_t slot = 0;
+    uint8_t bytes = 0;  // which of the cell's two
+    uint8_t kind = 0;   // ATOMIC, ASYNCHRONOUS
+};
+
+struct Cell {  // two bytes of memory
+    Touch written;
+    // Unordered readers since: the first, and the latest of another warp. A writer that is ordered after
+    // both and yet not after some third reader is not seen.
+    Touch read[2];
+    Site flight = 0;  // the asynchronous copy that has yet to write it
+};
+
+struct Access {
+    uintptr_t address;
+    uint32_t bytes;
+    bool write;
+    uint8_t kind;
+    Site site;
+};
+
+class Requests {  // requests.cpp
+  public:
+    void count(const Access& access, bool shared, uintptr_t position);
+    void end_cluster();
+    std::string lines();  // one a site: place, memory, direction, requests, transactions
+
+  private:
+    struct Request {
+        std::vector<uintptr_t> units;  // sectors of 32 bytes, or words of 4
+        unsigned lanes = 0;
+    };
+    struct Open {  // of one site and warp
+        uint32_t done[32] = {}, closed = 0;
+        std::deque<Request> requests;
+    };
+    struct Total {
+        bool shared, write;
+        uint64_t requests = 0, transactions = 0, bytes = 0;
+    };
+    void close(Site site, const Request& request);
+    std::unordered_map<uint64_t, Open> open;
+    std::map<Site, Total> totals;
+};
+
+struct State {
+    const Launch* launch = nullptr;
+    std::vector<std::vector<Cell>> shared;                               // by rank
+    std::unordered_map<uintptr_t, std::unique_ptr<std::vector<Cell>>> pages;  // of global memory
+    std::unordered_map<uintptr_t, std::map<uint32_t, std::vector<uint32_t>>> released;  // by atomics, at an address
+    std::vector<Where> wheres;
+    Requests requests;
+};
+
+extern State* state;
+
+Site site_of(Where where);
+std::string place(Site site);
+[[noreturn]] void report(Site site, const std::string& message);
+void access(const Access& access);
+
+}  // namespace twin::checks

@@ -1,0 +1,28 @@
+// What the twin adds behind a kernel's source: how it is called, and where its shared memory is.
+#pragma once
+
+#include "language.h"
+
+namespace twin {
+
+// Calls the kernel with parameters as cuLaunchKernel takes them: the address of each.
+template <class... P>
+__attribute__((no_sanitize("thread", "address", "undefined"))) void call(void (*kernel)(P...), void** parameters) {
+    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((no_sanitize("thread"))) {
+        kernel(*static_cast<std::remove_const_t<P>*>(parameters[I])...);
+    }(std::index_sequence_for<P...>{});
+}
+
+}  // namespace twin
+
+// The place of a __shared__ variable: a module number, 0 for the dynamic array (an undefined weak symbol
+// belongs to no module), and the offset among the module's variables.
+extern "C" __attribute__((visibility("hidden"), no_sanitize("thread", "address", "undefined"))) void* __tls_get_addr(
+    const size_t* index) {
+    return index[0] ? twin::here->static_shared + index[1] : twin::here->dynamic_shared;
+}
+
+#define TWIN_EXPORT(kernel) \
+    extern "C" __attribute__((no_sanitize("thread"))) void twin_entry(void** parameters) { \
+        twin::call(kernel, parameters);                                                    \
+    }

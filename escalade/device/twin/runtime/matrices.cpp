@@ -1,0 +1,128 @@
+// mma, ldmatrix and stmatrix: the last lane to come does the work of the warp.
+#include "units.h"
+
+namespace twin {
+namespace {
+
+constexpr unsigned WHOLE_WARP = ~0u;
+
+// ------------------------------------------------------------------ elements to floats
+
+float half_at(u32 pair, int which) { return float(__builtin_bit_cast(Half, u16(pair >> 16 * which))); }
+float bfloat_at(u32 pair, int which) { return __builtin_bit_cast(float, pair >> 16 * which << 16); }
+float tf32(u32 bits) { return __builtin_bit_cast(float, bits & ~0x1FFFu); }  // the hardware ignores 13 bits
+
+struct Multiplication {
+    Element element;
+    float* d;
+    const u32 *a, *b;
+};
+
+// A lane's registers hold: of A row group and group + 8, of B column group; along K, pairs of 16-bit
+// elements from 2 * member on, or single tf32 elements from member on, and as many again half of K later.
+void multiply_lanes(void* const* lanes, unsigned, Where) {
+    float a[16][16], b[16][8], d[16][8];
+    const Element element = static_cast<const Multiplication*>(lanes[0])->element;
+    const int depth = element == Element::tf32 ? 8 : 16;
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = *static_cast<const Multiplication*>(lanes[lane]);
+        const int group = lane / 4, member = lane % 4;
+        for (int half = 0; half < 2; ++half) {
+            if (element == Element::tf32) {
+                const int k = member + 4 * half;
+                a[group][k] = tf32(mine.a[2 * half]);
+                a[group + 8][k] = tf32(mine.a[2 * half + 1]);
+                b[k][group] = tf32(mine.b[half]);
+                continue;
+            }
+            const auto value = element == Element::f16 ? half_at : bfloat_at;
+            for (int i = 0; i < 2; ++i) {
+                const int k = 2 * member + i + 8 * half;
+                a[group][k] = value(mine.a[2 * half], i);
+                a[group + 8][k] = value(mine.a[2 * half + 1], i);
+                b[k][group] = value(mine.b[half], i);
+            }
+        }
+    }
+    for (int m = 0; m < 16; ++m) {
+        float sum[8] = {};
+        for (int k = 0; k < depth; ++k)
+            for (int n = 0; n < 8; ++n) sum[n] += a[m][k] * b[k][n];
+        for (int n = 0; n < 8; ++n) d[m][n] = sum[n];
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        float* to = static_cast<const Multiplication*>(lanes[lane])->d;
+        for (int i = 0; i < 4; ++i) to[i] += d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+    }
+}
+
+// ------------------------------------------------------------------ 8x8 matrices in shared memory
+
+struct Matrices {
+    u32 row;  // lane 8 * i + j: the address of row j of matrix i
+    u32* values;
+    int count;
+    bool transposed;
+};
+
+// Element e of lane's register of a matrix, by the row addresses that the lanes gave.
+u16* element_at(void* const* lanes, int lane, int matrix, int e, bool transposed) {
+    const int major = lane / 4, minor = 2 * (lane % 4) + e;
+    const int row = transposed ? minor : major, column = transposed ? major : minor;
+    const u32 address = static_cast<const Matrices*>(lanes[8 * matrix + row])->row;
+    return reinterpret_cast<u16*>(self()->owner->arena + address) + column;
+}
+
+void load_lanes(void* const* lanes, unsigned, Where) {
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
+        for (int matrix = 0; matrix < mine.count; ++matrix)
+            mine.values[matrix] = *element_at(lanes, lane, matrix, 0, mine.transposed)
+                                  | u32(*element_at(lanes, lane, matrix, 1, mine.transposed)) << 16;
+    }
+}
+
+void store_lanes(void* const* lanes, unsigned, Where) {
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
+        for (int matrix = 0; matrix < mine.count; ++matrix)
+            for (int e = 0; e < 2; ++e)
+                *element_at(lanes, lane, matrix, e, mine.transposed) = u16(mine.values[matrix] >> 16 * e);
+    }
+}
+
+void check_row(u32 row, int count, bool write, const char* what, Where where) {
+    if (int(lane()) >= 8 * count) return;  // its address is not used
+    if (row % 16) fail(where, "%s of a row at shared %#x, which is no multiple of 16", what, row);
+    const SharedLayout& layout = machine->launch->layout;
+    if (!layout.inside(row, 16)) fail(where, "%s outside shared memory: %s", what, layout.describe(row).c_str());
+    if (checking()) checks::touch_shared(self()->owner->rank, row, 16, write, false, where);
+}
+
+void need_whole_warp(const char* what, Where where) {
+    if (warp_lanes() != WHOLE_WARP) fail(where, "%s in a warp of fewer than 32 threads", what);
+}
+
+}  // namespace
+
+void wait::multiply(Element element, float* d, const u32* a, const u32* b, Where where) {
+    need_whole_warp("mma", where);
+    Multiplication mine{element, d, a, b};
+    collective(WHOLE_WARP, &mine, multiply_lanes, "mma", where);
+}
+
+void wait::load_matrices(u32 row, u32* values, int count, bool transposed, Where where) {
+    need_whole_warp("ldmatrix", where);
+    check_row(row, count, false, "ldmatrix", where);
+    Matrices mine{row, values, count, transposed};
+    collective(WHOLE_WARP, &mine, load_lanes, "ldmatrix", where);
+}
+
+void wait::store_matrices(u32 row, const u32* values, int count, bool transposed, Where where) {
+    need_whole_warp("stmatrix", where);
+    check_row(row, count, true, "stmatrix", where);
+    Matrices mine{row, const_cast<u32*>(values), count, transposed};
+    collective(WHOLE_WARP, &mine, store_lanes, "stmatrix", where);
+}
+
+}  // namespace twin

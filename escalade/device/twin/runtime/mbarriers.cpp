@@ -1,0 +1,117 @@
+// mbarriers (arrivals and bytes, by phases), the cluster's barrier, and other blocks' shared memory.
+#include "units.h"
+
+namespace twin {
+
+u32 own_rank() { return self()->owner->rank; }
+
+u32 cluster_blocks() { return u32(machine->blocks.size()); }
+
+namespace {
+
+u64 mark(u32 barrier) { return 0x6D62617272696572ull ^ barrier; }  // what a barrier's eight bytes hold
+
+std::string mbarrier_state(const Waiting& waiting) {
+    auto& barrier = *static_cast<const Mbarrier*>(waiting.object);
+    return text("parity %u: %u phases completed, %u of %u arrivals and %lld bytes missing", waiting.detail,
+                barrier.phase, barrier.pending, barrier.expected, barrier.bytes);
+}
+
+}  // namespace
+
+Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where) {
+    if (rank >= machine->blocks.size())
+        fail(where, "%s in block %u of a cluster of %zu", what, rank, machine->blocks.size());
+    auto& barriers = units_state().blocks[rank].barriers;
+    const auto found = barriers.find(barrier);
+    if (found == barriers.end()) fail(where, "%s on shared %#x, where no mbarrier was initialised", what, barrier);
+    u64 bytes;
+    std::memcpy(&bytes, machine->blocks[rank].arena + barrier, 8);
+    if (bytes != mark(barrier))
+        fail(where, "%s on the mbarrier at shared %#x, whose bytes were overwritten", what, barrier);
+    return found->second;
+}
+
+void complete_if_done(Mbarrier& barrier) {
+    if (barrier.pending || barrier.bytes) return;
+    ++barrier.phase;
+    barrier.pending = barrier.expected;
+    barrier.completed = barrier.arriving;
+    wake(barrier.sleepers, barrier.completed);
+}
+
+void mbarrier_init(u32 barrier, u32 arrivals, Where where) {
+    use_shared(own_rank(), barrier, 8, true, true, "mbarrier.init", where);
+    if (barrier % 8) fail(where, "an mbarrier at shared %#x, which is no multiple of 8", barrier);
+    Mbarrier fresh;
+    fresh.expected = fresh.pending = arrivals;
+    units_state().blocks[own_rank()].barriers[barrier] = fresh;
+    const u64 bytes = mark(barrier);
+    std::memcpy(self()->owner->arena + barrier, &bytes, 8);
+}
+
+void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where) {
+    Mbarrier& b = barrier_at(barrier, rank, "an arrival", where);
+    if (b.pending < arrivals)
+        fail(where, "more arrivals at mbarrier %#x than the %u it was initialised for", barrier, b.expected);
+    release(b.arriving);
+    b.bytes += bytes;
+    b.pending -= arrivals;
+    complete_if_done(b);
+}
+
+bool wait::mbarrier(u32 barrier, u32 parity, Where where) {
+    Mbarrier* b = &barrier_at(barrier, own_rank(), "a wait", where);
+    while ((b->phase & 1) == parity) {
+        sleep(b->sleepers, {"an mbarrier", where, b, parity, mbarrier_state});
+        b = &barrier_at(barrier, own_rank(), "a wait", where);
+    }
+    acquire(b->completed);
+    return true;
+}
+
+// ------------------------------------------------------------------ the cluster
+
+namespace {
+
+std::string cluster_state(const Waiting&) {
+    return text("%d of %zu threads have come, %d have returned", units_state().cluster.arrived,
+                machine->launch->cluster_blocks() * size_t(machine->launch->block_threads()), units_state().exited);
+}
+
+}  // namespace
+
+void open_cluster_if_all() {
+    Gathering& cluster = units_state().cluster;
+    const int all = int(machine->launch->cluster_blocks() * machine->launch->block_threads());
+    if (!cluster.arrived || cluster.arrived + units_state().exited < all) return;
+    cluster.arrived = 0;
+    ++cluster.result;  // phases completed
+    cluster.completed = cluster.clock;
+    wake(cluster.sleepers, cluster.completed);
+    cluster.clock = {};
+}
+
+void wait::cluster_arrive(Where) {
+    Gathering& cluster = units_state().cluster;
+    release(cluster.clock);
+    ++cluster.arrived;
+    self()->cluster_phase = cluster.result;
+    open_cluster_if_all();
+}
+
+void wait::cluster_wait(Where where) {
+    Gathering& cluster = units_state().cluster;
+    while (self()->cluster_phase == cluster.result)
+        sleep(cluster.sleepers, {"the cluster's barrier", where, nullptr, 0, cluster_state});
+    acquire(cluster.completed);
+}
+
+unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where) {
+    if (rank >= machine->blocks.size()) fail(where, "block %u of a cluster of %zu", rank, machine->blocks.size());
+    if (address % bytes) fail(where, "%u bytes at shared %#x, which is no multiple of %u", bytes, address, bytes);
+    use_shared(rank, address, bytes, write, false, write ? "st.shared" : "ld.shared", where);
+    return machine->blocks[rank].arena + address;
+}
+
+}  // namespace twin

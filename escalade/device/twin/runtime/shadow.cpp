@@ -1,0 +1,280 @@
+// Races, uninitialised shared memory, and accesses outside what a kernel may touch.
+//
+// Two accesses race if they touch the same bytes, one writes, not both are atomic, and no barrier orders
+// them. Vector clocks say what is ordered, so the finding does not depend on the order that was run.
+#include "checks.h"
+
+namespace twin {
+
+namespace checks {
+
+State* state;
+
+namespace {
+
+std::unique_ptr<State> kept;
+std::mutex one_launch;  // at a time: the state is one
+constexpr uintptr_t PAGE_BYTES = 4096, NEAR_BYTES = 1 << 16;
+constexpr Site IS_WHERE = 1u << 31;
+
+// ------------------------------------------------------------------ words
+
+std::string name_of(const Touch& touch) {
+    const Launch& launch = *state->launch;
+    const uint3& cluster = launch.sizes.cluster;
+    const uint32_t number = touch.cluster - 1, rank = touch.slot / launch.block_threads();
+    const uint32_t across = launch.sizes.grid.x / cluster.x, down = launch.sizes.grid.y / cluster.y;
+    const uint3 block{number % across * cluster.x + rank % cluster.x,
+                      number / across % down * cluster.y + rank / cluster.x % cluster.y,
+                      number / (across * down) * cluster.z + rank / (cluster.x * cluster.y)};
+    return text("thread %u of ", touch.slot % launch.block_threads()) + name(block);
+}
+
+const Range* buffer_of(uintptr_t address) {  // the last one that starts at or before it
+    const Request& request = state->launch->request;
+    const Range* end = request.buffers + request.buffer_count;
+    const Range* next = std::upper_bound(request.buffers, end, address,
+                                         [](uintptr_t value, const Range& range) { return value < range.start; });
+    return next == request.buffers ? nullptr : next - 1;
+}
+
+std::string memory_name(uint32_t rank, uint32_t offset) {
+    std::string part = "shared " + state->launch->layout.describe(offset);
+    return rank == self()->owner->rank ? part : part + text(" of the cluster's block %u", rank);
+}
+
+std::string memory_name(uintptr_t address) {
+    const Range* buffer = buffer_of(address);
+    if (!buffer || address - buffer->start >= buffer->bytes) return text("global memory at %#zx", size_t(address));
+    return text("byte %zu of buffer %u", size_t(address - buffer->start), buffer->index);
+}
+
+// ------------------------------------------------------------------ order
+
+bool ordered(const Touch& touch) {  // before the running thread's present
+    if (touch.cluster == machine->cluster)
+        return touch.slot == self()->slot || self()->clock.at[touch.slot] >= touch.clock;
+    const auto& others = self()->clock.others;
+    const auto found = others.find(touch.cluster);
+    return found != others.end() && touch.slot < found->second.size() && found->second[touch.slot] >= touch.clock;
+}
+
+bool races(const Touch& earlier, const Touch& now) {
+    return earlier.cluster && earlier.bytes & now.bytes && !(earlier.kind & now.kind & ATOMIC) && !ordered(earlier);
+}
+
+template <class... Position>
+[[noreturn]] void report_race(const Access& access, const Touch& other, bool other_wrote, Position... position) {
+    report(access.site, text("race: %s %s, which %s %s at %s, and nothing orders the two",
+                             access.write ? "writes" : "reads", memory_name(position...).c_str(),
+                             name_of(other).c_str(), other_wrote ? "wrote" : "read", place(other.site).c_str()));
+}
+
+template <class... Position>
+void touch(Cell& cell, const Access& access, uint8_t bytes, Position... position) {
+    const Touch now{machine->cluster,       self()->clock.at[self()->slot], access.site,
+                    uint16_t(self()->slot), bytes,                          access.kind};
+    if (cell.flight)
+        report(access.site, text("%s %s, to which the copy of %s is under way: nobody has waited for it",
+                                 access.write ? "writes" : "reads", memory_name(position...).c_str(),
+                                 place(cell.flight).c_str()));
+    if (races(cell.written, now)) report_race(access, cell.written, true, position...);
+    if (access.write) {
+        for (Touch& read : cell.read) {
+            if (races(read, now)) report_race(access, read, false, position...);
+            read = {};
+        }
+        cell.written = now;
+    } else if (!cell.read[0].cluster || ordered(cell.read[0])) {
+        cell.read[0] = now;
+    } else if (cell.read[0].slot / 32 != now.slot / 32 || cell.read[0].cluster != now.cluster) {
+        cell.read[1] = now;
+    }
+}
+
+uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
+    return uint8_t((start <= 2 * cell) | (end > 2 * cell + 1) << 1);
+}
+
+// ------------------------------------------------------------------ the two memories
+
+// A thread's own stores reach the copy engine and the tensor cores only after its proxy fence.
+void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
+    const Touch& written = cell.written;
+    if (written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()
+        || written.clock <= machine->threads[written.slot].proxy_fenced) return;
+    report(access.site, text("reads %s asynchronously, which %s wrote at %s without a proxy fence since",
+                             memory_name(rank, 2 * half).c_str(), name_of(written).c_str(),
+                             place(written.site).c_str()));
+}
+
+void access_shared(uint32_t rank, uint32_t offset, const Access& access) {
+    const SharedLayout& layout = state->launch->layout;
+    const char* verb = access.write ? "writes" : "reads";
+    if (!layout.inside(offset, access.bytes)) {
+        const uint32_t first_outside = layout.inside(offset, 1) ? offset + access.bytes - 1 : offset;
+        report(access.site, text("%s %u bytes outside shared memory: %s", verb, access.bytes,
+                                 layout.describe(first_outside).c_str()));
+    }
+    for (uint32_t half = offset / 2; half <= (offset + access.bytes - 1) / 2; ++half) {
+        Cell& cell = state->shared[rank][half];
+        if (!access.write && !cell.written.cluster && !cell.flight)
+            report(access.site, "reads " + memory_name(rank, 2 * half) + ", which nothing wrote");
+        if (access.kind & ASYNCHRONOUS && !access.write) check_fenced(cell, rank, half, access);
+        touch(cell, access, bytes_of(half, offset, offset + access.bytes), rank, 2 * half);
+    }
+}
+
+void check_bounds(const Access& access) {
+    const Request& request = state->launch->request;
+    if (!request.buffer_count || access.address - request.library.start < request.library.bytes) return;
+    const Range* buffer = buffer_of(access.address);
+    if (buffer && access.address + access.bytes <= buffer->start + buffer->bytes) return;
+    std::string where = "near none of them";
+    if (const Range* next = buffer ? buffer + 1 : request.buffers;
+        next < request.buffers + request.buffer_count && next->start - access.address <= NEAR_BYTES)
+        where = text("%zu bytes before buffer %u", size_t(next->start - access.address), next->index);
+    const uintptr_t end = buffer ? buffer->start + buffer->bytes : 0;
+    if (buffer && access.address + access.bytes - end <= NEAR_BYTES)
+        where = text("%zu bytes past the end of buffer %u (%llu bytes)", size_t(std::max(access.address, end) - end),
+                     buffer->index, (unsigned long long)buffer->bytes);
+    report(access.site, text("%s %u bytes at %#zx, outside the launch's buffers: %s", access.write ? "writes" : "reads",
+                             access.bytes, size_t(access.address), where.c_str()));
+}
+
+Cell& global_cell(uintptr_t half) {
+    static uintptr_t last_number = 0;
+    static std::vector<Cell>* last_page = nullptr;
+    const uintptr_t number = half / (PAGE_BYTES / 2);
+    if (number != last_number || !last_page || state->pages.empty()) {
+        auto& page = state->pages[number];
+        if (!page) page = std::make_unique<std::vector<Cell>>(PAGE_BYTES / 2);
+        last_number = number;
+        last_page = page.get();
+    }
+    return (*last_page)[half % (PAGE_BYTES / 2)];
+}
+
+void access_global(const Access& access) {
+    check_bounds(access);
+    const uintptr_t end = access.address + access.bytes;
+    for (uintptr_t half = access.address / 2; half <= (end - 1) / 2; ++half)
+        touch(global_cell(half), access, bytes_of(half, access.address, end), 2 * half);
+}
+
+bool is_own(uintptr_t address) {  // threadIdx and its like, or a thread's stack
+    const auto within = [&](const void* start, size_t bytes) {
+        return address - reinterpret_cast<uintptr_t>(start) < bytes;
+    };
+    return within(&here, sizeof here) || within(machine->threads.data(), machine->threads.size() * sizeof(Thread))
+           || within(state->launch, sizeof(Launch)) || machine->stacks.holds(address);
+}
+
+}  // namespace
+
+Site site_of(Where where) {
+    auto& wheres = state->wheres;
+    for (size_t i = wheres.size(); i-- > 0;)
+        if (wheres[i].line == where.line && wheres[i].file == where.file) return IS_WHERE | Site(i);
+    wheres.push_back(where);
+    return IS_WHERE | Site(wheres.size() - 1);
+}
+
+std::string place(Site site) {
+    if (site & IS_WHERE) return twin::place(state->wheres[site & ~IS_WHERE]);
+    return text("[+%#x]", site);
+}
+
+void report(Site site, const std::string& message) { fail_at(place(site), message); }
+
+void access(const Access& access) {
+    for (const Block& block : machine->blocks) {
+        const uintptr_t offset = access.address - reinterpret_cast<uintptr_t>(block.arena);
+        if (offset >= state->launch->layout.arena_bytes) continue;
+        access_shared(block.rank, offset, access);
+        return state->requests.count(access, true, offset);
+    }
+    if (is_own(access.address)) return;
+    access_global(access);
+    // The card's allocations are aligned to more than a sector, the host's need not be.
+    const Range* buffer = buffer_of(access.address);
+    state->requests.count(access, false, access.address - (buffer ? buffer->start : 0));
+}
+
+// ------------------------------------------------------------------ called by the other parts
+
+void begin_launch(const Launch& launch) {
+    one_launch.lock();
+    kept = std::make_unique<State>();
+    kept->launch = &launch;
+    state = kept.get();
+}
+
+void begin_cluster() {
+    state->requests.end_cluster();
+    state->shared.resize(machine->blocks.size());
+    for (auto& cells : state->shared) cells.assign(state->launch->layout.arena_bytes / 2, {});
+}
+
+void end_launch() {  // the cells stay, for what is asked about them afterwards
+    state->requests.end_cluster();
+    state->launch = nullptr;
+    one_launch.unlock();
+}
+
+void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where) {
+    if (!here) return;
+    access_shared(rank, offset, {0, bytes, write, asynchronous ? ASYNCHRONOUS : uint8_t(0), site_of(where)});
+}
+
+void touch_global(const void* address, uint32_t bytes, bool write, Where where) {
+    if (!here) return;
+    const Access access{reinterpret_cast<uintptr_t>(address), bytes, write, 0, site_of(where)};
+    access_global(access);
+}
+
+void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where) {
+    touch_shared(rank, offset, bytes, true, false, where);
+    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half)
+        state->shared[rank][half].flight = site_of(where);
+}
+
+void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes) {
+    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half) state->shared[rank][half].flight = 0;
+}
+
+}  // namespace checks
+
+// A fence and then an atomic publish what came before the fence; an atomic at the same address sees it.
+void atomic_access(void* address, unsigned bytes, Where where) {
+    using namespace checks;
+    access({reinterpret_cast<uintptr_t>(address), bytes, true, ATOMIC, site_of(where)});
+    auto& published = state->released[reinterpret_cast<uintptr_t>(address)];
+    Clock& clock = self()->clock;
+    Clock seen;
+    for (auto& [cluster, counts] : published) (cluster == machine->cluster ? seen.at : seen.others[cluster]) = counts;
+    clock.join(seen);
+    const Clock& fenced = self()->fenced;
+    if (fenced.at.empty()) return;
+    Clock merged;
+    merged.at = published[machine->cluster];
+    merged.others = published;
+    merged.join(fenced);
+    published = merged.others;
+    published[machine->cluster] = merged.at;
+}
+
+// The first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
+extern "C" uint64_t twin_unwritten(uintptr_t start, uint64_t bytes, uint64_t from) {
+    using namespace checks;
+    if (!state) return from;
+    for (; from < bytes; ++from) {
+        const uintptr_t address = start + from;
+        const auto page = state->pages.find(address / PAGE_BYTES);
+        if (page == state->pages.end()) return from;
+        if (!((*page->second)[address / 2 % (PAGE_BYTES / 2)].written.cluster)) return from;
+    }
+    return bytes;
+}
+
+}  // namespace twin

@@ -1,0 +1,203 @@
+// The twin's inside: what the scheduler, the barriers, the asynchronous units and the checks share. Kernels
+// never see it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "collectives.h"
+#include "fiber.h"
+#include "language.h"
+#undef alignas  // a keyword again: the rest is plain C++
+#undef __noinline__
+
+namespace twin {
+
+// ------------------------------------------------------------------ what a launch is
+
+struct Variable {  // a static __shared__ variable
+    const char* name;
+    uint32_t offset, bytes;  // in the library's thread-local segment
+};
+
+struct Range {
+    uintptr_t start;
+    uint64_t bytes;
+    uint32_t index;  // among what the caller gave
+};
+
+struct Request {  // filled by launch.py, in this order
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t shared_bytes;  // dynamic
+    uint32_t seed;          // 0: in turn; otherwise threads, warps and blocks in an order of that seed
+    uint32_t late;          // asynchronous operations as late as allowed, else at once
+    uint32_t checks;        // the kernel tells of every load and store
+    uint32_t fibers;        // 0: the kernel never waits
+    uint32_t workers;       // operating-system threads
+    uint32_t variable_count, static_bytes, buffer_count;
+    void (*entry)(void**);
+    void** parameters;
+    const Variable* variables;  // ascending
+    const Range* buffers;       // ascending; none: any address is taken for one
+    Range library;              // the kernel's own code and constants
+};
+
+// The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.
+struct SharedLayout {
+    uint32_t dynamic_start, dynamic_bytes, static_start, arena_bytes;
+    std::vector<Variable> parts;  // dynamic and static, ascending, offsets in the arena
+    explicit SharedLayout(const Request& request);
+    uint32_t taken() const;  // without the gaps
+    const Variable* part_of(uint32_t offset) const;
+    bool inside(uint32_t offset, uint32_t bytes) const;
+    std::string describe(uint32_t offset) const;  // "tile+0x40"
+};
+
+struct Launch {
+    const Request& request;
+    Sizes sizes;
+    SharedLayout layout;
+    std::vector<uint32_t> order;  // of clusters
+    std::atomic<size_t> next{0};
+    std::atomic<bool> failed{false};
+    std::mutex mutex;
+    std::string error;
+    explicit Launch(const Request& request);
+    unsigned block_threads() const { return sizes.block.x * sizes.block.y * sizes.block.z; }
+    unsigned cluster_blocks() const { return sizes.cluster.x * sizes.cluster.y * sizes.cluster.z; }
+};
+
+// ------------------------------------------------------------------ who runs
+
+// What a thread knows to have happened: a count for each thread of its cluster, and for threads of other
+// clusters whose atomics it has seen. Kept only for the checks.
+struct Clock {
+    std::vector<uint32_t> at;
+    std::map<uint32_t, std::vector<uint32_t>> others;  // by cluster
+    void join(const Clock& other);
+};
+
+struct Block;
+
+struct Waiting {  // what a thread waits for, for the reports
+    const char* operation = "";
+    Where where = {};
+    const void* object = nullptr;
+    uint32_t detail = 0;
+    std::string (*state)(const Waiting&) = nullptr;
+};
+
+struct Thread : Place, Fiber {
+    Block* owner = nullptr;
+    unsigned number = 0;  // in its block
+    unsigned slot = 0;    // in its cluster
+    bool done = false;
+    int cluster_phase = 0;      // of the cluster's barrier, at its arrival
+    uint32_t proxy_fenced = 0;  // its own count at its last fence.proxy.async
+    Waiting waiting;
+    Clock clock;
+    Clock fenced;  // as of its last __threadfence
+};
+
+typedef std::vector<Thread*> Sleepers;
+
+struct Gathering {  // a barrier that opens when `expected` threads have come
+    int expected = 0, arrived = 0, votes = 0, result = 0;
+    Where where = {};
+    Sleepers sleepers;
+    Clock clock, completed;
+};
+
+struct Meeting {  // a warp's collective
+    const char* operation = nullptr;
+    Where where = {};
+    unsigned arrived = 0;
+    void* payloads[32];
+    Sleepers sleepers;
+    Clock clock;
+};
+
+struct Warp {
+    Meeting whole;                        // of all lanes
+    std::map<unsigned, Meeting> partial;  // by lane mask
+};
+
+constexpr uint32_t GUARD_BYTES = 1024;
+constexpr unsigned char POISON = 0xFF;  // a NaN in every float format
+
+struct Block {
+    uint3 index{};
+    unsigned rank = 0;               // in its cluster
+    unsigned char* arena = nullptr;  // shared memory
+    Gathering barriers[16];
+    std::vector<Warp> warps;
+};
+
+struct Units;  // of the asynchronous instructions, in units.h
+
+struct Machine {  // one operating-system thread's
+    Launch* launch = nullptr;
+    std::vector<Thread> threads;  // of the running cluster
+    std::vector<Block> blocks;
+    std::deque<Thread*> ready;
+    Fiber scheduler;
+    Stacks stacks;
+    std::vector<unsigned char*> arenas;
+    size_t arena_bytes = 0;
+    std::mt19937 generator;
+    std::string error;
+    std::shared_ptr<Units> units;
+    uint32_t cluster = 0;  // its number, from 1: 0 is nobody
+};
+
+extern thread_local Machine* machine __attribute__((tls_model("initial-exec")));
+
+inline Thread* self() { return static_cast<Thread*>(const_cast<Place*>(here)); }
+inline const Request& settings() { return machine->launch->request; }
+
+// ------------------------------------------------------------------ scheduling
+
+void sleep(Sleepers& list, const Waiting& waiting);
+void wake(Sleepers& list, const Clock& clock);  // the woken have seen all that `clock` has
+void release(Clock& clock);                     // `clock` learns what the running thread did
+void acquire(const Clock& clock);
+uint32_t random_below(uint32_t limit);
+
+[[noreturn]] void fail_at(const std::string& place, const std::string& message);
+std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+std::string place(Where where);            // "kernel.cu:12"
+std::string name(const Thread& thread);    // "thread 3 of block (0, 1, 0)"
+std::string name(const uint3& block);
+
+// ------------------------------------------------------------------ called by the scheduler
+
+namespace units {  // asynchronous copies and products (async.cpp, hopper)
+void begin_cluster();
+bool idle();  // nobody can run: finishes one pending transfer; false if there is none
+void end_cluster();
+void exit_thread(Thread& thread);
+}  // namespace units
+
+namespace checks {  // checks.cpp; called only if the launch asks for them
+void begin_launch(const Launch& launch);
+void begin_cluster();
+void end_launch();
+// The running thread touches shared memory of the cluster's block `rank`, or has it touched.
+// `asynchronous`: by the copy engine or the tensor cores, which need a proxy fence after a thread's own stores.
+void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where);
+void touch_global(const void* address, uint32_t bytes, bool write, Where where);
+// Bytes that an asynchronous copy will write belong to nobody until it is waited for.
+void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
+void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);
+}  // namespace checks
+
+inline bool checking() { return settings().checks; }
+
+}  // namespace twin

@@ -1,0 +1,116 @@
+"""The host's C++ compiler and what it is told."""
+
+from __future__ import annotations
+
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from escalade.device.nvrtc import cuda_headers
+from escalade.device.program import KERNELS
+from escalade.errors import CompileError
+
+FOLDER = pathlib.Path(__file__).parent
+RUNTIME = FOLDER / "runtime"
+STAND_INS = FOLDER / "include"
+OLDEST_COMPILER = 12
+
+# -ffp-contract=fast is g++'s default and nvcc's too: a*b + c becomes one fused operation.
+_COMMON = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
+
+
+@cache
+def compiler() -> str:
+    """The path of g++."""
+    found = shutil.which("g++")
+    if not found:
+        raise CompileError(
+            "the twin compiles kernels with g++, which is not on the PATH; "
+            "install g++ 12 or later (Debian, Ubuntu: apt install g++)"
+        )
+    version = subprocess.run(
+        [found, "-dumpversion"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if int(version.split(".")[0]) < OLDEST_COMPILER:
+        raise CompileError(f"{found} is version {version}; the twin needs g++ {OLDEST_COMPILER} or later")
+    return found
+
+
+@cache
+def identity() -> tuple[str, ...]:
+    """What a library depends on besides its sources: compiler, processor, NVIDIA's headers."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    # The names of the instruction sets that -march=native stands for here.
+    target = subprocess.run(
+        [compiler(), *_COMMON, "-Q", "--help=target"], capture_output=True, text=True
+    ).stdout
+    march = " ".join(re.findall(r"^\s+-m(?:arch|cpu|tune)=\s+(\S+)", target, re.MULTILINE))
+    headers = [
+        (_nvidia_headers() / name).read_text()
+        for name in ("vector_types.h", "cuda_fp16.hpp", "cuda_bf16.hpp")
+    ]
+    return (version, platform.machine(), march, *headers)
+
+
+def runtime_options() -> tuple[str, ...]:
+    return (*_COMMON, "-g1", *_includes())
+
+
+def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, ...]:
+    """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h)."""
+    options = [
+        *_COMMON,
+        "-g1",
+        "-Wno-unknown-pragmas",
+        "-Wno-attributes",
+        *_includes(),
+        "-include",
+        "device.h",
+    ]
+    options += ["-ftls-model=global-dynamic", "-fno-extern-tls-init", "-fno-gnu-unique"]
+    if platform.machine() == "aarch64":
+        options += ["-mtls-dialect=trad", "-fno-section-anchors"]
+    else:
+        options += ["-mtls-dialect=gnu"]
+    if checks:
+        # Without scalar replacement a float4 moves as one access, as on the card.
+        options += ["-fsanitize=thread", "-DTWIN_CHECKS", "-fno-tree-sra", "-fno-tree-vectorize"]
+        options += ["--param", "tsan-instrument-func-entry-exit=0"]
+    if sanitize:
+        options += sanitizers()
+    return tuple(options)
+
+
+def sanitizers() -> tuple[str, ...]:
+    return ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
+
+
+def _includes() -> tuple[str, ...]:
+    # NVIDIA's folder as a system one, for its warnings; the stand-ins before our own kernels.
+    return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(_nvidia_headers()))
+
+
+def run(arguments: Sequence[str | pathlib.Path], what: str, sources: Mapping[str, str] | None = None) -> None:
+    """One run of g++ in a folder that holds `sources` and nothing else.
+
+    So quoted includes are looked up on the include path only, as NVRTC does.
+    """
+    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
+        for name, text in (sources or {}).items():
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        command = [compiler(), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
+
+
+def _nvidia_headers() -> pathlib.Path:
+    """Those that g++ can use: NVRTC brings crt/ itself, g++ does not."""
+    return cuda_headers("crt/host_defines.h")

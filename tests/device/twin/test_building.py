@@ -1,0 +1,112 @@
+"""The cache, error sentences, launches that cannot be, statistics."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+import torch
+
+from escalade.device.cache import default_cache
+from escalade.device.twin import build, toolchain
+from escalade.errors import CompileError, LaunchError, TwinError
+from tests.device.twin.support import launch
+
+COPY = r"""
+extern "C" __global__ void copy(const float* x, float* y, int stride) {
+    __shared__ float tile[32 * 32];
+    const int i = threadIdx.x;
+    tile[i * stride] = x[i * stride];
+    __syncwarp();
+    y[i] = tile[i * stride];
+}
+"""
+
+
+def test_a_kernel_is_built_once() -> None:
+    build(COPY, "copy")
+    misses = default_cache().misses
+    assert build(COPY, "copy") is build(COPY, "copy")
+    assert default_cache().misses == misses
+
+
+def test_a_changed_source_is_built_again() -> None:
+    first = build(COPY, "copy")
+    assert build(COPY.replace("32 * 32", "33 * 32"), "copy").path != first.path
+
+
+def test_a_compile_error_has_the_compilers_words_and_the_sources_lines() -> None:
+    with pytest.raises(CompileError, match=r"g\+\+ refused copy of bad\.cu:[\s\S]*bad\.cu:5:.*nonsense"):
+        build(COPY.replace("x[i * stride]", "nonsense"), "copy", name="bad.cu")
+
+
+def test_a_missing_entry_is_named() -> None:
+    with pytest.raises(CompileError, match=r"kernel\.cu does not define other"):
+        build(COPY, "other")
+
+
+def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.compiler.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(CompileError, match="install g\\+\\+ 12 or later"):
+        toolchain.compiler()
+    monkeypatch.undo()
+    toolchain.compiler.cache_clear()
+
+
+def test_impossible_launches() -> None:
+    kernel = build(COPY, "copy")
+    x, y = torch.zeros(1024), torch.zeros(32)
+    with pytest.raises(TwinError, match="a block of 1056 threads; at most 1024"):
+        launch(kernel, 1, 1056, (x, y, 1))
+    with pytest.raises(TwinError, match="bytes of shared memory; a block can have 232448"):
+        launch(kernel, 1, 32, (x, y, 1), shared_bytes=230000)
+    with pytest.raises(TwinError, match="no whole number of clusters of 2"):
+        launch(kernel, 3, 32, (x, y, 1), cluster=(2, 1, 1))
+    with pytest.raises(LaunchError, match="empty grid"):
+        launch(kernel, 0, 32, (x, y, 1))
+    with pytest.raises(LaunchError, match="no __constant__ variable named weights"):
+        kernel.constant("weights")
+    with pytest.raises(LaunchError, match="build copy with checks=True"):
+        kernel.statistics()
+
+
+@pytest.mark.parametrize(("stride", "sectors", "turns"), [(1, 4, 1), (2, 8, 2), (32, 32, 32)])
+def test_statistics_count_sectors_and_bank_conflicts(stride: int, sectors: int, turns: int) -> None:
+    kernel = build(COPY, "copy", checks=True)
+    x, y = torch.randn(1024), torch.zeros(32)
+    launch(kernel, 1, 32, (x, y, stride))
+    found = {(s.memory, s.write): s for s in kernel.statistics()}
+    assert found["global", False].per_request == sectors
+    assert found["shared", True].per_request == found["shared", False].per_request == turns
+    assert found["global", True].per_request == 4
+    assert "kernel.cu:5" in str(found["global", False])
+
+
+def test_vector_accesses_are_one_request() -> None:
+    source = (
+        'extern "C" __global__ void move(const float4* x, float4* y) { y[threadIdx.x] = x[threadIdx.x]; }'
+    )
+    kernel = build(source, "move", checks=True)
+    launch(kernel, 1, 32, (torch.randn(128), torch.zeros(128)))
+    assert [(s.requests, s.transactions) for s in kernel.statistics()] == [(1, 16), (1, 16)]
+
+
+def test_the_stand_ins_have_the_functions_of_the_real_headers() -> None:
+    def functions(path: pathlib.Path) -> set[str]:
+        import re
+
+        return set(
+            re.findall(
+                r"^(?:__device__ |\[\[noreturn\]\] )?(?:__forceinline__ |inline )?\w+ (\w+)\(",
+                path.read_text(),
+                re.M,
+            )
+        )
+
+    for name in ("ptx.cuh", "hopper.cuh"):
+        real = toolchain.KERNELS / "common" / name
+        if real.is_file():
+            missing = functions(real) - functions(toolchain.STAND_INS / "common" / name)
+            assert not missing, f"{name}: the twin lacks {sorted(missing)}"

@@ -1,0 +1,202 @@
+"""TMA, mbarriers, wgmma and clusters: one tile of a matrix product, with a two-stage pipeline."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from escalade.device.twin import Order, TwinError, build
+from escalade.device.twin.tensor_map import encode_im2col, encode_tiled
+from escalade.errors import UnsupportedError
+from tests.device.twin.support import ORDERS, planted
+
+# d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth a stage.
+PRODUCT = r"""
+#include "common/hopper.cuh"
+extern __shared__ __align__(1024) unsigned char memory[];
+constexpr u32 PANEL = 64 * 128, STAGE = 2 * PANEL;
+
+extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_constant__ const TensorMap b,
+                                   __grid_constant__ const TensorMap d, int steps) {
+    const u32 tiles = (shared_address(memory) + 1023) / 1024 * 1024, barriers = tiles + 2 * STAGE + PANEL;
+    const u32 full = barriers, empty = barriers + 16;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < 2; ++stage) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, 4);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x >= 128) {  // the producer's warp
+        if (threadIdx.x > 128) return;
+        for (int step = 0; step < steps; ++step) {
+            const int stage = step % 2, round = step / 2;
+            barrier_wait(empty + 8 * stage, (round & 1) ^ 1);
+            barrier_expect(full + 8 * stage, STAGE);
+            tma_load_2d(tiles + stage * STAGE, a, full + 8 * stage, step * 64, 0);
+            tma_load_2d(tiles + stage * STAGE + PANEL, b, full + 8 * stage, step * 64, 0);
+        }
+        return;
+    }
+    float sums[32];
+    for (int step = 0; step < steps; ++step) {
+        const int stage = step % 2, round = step / 2;
+        barrier_wait(full + 8 * stage, round & 1);
+        wgmma_fence();
+        for (int k = 0; k < 4; ++k)
+            wgmma(sums, operand_descriptor(tiles + stage * STAGE) + 2 * k,
+                  operand_descriptor(tiles + stage * STAGE + PANEL) + 2 * k, step || k);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+    }
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 panel = tiles + 2 * STAGE;
+    for (int i = 0; i < 32; i += 8) {  // two 8-column blocks, rows 16 * warp and on
+        const u32 packed[4] = {pack_half2(sums[i], sums[i + 1]), pack_half2(sums[i + 2], sums[i + 3]),
+                               pack_half2(sums[i + 4], sums[i + 5]), pack_half2(sums[i + 6], sums[i + 7])};
+        const u32 row = 16 * warp + lane % 16, chunk = i / 4 + lane / 16;
+        store_matrices(panel + row * 128 + (chunk ^ row % 8) * 16, packed);
+    }
+    fence_async_proxy();
+    named_barrier_sync(1, 128);
+    if (threadIdx.x == 0) {
+        tma_store_2d(d, panel, 0, 0);
+        tma_store_wait_read<0>();
+    }
+}
+"""
+
+
+class _Map(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
+def _map(t: torch.Tensor) -> ctypes.Structure:
+    rows, columns = t.shape
+    return _Map.from_buffer_copy(encode_tiled(t.data_ptr(), 2, (columns, rows), (columns * 2,), (64, 64)))
+
+
+def _run(source: str, order: Order, checks: bool, rows: int = 64, depth: int = 192) -> None:
+    a, b = torch.randn(rows, depth).half(), torch.randn(64, depth).half()
+    d = torch.full((rows, 64), float("nan")).half()
+    kernel = build(source, "product", checks=checks)
+    values = [_map(a), _map(b), _map(d), ctypes.c_int(-(-depth // 64))]
+    ranges = [(t.data_ptr(), t.numel() * 2) for t in (a, b, d)]
+    bytes_needed = 1024 + 5 * 64 * 128 + 64
+    kernel.launch((1, 1, 1), (160, 1, 1), values, shared_bytes=bytes_needed, order=order, buffers=ranges)
+    torch.testing.assert_close(d, (a.float() @ b.float().T).half(), rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_pipelined_product(checks: bool) -> None:
+    for order in ORDERS:
+        _run(PRODUCT, order, checks)
+    _run(
+        PRODUCT, ORDERS[0], checks, rows=50, depth=152
+    )  # what lies outside the tensors is zero, or not written
+
+
+BUGS = {
+    "no wait for a full stage": (
+        ("barrier_wait(full + 8 * stage, round & 1);", ""),
+        "is in flight|nothing wrote",
+    ),
+    "no wait for the products": (("wgmma_wait<0>();", ""), "still has to read"),
+    "no wait for an empty stage": (
+        ("barrier_wait(empty + 8 * stage, (round & 1) ^ 1);", ""),
+        "more arrivals",
+    ),
+    "wrong parity": (("(round & 1) ^ 1", "round & 1"), "deadlock"),
+    "no proxy fence": (("fence_async_proxy();", ""), "without a proxy fence"),
+    "no wait for the store": (("tma_store_wait_read<0>();", ""), "may still read shared memory"),
+    "one thread skips a barrier": (
+        ("named_barrier_sync(1, 128)", "if (threadIdx.x != 100) named_barrier_sync(1, 128)"),
+        "deadlock",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_reported(bug: str) -> None:
+    edit, expected = BUGS[bug]
+    with pytest.raises(TwinError, match=expected):
+        _run(planted(PRODUCT, edit), Order(late=True), checks=True)
+
+
+CLUSTER = r"""
+#include "common/hopper.cuh"
+extern "C" __global__ void exchange(const float4* x, float4* y) {
+    __shared__ float4 mine[32];
+    store_shared(shared_address(&mine[threadIdx.x]), x[blockIdx.x * 32 + threadIdx.x]);
+    cluster_sync();
+    const u32 peer = (cluster_rank() + 1) % cluster_size();
+    y[blockIdx.x * 32 + threadIdx.x] = load_cluster(shared_address(&mine[threadIdx.x]), peer);
+    cluster_sync();
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_blocks_of_a_cluster_read_each_others_shared_memory(order: Order) -> None:
+    x, y = torch.randn(2, 4, 32, 4), torch.zeros(2, 4, 32, 4)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
+    build(CLUSTER, "exchange", checks=True).launch(
+        (8, 1, 1), (32, 1, 1), pointers, cluster=(4, 1, 1), order=order
+    )
+    assert torch.equal(y, x.roll(-1, 1))
+
+
+def test_a_missing_cluster_barrier_is_a_race() -> None:
+    x, y = torch.randn(4, 32, 4), torch.zeros(4, 32, 4)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
+    kernel = build(planted(CLUSTER, ("cluster_sync();\n    const", "const")), "exchange", checks=True)
+    with pytest.raises(TwinError, match="of the cluster's block|race"):
+        kernel.launch((4, 1, 1), (32, 1, 1), pointers, cluster=(4, 1, 1))
+
+
+IM2COL = r"""
+#include "common/hopper.cuh"
+extern "C" __global__ void pixels(__grid_constant__ const TensorMap map, u32* y, int w, int h, int tap_w, int tap_h) {
+    __shared__ __align__(1024) u32 tile[16 * 32];
+    __shared__ u64 barrier;
+    const u32 address = shared_address(&barrier);
+    if (threadIdx.x == 0) {
+        barrier_init(address, 1);
+        barrier_expect(address, 16 * 128);
+        tma_load_im2col(shared_address(tile), map, address, 0, w, h, 0, tap_w, tap_h);
+    }
+    __syncthreads();
+    barrier_wait(address, 0);
+    for (int row = 0; row < 16; ++row)  // undo the swizzle
+        y[row * 32 + threadIdx.x] = tile[row * 32 + (threadIdx.x / 4 ^ row % 8) * 4 + threadIdx.x % 4];
+}
+"""
+
+
+@pytest.mark.parametrize("tap", [(0, 0), (2, 1)])
+def test_im2col_walks_the_windows_of_a_convolution(tap: tuple[int, int]) -> None:
+    """16 output pixels of a 3x3 filter with stride 2 and padding 1 over two images of 7x5."""
+    x = torch.randn(2, 7, 5, 64).half()  # N, H, W, C
+    strides = (128, 5 * 128, 7 * 5 * 128)
+    encoded = encode_im2col(x.data_ptr(), 2, (64, 5, 7, 2), strides, (-1, -1), (-1, -1), 64, 16, (2, 2))
+    values = [_Map.from_buffer_copy(encoded), *(ctypes.c_int(v) for v in (-1, -1, *tap))]
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1, 1, 1))
+    windows = padded[:, tap[1] : tap[1] + 7 : 2, tap[0] : tap[0] + 5 : 2].reshape(-1, 64)[:16]
+    for order in ORDERS[::2]:
+        y = torch.zeros(16, 64).half()
+        kernel = build(IM2COL, "pixels", checks=True)
+        kernel.launch(
+            (1, 1, 1), (32, 1, 1), [values[0], ctypes.c_void_p(y.data_ptr()), *values[1:]], order=order
+        )
+        assert torch.equal(y, windows)
+
+
+def test_maps_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="multiples of 16 bytes"):
+        encode_tiled(8, 2, (64, 64), (128,), (64, 64))
+    with pytest.raises(UnsupportedError, match="as long as the swizzle"):
+        encode_tiled(0, 2, (64, 64), (128,), (32, 64))
