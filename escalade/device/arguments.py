@@ -1,0 +1,74 @@
+"""Kernel arguments in the form that both the driver and the twin take: the address of each value.
+
+Values are made once; when a tensor moves, only the pointers that name it are rewritten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, TensorMap, TiledMap
+from escalade.errors import UnsupportedError
+
+TENSOR_MAP_BYTES = 128
+_TENSOR_MAP_ALIGNMENT = 64
+
+Encode = Callable[[TensorMap, int], bytes]
+"""A tensor map over the tensor at an address, in the form that the processor reads."""
+
+
+class ArgumentList:
+    """The arguments of one launch; `addresses` is the array that a launch takes."""
+
+    def __init__(self, arguments: tuple[Argument, ...], encode: Encode) -> None:
+        self._encode = encode
+        self.values = [_value(argument) for argument in arguments]
+        self.addresses = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
+        pairs = list(zip(arguments, self.values, strict=True))
+        self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
+        self._maps = [
+            (argument, value) for argument, value in pairs if isinstance(argument, TiledMap | Im2colMap)
+        ]
+
+    def point(self, buffers: Mapping[str, int]) -> None:
+        """Sets every pointer and tensor map from the addresses of the buffers they name."""
+        for buffer, pointer in self._pointers:
+            pointer.value = _address(buffer, buffers)
+        for tensor_map, room in self._maps:
+            address = _address(tensor_map.buffer, buffers)
+            assert address is not None, "the buffer of a tensor map is never optional"
+            encoded = self._encode(tensor_map, address)
+            ctypes.memmove(room, encoded, len(encoded))
+
+
+def _address(buffer: Buffer, buffers: Mapping[str, int]) -> int | None:
+    address = buffers.get(buffer.name)
+    if address is not None:
+        return address + buffer.offset
+    if not buffer.optional:
+        raise UnsupportedError(f"the recipe needs a buffer {buffer.name!r}; it was given {sorted(buffers)}")
+    return None
+
+
+def _aligned(size: int, alignment: int) -> Any:
+    """Room that starts at a multiple of `alignment`."""
+    room = (ctypes.c_char * (size + alignment))()
+    return (ctypes.c_char * size).from_buffer(room, -ctypes.addressof(room) % alignment)
+
+
+def _value(argument: Argument) -> Any:
+    match argument:
+        case Buffer():
+            return ctypes.c_void_p()
+        case TiledMap() | Im2colMap():
+            return _aligned(TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
+        case Int64(value):
+            return ctypes.c_longlong(value)
+        case Ints(values):
+            return (ctypes.c_int * len(values))(*values)
+        case float():
+            return ctypes.c_float(argument)
+        case _:
+            return ctypes.c_int(argument)

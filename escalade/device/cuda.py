@@ -1,0 +1,157 @@
+"""Kernels on the GPU: loading, and launches whose every part is prepared before the first one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from escalade.device.arguments import ArgumentList
+from escalade.device.driver import check
+from escalade.device.nvrtc import Resources, compile_program
+from escalade.device.program import Program
+from escalade.device.recipe import ConstantCopy, KernelCall
+from escalade.device.tensor_map import encode
+from escalade.errors import LaunchError, UnsupportedError
+
+_PLAIN_SHARED_BYTES = 48 << 10  # above this a kernel has to ask
+
+
+def architecture(device_index: int) -> str:
+    """What to compile for. Hopper's own instructions need the `a` in sm_90a."""
+    major, minor = torch.cuda.get_device_capability(device_index)
+    if major < 8:
+        name = torch.cuda.get_device_name(device_index)
+        raise UnsupportedError(f"{name} has compute capability {major}.{minor}; Escalade needs 8.0 or newer")
+    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """A compiled program, loaded; `handle` works in every context of the process."""
+
+    program: Program
+    library: Any
+    handle: Any
+    resources: Resources
+
+    def occupancy(self, threads: int, shared_bytes: int) -> int:
+        """How many blocks of this kernel a multiprocessor holds at once."""
+        from cuda.bindings import driver
+
+        function = check(driver.cuKernelGetFunction(self.handle), f"finding {self.program}")
+        return check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes),
+            f"asking for the occupancy of {self.program}",
+        )
+
+
+@cache
+def load(program: Program, device_index: int) -> CudaKernel:
+    """Compiled for the device and loaded; kept for the life of the process."""
+    from cuda.bindings import driver
+
+    torch.cuda.init()
+    with torch.cuda.device(device_index):
+        torch.cuda.current_stream().synchronize()  # makes the device's context current
+        cubin = compile_program(program, architecture(device_index))
+        library = check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {program}")
+        handle = check(driver.cuLibraryGetKernel(library, program.entry.encode()), f"finding {program}")
+    return CudaKernel(program, library, handle, cubin.resources)
+
+
+class CudaLaunch:
+    """One kernel launch on one device, everything but the stream and the pointers fixed."""
+
+    def __init__(self, call: KernelCall, device_index: int, label: str) -> None:
+        from cuda.bindings import driver
+
+        self._launch = driver.cuLaunchKernelEx
+        self._success = driver.CUresult.CUDA_SUCCESS
+        self.what = f"launching {call.program}{label}"
+        self.kernel = load(call.program, device_index)
+        self.arguments = ArgumentList(call.arguments, encode)
+        self._address = ctypes.addressof(self.arguments.addresses)
+        self._device_index = device_index
+        self._config = _launch_config(call)
+        self._stream = 0
+        if call.shared_bytes > _PLAIN_SHARED_BYTES:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            device = check(driver.cuDeviceGet(device_index), "finding the device")
+            check(
+                driver.cuKernelSetAttribute(attribute, call.shared_bytes, self.kernel.handle, device),
+                self.what,
+            )
+
+    def point(self, buffers: Mapping[str, int]) -> None:
+        self.arguments.point(buffers)
+
+    def __call__(self) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        if stream != self._stream:
+            self._stream = stream
+            self._config.hStream = stream
+        (status,) = self._launch(self._config, self.kernel.handle, self._address, 0)
+        if status is not self._success:
+            check((status,), self.what)
+
+
+def _launch_config(call: KernelCall) -> Any:
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = call.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = call.block
+    config.sharedMemBytes = call.shared_bytes
+    attributes = []
+    if call.cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension = attribute.value.clusterDim
+        dimension.x, dimension.y, dimension.z = call.cluster
+        attributes.append(attribute)
+    if call.overlap:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config
+
+
+class CudaConstantCopy:
+    """Fills a `__constant__` array, on the stream of the launches that read it."""
+
+    def __init__(self, copy: ConstantCopy, device_index: int, label: str) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._what = f"filling {copy.symbol} of {copy.program}{label}"
+        self._device_index = device_index
+        self._copy = copy
+        self._source = 0
+        kernel = load(copy.program, device_index)
+        with torch.cuda.device(device_index):
+            found = check(driver.cuLibraryGetGlobal(kernel.library, copy.symbol.encode()), self._what)
+        self._target, room = found
+        if room < copy.bytes:
+            raise LaunchError(f"{self._what}: {copy.bytes} bytes do not fit into {room}")
+
+    def point(self, buffers: Mapping[str, int]) -> None:
+        self._source = buffers[self._copy.source.name] + self._copy.source.offset
+
+    def __call__(self) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        status = self._driver.cuMemcpyDtoDAsync(self._target, self._source, self._copy.bytes, stream)
+        check(status, self._what)
+
+
+def synchronize_after_each_launch() -> bool:
+    """`ESCALADE_SYNC=1`: an error of a running kernel is raised by its own launch, with its name."""
+    return os.environ.get("ESCALADE_SYNC", "0") == "1"

@@ -1,0 +1,129 @@
+"""What a rung does for one problem, as data: kernel launches over named buffers.
+
+Nothing here touches a processor. `escalade.device.run.bind` turns a recipe and tensors into something
+that runs: on the GPU for CUDA tensors, on the twin for CPU tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from escalade.device.program import Program
+
+Size3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The address of a tensor or workspace of that name, moved on by `offset` bytes.
+
+    A buffer that is not there (an absent bias) is passed as a null pointer if `optional`.
+    """
+
+    name: str
+    offset: int = 0
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: int
+
+
+@dataclass(frozen=True)
+class Ints:
+    """A struct of 32-bit integers, passed by value."""
+
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TiledMap:
+    """A tensor map for boxes of a dense tensor; everything innermost dimension first.
+
+    Loads outside the tensor give zeros, stores there are dropped.
+    """
+
+    buffer: Buffer
+    element: str
+    """The element type's name: fp16, bf16, fp32, tf32 or uint8."""
+    sizes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 128
+    """Bytes within which 16-byte chunks change places: 0, 32, 64 or 128."""
+
+
+@dataclass(frozen=True)
+class Im2colMap:
+    """A tensor map that walks the output pixels of a convolution over an NHWC tensor."""
+
+    buffer: Buffer
+    element: str
+    sizes: tuple[int, int, int, int]
+    """C, W, H, N."""
+    lower: tuple[int, int]
+    """Of the window's corner in the first pixel, relative to the image (w, h): minus the padding."""
+    upper: tuple[int, int]
+    """The same in the last pixel, relative to the image's last row and column: padding - (filter - 1)."""
+    channels: int
+    pixels: int
+    stride: tuple[int, int]
+    swizzle: int = 128
+
+
+TensorMap = TiledMap | Im2colMap
+Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch. A plain int argument is 32-bit, a float is a C float."""
+
+    program: Program
+    grid: Size3
+    block: Size3
+    arguments: tuple[Argument, ...]
+    shared_bytes: int = 0
+    """Dynamic shared memory."""
+    cluster: Size3 = (1, 1, 1)
+    overlap: bool = False
+    """Programmatic dependent launch: may start before the launch in front of it has finished."""
+    weights_only: bool = False
+    """Depends on nothing but the weights, so a network's plan can do it once."""
+
+
+@dataclass(frozen=True)
+class ConstantCopy:
+    """Fills a `__constant__` array of a program from a buffer before the launches that read it.
+
+    The array belongs to the program, not to the call: two streams must not use it at once.
+    """
+
+    program: Program
+    symbol: str
+    source: Buffer
+    bytes: int
+    weights_only: bool = True
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch memory that a recipe needs; it holds nothing before the first launch."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    steps: tuple[KernelCall | ConstantCopy, ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        return tuple(dict.fromkeys(step.program for step in self.steps))
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(workspace.bytes for workspace in self.workspaces)

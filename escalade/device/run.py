@@ -1,0 +1,158 @@
+"""From a recipe and tensors to something that runs: on the GPU, or on the twin for CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from escalade.device import cuda, twin
+from escalade.device.arguments import ArgumentList
+from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
+from escalade.device.twin import tensor_map
+from escalade.errors import LaunchError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class TwinOptions:
+    """How the twin runs a recipe: in which order, and whether every memory access is checked."""
+
+    order: twin.Order = twin.Order()
+    checks: bool = False
+
+
+class Step(Protocol):
+    def point(self, buffers: Mapping[str, int]) -> None: ...
+    def __call__(self) -> None: ...
+
+
+class Executable:
+    """A recipe made ready for one device. `bind` names its tensors, a call runs it.
+
+    Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
+    executable is for one thread at a time: its pointers are state.
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device, label: str = "", options: TwinOptions = TwinOptions()
+    ):
+        self.recipe = recipe
+        self.device = device
+        self._workspaces: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._label = f" for {label}" if label else ""
+        self._steps = [self._step(step, options) for step in recipe.steps]
+        self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
+
+    def _step(self, step: KernelCall | ConstantCopy, options: TwinOptions) -> Step:
+        if self.device.type == "cuda":
+            index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+            kind = cuda.CudaLaunch if isinstance(step, KernelCall) else cuda.CudaConstantCopy
+            return kind(step, index, self._label)  # type: ignore[arg-type]
+        if self.device.type == "cpu":
+            if isinstance(step, KernelCall):
+                return _TwinLaunch(step, options, self._sizes, self._label)
+            return _TwinConstantCopy(step, options)
+        raise UnsupportedError(
+            f"device {self.device}: kernels run on CUDA devices, and on the CPU through the twin"
+        )
+
+    def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
+        """Points the launches at these tensors; None stands for an optional one that is absent."""
+        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        for workspace in self.recipe.workspaces:
+            if workspace.name in self._tensors:
+                continue
+            if workspace.name not in self._workspaces:
+                room = torch.empty(workspace.bytes, dtype=torch.uint8, device=self.device)
+                self._workspaces[workspace.name] = room
+            self._tensors[workspace.name] = self._workspaces[workspace.name]
+        addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+        for name, tensor in self._tensors.items():
+            storage = tensor.untyped_storage()
+            self._sizes[name] = (storage.data_ptr(), storage.nbytes())
+        for step in self._steps:
+            step.point(addresses)
+        return self
+
+    def release(self) -> None:
+        """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""
+        self._tensors = {}
+
+    def __call__(self) -> None:
+        for step in self._steps:
+            step()
+            if self._synchronize:
+                self._wait(step)
+
+    def _wait(self, step: Step) -> None:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise LaunchError(f"{getattr(step, 'what', 'a copy')}: {error}") from error
+
+
+def bind(
+    recipe: Recipe,
+    tensors: Mapping[str, torch.Tensor | None],
+    label: str = "",
+    options: TwinOptions = TwinOptions(),
+) -> Executable:
+    """A recipe over these tensors; their device decides where it runs."""
+    devices = {tensor.device for tensor in tensors.values() if tensor is not None}
+    if len(devices) != 1:
+        raise UnsupportedError(f"all tensors must be on one device; these are on {sorted(map(str, devices))}")
+    return Executable(recipe, devices.pop(), label, options).bind(tensors)
+
+
+class _TwinLaunch:
+    def __init__(self, call: KernelCall, options: TwinOptions, sizes: dict[str, tuple[int, int]], label: str):
+        self._call = call
+        self._options = options
+        self._sizes = sizes  # of the executable, so always the current tensors
+        self._kernel = twin.build(
+            call.program.text(), call.program.entry, name=call.program.source, checks=options.checks
+        )
+        self.arguments = ArgumentList(call.arguments, tensor_map.encode)
+        self.what = f"running {call.program}{label} on the twin"
+
+    def point(self, buffers: Mapping[str, int]) -> None:
+        self.arguments.point(buffers)
+
+    def __call__(self) -> None:
+        call = self._call
+        try:
+            self._kernel.launch(
+                call.grid,
+                call.block,
+                self.arguments.values,
+                shared_bytes=call.shared_bytes,
+                cluster=call.cluster,
+                order=self._options.order,
+                buffers=tuple(self._sizes.values()),
+            )
+        except LaunchError as error:
+            raise type(error)(f"{self.what}: {error}") from error
+
+
+class _TwinConstantCopy:
+    def __init__(self, copy: ConstantCopy, options: TwinOptions):
+        self._copy = copy
+        program = copy.program
+        kernel = twin.build(program.text(), program.entry, name=program.source, checks=options.checks)
+        self._target, room = kernel.constant(copy.symbol)
+        if room < copy.bytes:
+            raise LaunchError(
+                f"filling {copy.symbol} of {program}: {copy.bytes} bytes do not fit into {room}"
+            )
+        self._source = 0
+
+    def point(self, buffers: Mapping[str, int]) -> None:
+        self._source = buffers[self._copy.source.name] + self._copy.source.offset
+
+    def __call__(self) -> None:
+        ctypes.memmove(self._target, self._source, self._copy.bytes)

@@ -1,0 +1,70 @@
+"""Tensor maps for the GPU's bulk copy engine (TMA), as the driver encodes them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import operator
+from functools import lru_cache
+from typing import Any
+
+from escalade.device.driver import check
+from escalade.device.recipe import Im2colMap, TensorMap, TiledMap
+from escalade.errors import UnsupportedError
+
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "uint8": 1}
+_DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "tf32": "FLOAT32", "uint8": "UINT8"}
+_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+_MAP_BYTES = 128
+
+
+def dense_strides(tensor_map: TensorMap) -> tuple[int, ...]:
+    """Bytes from one element to the next along every dimension but the innermost."""
+    inner = ELEMENT_BYTES[tensor_map.element] * tensor_map.sizes[0]
+    return tuple(itertools.accumulate((inner, *tensor_map.sizes[1:-1]), operator.mul))
+
+
+@lru_cache(maxsize=4096)
+def encode(tensor_map: TensorMap, address: int) -> bytes:
+    """The 128 bytes that a kernel takes by value; kept, since tensors come back at the same addresses."""
+    from cuda.bindings import driver
+
+    if address % 16 or any(stride % 16 for stride in dense_strides(tensor_map)):
+        raise UnsupportedError(
+            f"a tensor map needs an address and strides that are multiples of 16 bytes; the address of "
+            f"{tensor_map.buffer.name} is {address:#x}, its strides are {dense_strides(tensor_map)}"
+        )
+    data_type = getattr(
+        driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[tensor_map.element]}"
+    )
+    sizes = _long(driver, tensor_map.sizes)
+    strides = _long(driver, dense_strides(tensor_map))
+    rest = (
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[tensor_map.swizzle]}"),
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    rank = len(tensor_map.sizes)
+    match tensor_map:
+        case TiledMap():
+            steps = _int(driver, (1,) * rank)
+            result = driver.cuTensorMapEncodeTiled(
+                data_type, rank, address, sizes, strides, _int(driver, tensor_map.box), steps, *rest
+            )
+        case Im2colMap():
+            steps = _int(driver, (1, *tensor_map.stride, 1))
+            result = driver.cuTensorMapEncodeIm2col(
+                data_type, rank, address, sizes, strides, list(tensor_map.lower), list(tensor_map.upper),
+                tensor_map.channels, tensor_map.pixels, steps, *rest,
+            )  # fmt: skip
+    encoded = check(result, f"encoding {tensor_map}")
+    return ctypes.string_at(encoded.getPtr(), _MAP_BYTES)
+
+
+def _long(driver: Any, values: tuple[int, ...]) -> list[Any]:
+    return [driver.cuuint64_t(value) for value in values]
+
+
+def _int(driver: Any, values: tuple[int, ...]) -> list[Any]:
+    return [driver.cuuint32_t(value) for value in values]

@@ -1,0 +1,83 @@
+"""Seeds, the cache of compiled kernels, and what a test that needs a GPU does without one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import zlib
+from collections.abc import Generator
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# In the repository, so that a second run is fast and the user's own cache stays as it is.
+os.environ.setdefault("ESCALADE_CACHE_DIR", str(ROOT / ".cache" / "escalade"))
+
+hypothesis.settings.register_profile("default", max_examples=20, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="repeat a run's random inputs")
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="every rung on every small problem in every dtype and layout, and more examples; takes long",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", {}).get("seed", config.option.seed)
+    config.option.seed = random.SystemRandom().randrange(2**31) if given is None else given
+    if config.option.thorough:
+        hypothesis.settings.load_profile("thorough")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers of pytest-xdist have the seed that the first process drew."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (repeat with --seed {config.option.seed})"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    reason = "needs a CUDA device; " + (
+        "PyTorch finds none" if torch.version.cuda else "this PyTorch is built without CUDA"
+    )
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(
+            ("seed", f"repeat with: pytest --seed {item.config.option.seed} '{item.nodeid}'")
+        )
+    return report
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Different in every test and every run."""
+    return zlib.crc32(f"{request.config.option.seed} {request.node.nodeid}".encode())
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())

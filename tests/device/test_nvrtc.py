@@ -1,0 +1,165 @@
+"""Compilation without a GPU: the cache's key, the errors, and every rung for every architecture it claims."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from escalade.device import nvrtc
+from escalade.device.cache import default_cache
+from escalade.device.nvrtc import compile_program, compiler_version, cuda_headers
+from escalade.device.program import Program, Type
+from escalade.errors import CompileError
+from escalade.ops import Operation, Rung
+from escalade.ops.ladder import ALL_ARCHITECTURES
+from tests.device.conftest import Write
+from tests.support import all_rungs, label, supported
+
+COPY = Program.of("copy.cu", "copy", {"Element": Type("float"), "COUNT": 4})
+COPY_SOURCE = """// y = x
+#include "common/index.cuh"
+extern "C" __global__ void copy(const Element* x, Element* y) {
+    for (int i = 0; i < COUNT; ++i) y[index(i)] = x[index(i)];
+}
+"""
+INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
+
+
+@pytest.fixture
+def copy_kernel(write_kernel: Write) -> Write:
+    write_kernel("copy.cu", COPY_SOURCE)
+    write_kernel("common/index.cuh", INDEX % 1)
+    return write_kernel
+
+
+def misses_of(program: Program, architecture: str = "sm_90a") -> int:
+    before = default_cache().misses
+    compile_program(program, architecture)
+    return default_cache().misses - before
+
+
+def test_a_program_is_compiled_once(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
+    assert [misses_of(COPY), misses_of(COPY)] == [1, 0]
+    assert compile_program(COPY, "sm_90a").code[:4] == b"\x7fELF"
+
+
+def test_the_key_has_everything_that_the_code_depends_on(
+    copy_kernel: Write, empty_cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misses_of(COPY)
+    copy_kernel("common/index.cuh", INDEX % 2)
+    assert misses_of(COPY) == 1, "a header changed"
+    copy_kernel("copy.cu", COPY_SOURCE.replace("++i", "i++"))
+    assert misses_of(COPY) == 1, "the source changed"
+    assert misses_of(Program.of("copy.cu", "copy", {"Element": Type("float"), "COUNT": 8})) == 1, (
+        "a constant changed"
+    )
+    assert misses_of(COPY, "sm_80") == 1, "the architecture changed"
+    with monkeypatch.context() as changed:
+        changed.setattr(nvrtc, "compiler_version", lambda: "nvrtc 99.9")
+        assert misses_of(COPY) == 1, "the compiler changed"
+    with monkeypatch.context() as changed:
+        changed.setitem(nvrtc._OPTIONS, "lineinfo", False)
+        assert misses_of(COPY) == 1, "an option changed"
+    assert misses_of(COPY) == 0, "nothing changed"
+
+
+def test_a_changed_header_changes_the_code(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
+    before = compile_program(COPY, "sm_90a").code
+    copy_kernel("common/index.cuh", INDEX % 2)
+    assert compile_program(COPY, "sm_90a").code != before
+
+
+def test_a_damaged_cubin_is_compiled_again(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
+    code = compile_program(COPY, "sm_90a").code
+    (entry,) = empty_cache.glob("*.bin")
+    entry.write_bytes(entry.read_bytes()[:100])
+    assert compile_program(COPY, "sm_90a").code == code
+
+
+def test_an_error_names_kernel_choices_architecture_file_and_line(
+    copy_kernel: Write, empty_cache: pathlib.Path
+) -> None:
+    copy_kernel("copy.cu", COPY_SOURCE.replace("x[index", "z[index"))
+    with pytest.raises(CompileError) as caught:
+        compile_program(COPY, "sm_90a")
+    message = str(caught.value)
+    for part in ("copy of copy.cu", "COUNT=4", "Element=float", "sm_90a", "copy.cu(4)", '"z" is undefined'):
+        assert part in message
+    assert list(empty_cache.glob("*.bin")) == []
+
+
+def test_an_error_in_a_header_names_the_header(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
+    copy_kernel("common/index.cuh", "#pragma once\n__device__ int index(int i) { return j; }\n")
+    with pytest.raises(CompileError, match=r"common/index\.cuh\(2\)"):
+        compile_program(COPY, "sm_90a")
+
+
+def test_an_unknown_architecture_is_a_compile_error(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
+    with pytest.raises(CompileError, match="sm_12345"):
+        compile_program(COPY, "sm_12345")
+
+
+def test_resources_are_read_from_the_log(write_kernel: Write, empty_cache: pathlib.Path) -> None:
+    write_kernel(
+        "tile.cu",
+        'extern "C" __global__ void tile(float* y) {\n'
+        "    __shared__ float values[1024];\n"
+        "    values[threadIdx.x] = y[threadIdx.x];\n    __syncthreads();\n"
+        "    y[threadIdx.x] = values[1023 - threadIdx.x];\n}\n",
+    )
+    resources = compile_program(Program.of("tile.cu", "tile"), "sm_80").resources
+    assert resources.shared_bytes == 4096
+    assert 0 < resources.registers < 64
+    assert resources.spill_bytes == 0
+
+
+def test_spills_are_seen(write_kernel: Write, empty_cache: pathlib.Path) -> None:
+    write_kernel(
+        "spill.cu",
+        'extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* y) {\n'
+        "    float v[128];\n"
+        "    for (int i = 0; i < 128; ++i) v[i] = y[i * 1024 + threadIdx.x];\n"
+        "    __syncthreads();\n"
+        "    for (int i = 0; i < 128; ++i) y[i * 1024 + threadIdx.x] = v[127 - i] * v[i];\n}\n",
+    )
+    assert compile_program(Program.of("spill.cu", "spill"), "sm_80").resources.spill_bytes > 0
+
+
+def test_the_compiler_and_its_headers_are_found() -> None:
+    assert compiler_version().startswith("nvrtc ")
+    assert (cuda_headers() / "cuda_fp16.h").is_file()
+
+
+def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
+    """One problem in each dtype that the rung takes: of those that are measured, else of the small ones."""
+    chosen: dict[str, Any] = {}
+    for variants in supported(operation, rung, (*operation.problems[3:], *operation.problems[:3])):
+        for problem in variants:
+            chosen.setdefault(problem.dtype, problem)
+    for variants in supported(operation, rung, operation.small_problems):
+        for problem in variants:
+            chosen.setdefault(problem.dtype, problem)
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize("architecture", ALL_ARCHITECTURES)
+@pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
+def test_every_rung_compiles_and_keeps_its_registers(
+    operation: Operation[Any], rung: Rung[Any], architecture: str
+) -> None:
+    if architecture not in rung.architectures:
+        pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
+    problems = _representatives(operation, rung)
+    assert problems, f"rung {rung.name} supports none of its operation's problems"
+    # A rung that is meant to spill says why in an attribute `intended_spill`.
+    intended = getattr(rung, "intended_spill", None)
+    for problem in problems:
+        for program in rung.recipe(problem, rung.configs(problem)[0]).programs:
+            cubin = compile_program(program, architecture)
+            spilled = cubin.resources.spill_bytes
+            assert intended or spilled == 0, (
+                f"{program} for {architecture} spills {spilled} bytes\n{cubin.log}"
+            )
