@@ -1,0 +1,99 @@
+// The operands of an implicit GEMM in NHWC, tile by tile into shared memory with cp.async.
+//
+//   y[pixel][filter] = sum over k of input[pixel][k] * weight[filter][k],   k = (r * S + s) * C + c
+//
+// `weight` is stored just so. `input` is never stored: its row `pixel` is gathered from x, tap after tap.
+//
+// The including file's prelude defines Element, FILTER_HEIGHT, FILTER_WIDTH, COPY_BYTES (8 or 16, what one cp.async
+// moves; the channels are a multiple of it) and PARTIAL_CHANNELS (see TapWalk).
+#pragma once
+
+#include "common/conv_windows.cuh"
+#include "common/mma_tile.cuh"
+
+constexpr int COPY_ELEMENTS = COPY_BYTES / sizeof(Element);
+struct alignas(COPY_BYTES) Chunk {  // what one cp.async moves; offsets into the images count these
+    Element at[COPY_ELEMENTS];
+};
+
+__device__ __forceinline__ void copy_async(u32 shared, const void* global, bool inside) {
+    if (COPY_BYTES == 16)
+        copy_async_16(shared, global, inside);
+    else
+        copy_async_8(shared, global, inside);
+}
+
+// Copies tiles of TILE_M windows and TILE_N filters, TILE_K deep, for a block of THREADS threads. Neighbouring
+// threads copy neighbouring chunks of a row; a thread's chunk number is the same in all its rows.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS>
+struct TileCopier {
+    static constexpr int ROW_BYTES = TILE_K * sizeof(Element);
+    static constexpr int COPIES_IN_ROW = ROW_BYTES / COPY_BYTES;
+    static constexpr int ROWS_AT_ONCE = THREADS / COPIES_IN_ROW;
+    static constexpr int ROWS_A = TILE_M / ROWS_AT_ONCE;
+    static constexpr int ROWS_B = TILE_N / ROWS_AT_ONCE;
+    static constexpr int BYTES_A = TILE_M * ROW_BYTES;
+    static constexpr int BYTES_B = TILE_N * ROW_BYTES;
+    static constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
+    static_assert(THREADS % COPIES_IN_ROW == 0 && TILE_M % ROWS_AT_ONCE == 0 && TILE_N % ROWS_AT_ONCE == 0,
+                  "every thread copies the same number of chunks");
+    static_assert(ROWS_AT_ONCE % 8 == 0, "the swizzle is the same in all rows of a thread");
+
+    const ConvShape& shape;
+    const Chunk* images;     // the first image that the tile sees
+    const Element* weights;  // this thread's chunk of its first filter
+    long long filter_step;   // elements between its filters
+    int filters_left;        // from its first filter on
+    int depth;               // the length of k
+    u32 target;              // this thread's first chunk, in a stage
+    TapWalk<PARTIAL_CHANNELS, TILE_K, COPY_ELEMENTS> walk;
+    Window windows[ROWS_A];
+
+    __device__ __forceinline__ TileCopier(const ConvShape& shape, const Element* x, const Element* weight,
+                                          int first_pixel, int first_filter, int first_k)
+        : shape(shape) {
+        const int row = threadIdx.x / COPIES_IN_ROW;
+        const int chunk = threadIdx.x % COPIES_IN_ROW;
+        const int k = first_k + chunk * COPY_ELEMENTS;
+        const int first_image = first_pixel / (shape.output_height * shape.output_width);
+        const int pixel_chunks = shape.channels / COPY_ELEMENTS;
+        const int image_chunks = shape.height * shape.width * pixel_chunks;
+        // Counted in elements: counted in chunks, the compiler would add image and offset anew for every copy.
+        images = reinterpret_cast<const Chunk*>(x + 1LL * first_image * image_chunks * COPY_ELEMENTS);
+        depth = FILTER_HEIGHT * FILTER_WIDTH * shape.channels;
+        weights = weight + 1LL * (first_filter + row) * depth + k;
+        filter_step = 1LL * ROWS_AT_ONCE * depth;
+        filters_left = shape.filters - first_filter - row;
+        target = swizzled<ROW_BYTES>(row, chunk * COPY_BYTES);
+        // Where tiles never cross a tap, the tap is the block's and the chunk belongs to the windows' offsets.
+        walk.move_to(PARTIAL_CHANNELS ? k : first_k, shape);
+#pragma unroll
+        for (int i = 0; i < ROWS_A; ++i) {
+            const int pixel = first_pixel + row + i * ROWS_AT_ONCE;
+            windows[i] = Window::of(pixel, first_image, pixel_chunks, image_chunks, shape);
+            if (!PARTIAL_CHANNELS) windows[i].offset += chunk;
+        }
+    }
+
+    // Without `wanted` zeros are written: that costs less than a branch in the middle of a product.
+    __device__ __forceinline__ void copy_a(u32 stage, bool wanted) const {
+        const bool exists = wanted && (!PARTIAL_CHANNELS || walk.k < depth);
+#pragma unroll
+        for (int i = 0; i < ROWS_A; ++i)
+            copy_async(stage + target + i * ROWS_AT_ONCE * ROW_BYTES, images + (windows[i].offset + walk.tap.offset),
+                       exists && windows[i].sees(walk.tap, shape));
+    }
+
+    __device__ __forceinline__ void copy_b(u32 stage, bool wanted) const {
+        const bool exists = wanted && (!PARTIAL_CHANNELS || walk.k < depth);
+#pragma unroll
+        for (int i = 0; i < ROWS_B; ++i)
+            copy_async(stage + BYTES_A + target + i * ROWS_AT_ONCE * ROW_BYTES, weights + i * filter_step,
+                       exists && i * ROWS_AT_ONCE < filters_left);
+    }
+
+    __device__ __forceinline__ void next() {
+        weights += TILE_K;
+        walk.next(shape);
+    }
+};

@@ -1,0 +1,40 @@
+// Element types: conversion to and from the fp32 that sums are kept in, and groups of elements that
+// move as one 4-, 8- or 16-byte access.
+//
+// The headers of half and bfloat16 take most of a second to compile, so the prelude includes the ones
+// whose types it names, and what follows adapts to what is there.
+#pragma once
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) { return value; }
+
+#ifdef __CUDA_FP16_H__
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) { return __float2half_rn(value); }
+#endif
+
+#ifdef __CUDA_BF16_H__
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+#endif
+
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Pack {  // aligned as a whole, so that the compiler moves it as a whole
+    T at[COUNT];
+};
+
+template <class T, int COUNT>
+__device__ __forceinline__ Pack<T, COUNT> load_pack(const T* address) {
+    return *reinterpret_cast<const Pack<T, COUNT>*>(address);
+}
+
+template <class T, int COUNT>
+__device__ __forceinline__ void store_pack(T* address, const Pack<T, COUNT>& pack) {
+    *reinterpret_cast<Pack<T, COUNT>*>(address) = pack;
+}

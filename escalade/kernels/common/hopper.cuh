@@ -1,0 +1,290 @@
+// Hopper's own PTX instructions (compute capability 9.0a), each one a named function: mbarriers, bulk tensor
+// copies (TMA), clusters, named barriers, register hand-over, wgmma, programmatic dependent launch.
+#pragma once
+
+#include "common/ptx.cuh"
+
+struct __align__(64) TensorMap { unsigned char opaque[128]; };  // a CUtensorMap, passed by value as __grid_constant__
+
+constexpr long long WAIT_LIMIT_CYCLES = 2000000000;  // about a second: a bug faults, never hangs
+
+// ------------------------------------------------------------------ mbarriers
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// The bytes alone, without an arrival.
+__device__ __forceinline__ void barrier_expect_only(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// The same barrier in block `rank` of the cluster (one's own rank included). No .release.cluster
+// here, nor .acquire.cluster on the waits: they compile to MEMBAR.ALL.GPU before every arrival and
+// CCTL.IVALL after every wait, and cost a quarter to two thirds of the speed. What the arrival orders
+// is wgmma's reads, which wgmma.wait_group has seen finished.
+__device__ __forceinline__ void barrier_arrive_cluster(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
+                 :: "r"(barrier), "r"(rank) : "memory");
+}
+
+__device__ __forceinline__ bool barrier_try_wait(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    return done;
+}
+
+// Ends the kernel with an illegal-address error. A trap instruction in the consumers' branch would
+// make the compiler (13.0) hold them to the 168 registers of kernel entry, with spills.
+__device__ __forceinline__ void fault() {
+    asm volatile("st.global.u32 [%0], %1;" :: "l"(0ull), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    if (barrier_try_wait(barrier, parity)) return;
+    const long long start = clock64();
+    while (!barrier_try_wait(barrier, parity))
+        if (clock64() - start > WAIT_LIMIT_CYCLES) fault();
+}
+
+// Barriers just initialised become visible to the cluster and to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// ------------------------------------------------------------------ bulk tensor copies
+
+// Pixels: `pixelsPerColumn` output pixels from (n, h, w) on, read at the filter tap (tap_h, tap_w).
+// Coordinates are those of the window's corner in the input, so -pad at the first output pixel.
+__device__ __forceinline__ void tma_load_im2col(u32 destination, const TensorMap& map, u32 barrier,
+                                                int c, int w, int h, int n, u16 tap_w, u16 tap_h) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n),
+                    "h"(tap_w), "h"(tap_h) : "memory");
+}
+
+__device__ __forceinline__ void tma_load_2d(u32 destination, const TensorMap& map, u32 barrier,
+                                            int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void tma_load_3d(u32 destination, const TensorMap& map, u32 barrier,
+                                            int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+__device__ __forceinline__ void tma_load_4d(u32 destination, const TensorMap& map, u32 barrier,
+                                            int c, int w, int h, int n) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
+
+// Writes the box, and signals the barrier, at the same offsets in every block of `blocks`.
+__device__ __forceinline__ void tma_load_2d_multicast(u32 destination, const TensorMap& map,
+                                                      u32 barrier, int x, int y, u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+                 : "memory");
+}
+
+// What lies outside the tensor is not written: edges need no mask.
+__device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 source, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];\n"
+                 "cp.async.bulk.commit_group;"
+                 :: "l"(&map), "r"(source), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void tma_store_4d(const TensorMap& map, u32 source, int c, int w, int h,
+                                             int n) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%2, %3, %4, %5}], [%1];\n"
+                 "cp.async.bulk.commit_group;"
+                 :: "l"(&map), "r"(source), "r"(c), "r"(w), "r"(h), "r"(n) : "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void tma_store_wait_read() {  // sources of all but PENDING are reusable
+    asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void tma_store_wait() {  // all but PENDING are written
+    asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
+// ------------------------------------------------------------------ fences, barriers, roles
+
+// Ordinary shared-memory writes become visible to the copy engine.
+__device__ __forceinline__ void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Barrier `id` (1 to 15) of the block, for `threads` threads.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ u32 cluster_size() {
+    u32 blocks;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void claim_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(REGISTERS));
+}
+
+__device__ __forceinline__ void store_shared(u32 address, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+// From the same address in block `rank` of the cluster.
+__device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
+    float4 v;
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
+    return v;
+}
+
+// ------------------------------------------------------------------ programmatic dependent launch
+
+// What the launch in front has written is visible from here on.
+__device__ __forceinline__ void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The launch behind may start; it still waits for this one's writes.
+__device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ------------------------------------------------------------------ fp16 pairs
+
+__device__ __forceinline__ u32 pack_half2(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+__device__ __forceinline__ float2 unpack_half2(u32 packed) {
+    float2 value;
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(value.x), "=f"(value.y) : "r"(packed));
+    return value;
+}
+
+// ------------------------------------------------------------------ wgmma
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+
+// A K-major operand in 128-byte-swizzled rows, its tile aligned to 1024 bytes.
+//   bits 0-13 start >> 4 | 16-29 leading offset >> 4 (unused here) | 32-45 stride between groups of
+//   8 rows >> 4 | 49-51 base offset 0 | 62-63 swizzle mode, 1 = 128 bytes
+// Going 16 elements along K inside the row adds 32 bytes to the start: +2 in the field.
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32)
+           | (u64(1) << 62);
+}
+
+#define REGISTERS_0 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define REGISTERS_1 \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define REGISTERS_2 \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
+    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define REGISTERS_3 \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+    "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define REGISTERS_96_TO_115 \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115"
+#define ACCUMULATORS_4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define ACCUMULATORS_8(i) ACCUMULATORS_4(i), ACCUMULATORS_4((i) + 4)
+#define ACCUMULATORS_32(i) \
+    ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
+
+// d (+)= A * B^T over 16 elements of K; d is overwritten when accumulate is 0.
+#define WGMMA(N, REGISTERS, A, B, P) \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.f16.f16 {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"
+
+__device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA("64", REGISTERS_0, "%32", "%33", "%34")
+                 : ACCUMULATORS_32(0) : "l"(a), "l"(b), "r"(accumulate));
+}
+
+__device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA("128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66")
+                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : "l"(a), "l"(b), "r"(accumulate));
+}
+
+__device__ __forceinline__ void wgmma(float (&d)[116], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA("232", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115,
+                       "%116", "%117", "%118")
+                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_8(96),
+                   ACCUMULATORS_8(104), ACCUMULATORS_4(112)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+
+__device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA("256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3,
+                       "%128", "%129", "%130")
+                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}

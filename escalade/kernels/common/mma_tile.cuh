@@ -1,0 +1,128 @@
+// A warp's share of a matrix product on tensor cores: operands from shared memory, sums in registers.
+//
+// Both operands lie in shared memory as rows of ROW_BYTES along k (a: output rows, b: output columns), cut
+// into 16-byte chunks. One step of the product takes 32 bytes of every row: 16 elements of 16 bits or 8 of
+// 32 bits, for which `ldmatrix` spreads the registers alike.
+#pragma once
+
+#include "common/ptx.cuh"
+
+constexpr int STEP_BYTES = 32;
+
+// Where a byte of a row lies in a tile. The chunks of a row are permuted so that eight rows' chunks of the same
+// number, which one phase of ldmatrix reads, fall into all 32 banks: rows that share a 128-byte line keep
+// apart by themselves, the others by the exclusive or.
+template <int ROW_BYTES>
+__device__ __forceinline__ u32 swizzled(int row, int byte) {
+    constexpr int ROWS_IN_LINE = 128 / ROW_BYTES;
+    constexpr int CHUNKS = ROW_BYTES / 16;
+    const int chunk = (byte / 16) ^ (row / ROWS_IN_LINE % CHUNKS);
+    return row * ROW_BYTES + chunk * 16 + byte % 16;
+}
+
+template <class Element>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]);
+template <>
+__device__ __forceinline__ void multiply_add<float>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k8_tf32(sum, a, b);
+}
+#ifdef __CUDA_FP16_H__
+template <>
+__device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k16_f16(sum, a, b);
+}
+#endif
+#ifdef __CUDA_BF16_H__
+template <>
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k16_bf16(sum, a, b);
+}
+#endif
+
+// What one step multiplies: TILES_M blocks of 16 rows by TILES_N blocks of 8 columns.
+template <int TILES_M, int TILES_N>
+struct Fragments {
+    u32 a[TILES_M][4];
+    u32 b[TILES_N][2];
+
+    // Addresses from `fragment_address_a` and `_b` of this step.
+    template <int ROW_BYTES>
+    __device__ __forceinline__ void load(u32 address_a, u32 address_b) {
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) load_matrices(a[i], address_a + i * 16 * ROW_BYTES);
+#pragma unroll
+        for (int j = 0; j < TILES_N; j += 2) {
+            u32 two_blocks[4];
+            load_matrices(two_blocks, address_b + j * 8 * ROW_BYTES);
+            b[j][0] = two_blocks[0], b[j][1] = two_blocks[1];
+            b[j + 1][0] = two_blocks[2], b[j + 1][1] = two_blocks[3];
+        }
+    }
+
+    __device__ __forceinline__ void round_to_tf32() {
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) a[i][e] = to_tf32(__uint_as_float(a[i][e]));
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) b[j][e] = to_tf32(__uint_as_float(b[j][e]));
+    }
+};
+
+// Where a lane's rows for ldmatrix begin, at step 0; step i is this address ^ (i * STEP_BYTES), because the swizzle
+// permutes chunks by exclusive or and tiles start on lines. Blocks of 16 rows further on the permutation is the same.
+template <int ROW_BYTES>
+__device__ __forceinline__ u32 fragment_address_a(u32 tile, int first_row, int lane) {
+    return tile + swizzled<ROW_BYTES>(first_row + lane % 16, lane / 16 * 16);
+}
+
+template <int ROW_BYTES>
+__device__ __forceinline__ u32 fragment_address_b(u32 tile, int first_row, int lane) {
+    return tile + swizzled<ROW_BYTES>(first_row + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16);
+}
+
+template <class Element, int TILES_M, int TILES_N>
+__device__ __forceinline__ void multiply_add(float (&sums)[TILES_M][TILES_N][4],
+                                             const u32 (&a)[TILES_M][4], const u32 (&b)[TILES_N][2]) {
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+            // Every second row of blocks runs backwards, so that neighbours in time share a b fragment.
+            const int column = i % 2 ? TILES_N - 1 - j : j;
+            multiply_add<Element>(sums[i][column], a[i], b[column]);
+        }
+}
+
+// The product of fp32 operands with fp32's accuracy: each is the sum of two TF32 numbers, and of the four products
+// that of the small parts, below the last bit of the others, is left out. An infinity has no small part: its sums
+// become NaN.
+__device__ __forceinline__ u32 split_off_low(u32& bits) {
+    const float value = __uint_as_float(bits);
+    bits = to_tf32(value);
+    return to_tf32(value - __uint_as_float(bits));
+}
+
+template <int TILES_M, int TILES_N>
+__device__ __forceinline__ void multiply_add_split(float (&sums)[TILES_M][TILES_N][4],
+                                                   Fragments<TILES_M, TILES_N>& high) {
+    u32 low_b[TILES_N][2];
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) low_b[j][e] = split_off_low(high.b[j][e]);
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+        u32 low_a[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) low_a[e] = split_off_low(high.a[i][e]);
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], low_a, high.b[j]);
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], high.a[i], low_b[j]);
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], high.a[i], high.b[j]);
+    }
+}

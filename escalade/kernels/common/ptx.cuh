@@ -1,0 +1,161 @@
+// The PTX instructions that Escalade uses, each one a named function and nothing more.
+//
+// Fragments are held as the instructions define them: 32-bit registers, spread over the lanes of a warp.
+// With group = lane / 4 and member = lane % 4, an 8x8 matrix of 16-bit elements gives every lane the pair
+// of columns 2*member, 2*member + 1 of row `group`; the same 16-byte rows, read as four 32-bit elements,
+// give column `member` of row `group`.
+#pragma once
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Where a pointer to shared memory lies in the shared window: the form of address that the functions below take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// cp.async: global to shared memory past the registers. With `inside` false nothing is read and zeros arrive.
+__device__ __forceinline__ void copy_async_4(u32 shared, const void* global, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(inside ? 4 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(u32 shared, const void* global, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(inside ? 8 : 0)
+                 : "memory");
+}
+
+// The 16-byte form passes by the L1 cache (.cg) unless the prelude defines COPY_THROUGH_L1, which pays where a block
+// soon reads the same bytes again; it asks L2 for the whole 128-byte line, for rows are walked in order.
+#ifdef COPY_THROUGH_L1
+#define COPY_16_CACHE ".ca"
+#else
+#define COPY_16_CACHE ".cg"
+#endif
+__device__ __forceinline__ void copy_async_16(u32 shared, const void* global, bool inside) {
+    asm volatile("cp.async" COPY_16_CACHE ".shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+// Closes the group of copies that this thread has started since the last commit.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's newest groups are still under way.
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ldmatrix: 8x8 matrices of 16-bit elements. Lane 8*i + j gives the address of row j of matrix i; register
+// i of every lane receives its share of matrix i.
+__device__ __forceinline__ void load_matrices(u32 (&r)[1], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(row_address) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[2], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(row_address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row_address)
+                 : "memory");
+}
+
+// The same, each matrix transposed on its way.
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[1], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(row_address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[2], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(row_address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 row_address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row_address)
+                 : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// stmatrix: load_matrices backwards.
+__device__ __forceinline__ void store_matrices(u32 row_address, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(row_address), "r"(r[0]) : "memory");
+}
+
+__device__ __forceinline__ void store_matrices(u32 row_address, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row_address), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrices(u32 row_address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrices_transposed(u32 row_address, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row_address), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrices_transposed(u32 row_address, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row_address), "r"(r[0]),
+                 "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrices_transposed(u32 row_address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+#endif
+
+// mma: d += a * b over a warp, a 16 x k by rows, b k x 8 by columns, d 16x8 in fp32.
+//   d[0..1]: row group,     columns 2*member, 2*member + 1;  d[2..3]: row group + 8, the same columns
+//   16-bit operands, k = 16: a[0]: row group, k = 2*member and the next; a[1]: row group + 8;
+//                            a[2], a[3]: the same rows, k + 8;
+//                            b[0]: column group, k = 2*member and the next; b[1]: k + 8
+//   tf32 operands, k = 8:    a[0]: row group, k = member; a[1]: row group + 8; a[2], a[3]: the same rows, k + 4;
+//                            b[0]: column group, k = member; b[1]: k + 4
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The nearest TF32 number (ties away from zero), in the bits of an fp32.
+__device__ __forceinline__ u32 to_tf32(float value) {
+    u32 rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+    return rounded;
+}

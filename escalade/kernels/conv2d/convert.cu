@@ -1,0 +1,26 @@
+// target[row][c] = source[row][c] in the target's type for c < channels, 0 for channels <= c < target_channels
+//
+// Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
+// types, and channels padded with zeros. Four target channels a thread. What bounds it: memory.
+#include "common/elements.cuh"
+
+extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Target* __restrict__ target,
+                                          long long rows, int channels, int target_channels) {
+    const int packs = target_channels / 4;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    const long long row = at / packs;
+    const int channel = static_cast<int>(at - row * packs) * 4;
+    if (row >= rows) return;
+
+    Pack<Target, 4> pack;
+    const Source* first = source + row * channels + channel;
+    if (CHANNELS_ALIGNED) {  // no padding then
+        const Pack<Source, 4> read = load_pack<Source, 4>(first);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) pack.at[e] = from_float<Target>(to_float(read.at[e]));
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) pack.at[e] = from_float<Target>(channel + e < channels ? to_float(first[e]) : 0.f);
+    }
+    store_pack(target + at * 4, pack);
+}

@@ -1,0 +1,27 @@
+// y[n][c] = relu(inverse(transform(x[n][c]) * conj(weights[c])) + bias[c] + residual), for each tile
+//
+// A depthwise convolution sums over no channels, so a tile never needs another one: this rung transforms,
+// multiplies and transforms back in one kernel. The thread that finishes the forward transform of some
+// frequencies is the one that starts their inverse, so the product is formed in its registers.
+// x is read once, y written once; what bounds it is shared memory, twelve passes over the tile.
+#include "conv2d/fft_output.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+conv2d_fft_depthwise(const Element* __restrict__ x, const float2* __restrict__ weights, const Element* bias,
+                     const Element* residual, Element* y, FftPlanes input, FftPlanes output) {
+    extern __shared__ float4 shared_memory[];
+    __shared__ PlanePlace input_places[PLANES], output_places[PLANES];
+    const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
+    find_places(input_places, input);
+    find_places(output_places, output);
+    __syncthreads();
+
+    tiles.forward(PixelSource{x, input, input_places, 1.f});
+    tiles.frequencies<true, true>([&](int plane, int k1, int column, float2(&values)[Tiles::RADIX]) {
+        const float2* weight = weights + input_places[plane].channel * Tiles::FREQUENCIES + column;
+#pragma unroll
+        for (int k2 = 0; k2 < Tiles::RADIX; ++k2)
+            values[k2] = product_with_conjugate(values[k2], weight[(k1 + 8 * k2) * Tiles::COLUMNS]);
+    });
+    tiles.inverse(PixelSink{bias, residual, y, output, output_places});
+}

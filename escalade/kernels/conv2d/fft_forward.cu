@@ -1,0 +1,25 @@
+// spectra[plane][u][v] = 2 SCALE * sum over h, w of tile(plane)[h][w] * exp(-2 pi i (u h + v w) / TILE)
+//
+// The way into the frequency domain, for images and filters alike: a filter is an image that is its own only
+// tile. Conjugate symmetry leaves v <= TILE/2, so a tile takes the room of its own pixels, no more.
+// Bound by the bytes it writes, or, in the L2 cache, by shared memory: six passes over the tile.
+#include "conv2d/fft_planes.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+conv2d_fft_forward(const Element* __restrict__ source, float2* __restrict__ spectra, FftPlanes shape) {
+    extern __shared__ float4 shared_memory[];
+    __shared__ PlanePlace places[PLANES];
+    const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
+    find_places(places, shape);
+    __syncthreads();
+
+    tiles.forward(PixelSource{source, shape, places, SCALE});
+
+    const int first_plane = blockIdx.x * PLANES;
+    tiles.frequencies<true, false>([&](int plane, int k1, int column, const float2(&values)[Tiles::RADIX]) {
+        if (first_plane + plane >= shape.planes) return;
+        float2* spectrum = spectra + 1LL * (first_plane + plane) * Tiles::FREQUENCIES + column;
+#pragma unroll
+        for (int k2 = 0; k2 < Tiles::RADIX; ++k2) spectrum[(k1 + 8 * k2) * Tiles::COLUMNS] = values[k2];
+    });
+}

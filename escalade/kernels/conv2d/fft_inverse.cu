@@ -1,0 +1,32 @@
+// y = relu(inverse transform of spectra + bias + residual), over the outputs that each tile stands for
+//
+// The way back from the frequency domain. For depthwise convolutions, where each channel has its own filter and
+// nothing is summed, the product is formed here on the fly: spectra[plane] * conj(weights[channel]).
+// Bound by the bytes it reads, or, in the L2 cache, by shared memory: six passes over the tile.
+#include "conv2d/fft_output.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+conv2d_fft_inverse(const float2* __restrict__ spectra, const float2* __restrict__ weights, const Element* bias,
+                   const Element* residual, Element* y, FftPlanes shape) {
+    extern __shared__ float4 shared_memory[];
+    __shared__ PlanePlace places[PLANES];
+    const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
+    find_places(places, shape);
+    __syncthreads();
+
+    const int first_plane = blockIdx.x * PLANES;
+    tiles.frequencies<false, true>([&](int plane, int k1, int column, float2(&values)[Tiles::RADIX]) {
+        // The planes beyond the last one repeat it; none of their pixels is stored.
+        const int source = min(first_plane + plane, shape.planes - 1);
+        const float2* spectrum = spectra + 1LL * source * Tiles::FREQUENCIES + column;
+#pragma unroll
+        for (int k2 = 0; k2 < Tiles::RADIX; ++k2) values[k2] = spectrum[(k1 + 8 * k2) * Tiles::COLUMNS];
+        if constexpr (DEPTHWISE) {
+            const float2* weight = weights + places[plane].channel * Tiles::FREQUENCIES + column;
+#pragma unroll
+            for (int k2 = 0; k2 < Tiles::RADIX; ++k2)
+                values[k2] = product_with_conjugate(values[k2], weight[(k1 + 8 * k2) * Tiles::COLUMNS]);
+        }
+    });
+    tiles.inverse(PixelSink{bias, residual, y, shape, places});
+}

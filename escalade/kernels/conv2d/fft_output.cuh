@@ -1,0 +1,37 @@
+// The way out of an FFT convolution: which pixels of an inverse-transformed tile are outputs, and their epilogue.
+#pragma once
+
+#include "common/epilogue.cuh"
+#include "conv2d/fft_planes.cuh"
+
+struct PixelSink {
+    const Element* bias;
+    const Element* residual;
+    Element* y;
+    const FftPlanes& shape;
+    const PlanePlace* places;
+
+    struct Line {
+        const Element* residual;
+        Element* y;
+        long long first;
+        int stride, outputs;
+        Element bias;
+
+        __device__ __forceinline__ void operator()(int offset, float sum) const {
+            if (offset >= outputs) return;
+            const long long at = first + offset * stride;
+            y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &bias, 0, residual, at);
+        }
+    };
+
+    __device__ __forceinline__ Line line(int plane, int tile_row, int tile_column) const {
+        const PlanePlace& place = places[plane];
+        const int row = place.row + tile_row, column = place.column + tile_column;
+        // Beyond `step` the circular convolution has wrapped around.
+        const bool inside = tile_row < shape.step_h && row < shape.height;
+        const int outputs = inside ? min(shape.step_w - tile_column, shape.width - column) : 0;
+        const Element own_bias = HAS_BIAS ? bias[place.channel] : from_float<Element>(0.f);
+        return {residual, y, element_at(shape, place, row, column), column_stride(shape), outputs, own_bias};
+    }
+};

@@ -1,0 +1,74 @@
+// Which pixels of a tensor a transformed tile stands for. A plane is one channel of one tile of one image;
+// planes are counted channel first, then tile, then image. Overlap-save: tiles of the input overlap by the
+// filter's reach, tiles of the output lie edge to edge, both `step` pixels apart.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/fft.cuh"
+
+using Tiles = FftTiles<TILE, PLANES, THREADS>;
+
+struct FftPlanes {  // filled by escalade/ops/conv2d/fft.py, in this order
+    int planes, channels, height, width;
+    int pad_h, pad_w;
+    int tiles_h, tiles_w, step_h, step_w;
+    int first_tile;
+};
+
+struct PlanePlace {
+    long long image;  // offset of its first element
+    int channel;
+    int row, column;  // of the tile's first pixel; outside of the image where padding begins
+};
+
+// The places of the block's planes, worked out once. A plane beyond the last one lies below every image.
+__device__ __forceinline__ void find_places(PlanePlace* places, const FftPlanes& shape) {
+    if (threadIdx.x >= PLANES) return;
+    const long long plane = 1LL * blockIdx.x * PLANES + threadIdx.x;
+    PlanePlace place{0, 0, shape.height, 0};
+    if (plane < shape.planes) {
+        const int tile = shape.first_tile + static_cast<int>(plane) / shape.channels;
+        const int image = tile / (shape.tiles_h * shape.tiles_w);
+        place.image = 1LL * image * shape.channels * shape.height * shape.width;
+        place.channel = static_cast<int>(plane) % shape.channels;
+        place.row = tile / shape.tiles_w % shape.tiles_h * shape.step_h - shape.pad_h;
+        place.column = tile % shape.tiles_w * shape.step_w - shape.pad_w;
+    }
+    places[threadIdx.x] = place;
+}
+
+__device__ __forceinline__ long long element_at(const FftPlanes& shape, const PlanePlace& place, int row, int column) {
+    const int pixel = row * shape.width + column;
+    return place.image + (NHWC ? pixel * shape.channels + place.channel
+                               : place.channel * shape.height * shape.width + pixel);
+}
+
+__device__ __forceinline__ int column_stride(const FftPlanes& shape) { return NHWC ? shape.channels : 1; }
+
+// Pixels of the tiles of `source`; padding, and whatever else lies outside of the image, is zero.
+struct PixelSource {
+    const Element* source;
+    const FftPlanes& shape;
+    const PlanePlace* places;
+    float scale;
+
+    struct Line {
+        const Element* source;
+        long long first;
+        int stride, column, width;
+        float scale;
+
+        __device__ __forceinline__ float operator()(int offset) const {
+            // As an unsigned number a column left of the image is beyond its right edge.
+            if (static_cast<unsigned>(column + offset) >= static_cast<unsigned>(width)) return 0.f;
+            return scale * to_float(source[first + offset * stride]);
+        }
+    };
+
+    __device__ __forceinline__ Line line(int plane, int tile_row, int tile_column) const {
+        const PlanePlace& place = places[plane];
+        const int row = place.row + tile_row, column = place.column + tile_column;
+        const int width = row >= 0 && row < shape.height ? shape.width : 0;
+        return {source, element_at(shape, place, row, column), column_stride(shape), column, width, scale};
+    }
+};

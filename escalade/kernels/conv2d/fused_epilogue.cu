@@ -1,0 +1,213 @@
+// y[pixel][filter] = relu(sum over k of input[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
+//
+// The implicit GEMM on tensor cores with nothing left over: cp.async runs STAGES - 1 tiles ahead, the fragments of a
+// step are loaded while the one before is multiplied, and the epilogue happens on the way out. Each warp turns its
+// sums, 16 rows at a time, from the tensor core's order into rows in shared memory, so that bias and residual are
+// read and y is written 16 bytes a lane, whole lines a row.
+// With SPLITS > 1 each block sums a part of k only and y is a stack of SPLITS partial results in fp32.
+// With PRODUCTS == 3 fp32 operands keep their accuracy: both are split into two TF32 parts, of whose four products
+// the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
+// What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper.
+#include "common/conv_tiles.cuh"
+#include "common/epilogue.cuh"
+
+constexpr int THREADS = WARPS_M * WARPS_N * 32;
+constexpr int WARP_M = TILE_M / WARPS_M;
+constexpr int WARP_N = TILE_N / WARPS_N;
+constexpr int BLOCKS_M = WARP_M / 16;
+constexpr int BLOCKS_N = WARP_N / 8;
+using Copier = TileCopier<TILE_M, TILE_N, TILE_K, THREADS>;
+constexpr int ROW_BYTES = Copier::ROW_BYTES;
+constexpr int STEPS = ROW_BYTES / STEP_BYTES;
+static_assert(STEPS % 2 == 0, "fragments alternate between two sets of registers");
+
+using Sums = float[BLOCKS_M][BLOCKS_N][4];
+
+__device__ __forceinline__ void add(Sums& sums, const Sums& more) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[i][j][e] += more[i][j][e];
+}
+
+// Rows of a warp's sums on their way out. Eight floats of padding put the four rows that half a warp
+// writes at once into different banks.
+constexpr int STAGED_ROWS = 16;
+constexpr int STAGED_PITCH = WARP_N + 8;
+constexpr int VECTOR = 16 / sizeof(Output);
+constexpr int LANES_IN_ROW = WARP_N / VECTOR;
+constexpr int ROWS_IN_PASS = 32 / LANES_IN_ROW;
+constexpr int PASSES = STAGED_ROWS / ROWS_IN_PASS;
+static_assert(32 % LANES_IN_ROW == 0 && STAGED_ROWS % ROWS_IN_PASS == 0, "a pass takes whole rows");
+using Vector = Pack<Output, VECTOR>;
+
+// VECTOR neighbouring sums. Where that is eight, lanes four apart would meet in a bank: they read their halves in
+// opposite order.
+__device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* staged, int lane_in_row) {
+    if (VECTOR == 4) {
+        const Pack<float, 4> four = load_pack<float, 4>(staged);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[e] = four.at[e];
+    } else {
+        const bool swap = lane_in_row & 4;
+        const Pack<float, 4> first = load_pack<float, 4>(staged + (swap ? 4 : 0));
+        const Pack<float, 4> second = load_pack<float, 4>(staged + (swap ? 0 : 4));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            sums[e] = swap ? second.at[e] : first.at[e];
+            sums[(e + 4) % VECTOR] = swap ? first.at[e] : second.at[e];
+        }
+    }
+}
+
+// The VECTOR values at `address`, of which the first `count` exist.
+__device__ __forceinline__ Vector read_vector(const Output* address, int count) {
+    if (FILTERS_ALIGNED) return count > 0 ? load_pack<Output, VECTOR>(address) : Vector{};
+    Vector vector = {};
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e)
+        if (e < count) vector.at[e] = address[e];
+    return vector;
+}
+
+__device__ __forceinline__ void write_vector(Output* address, const Vector& vector, int count) {
+    if (FILTERS_ALIGNED) {
+        if (count > 0) store_pack(address, vector);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e)
+        if (e < count) address[e] = vector.at[e];
+}
+
+// Stores a warp's sums, whose first row is `pixel` and first column `filter`.
+__device__ __forceinline__ void finish_warp(const Sums& sums, float* staged, int pixel, int filter, int pixels,
+                                            int filters, const Output* bias, const Output* residual, Output* y) {
+    const int lane = threadIdx.x % 32;
+    const int row_in_pass = lane / LANES_IN_ROW;
+    const int lane_in_row = lane % LANES_IN_ROW;
+    const int lane_filter = filter + lane_in_row * VECTOR;
+    const int filters_left = filters - lane_filter;
+    Vector biases = {};
+    if (HAS_BIAS) biases = read_vector(bias + lane_filter, filters_left);
+
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i) {
+        const int first_row = pixel + i * STAGED_ROWS + row_in_pass;
+        const long long first_at = 1LL * first_row * filters + lane_filter;
+        Vector residuals[PASSES];
+        if (HAS_RESIDUAL) {  // on their way while the sums are staged
+#pragma unroll
+            for (int pass = 0; pass < PASSES; ++pass)
+                residuals[pass] = read_vector(residual + first_at + 1LL * pass * ROWS_IN_PASS * filters,
+                                              first_row + pass * ROWS_IN_PASS < pixels ? filters_left : 0);
+        }
+        __syncwarp();  // the rows before have been read
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j) {
+            float* corner = staged + lane / 4 * STAGED_PITCH + j * 8 + lane % 4 * 2;
+            store_pack(corner, Pack<float, 2>{sums[i][j][0], sums[i][j][1]});
+            store_pack(corner + 8 * STAGED_PITCH, Pack<float, 2>{sums[i][j][2], sums[i][j][3]});
+        }
+        __syncwarp();
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) {
+            const int row = pass * ROWS_IN_PASS + row_in_pass;
+            float values[VECTOR];
+            read_staged(values, staged + row * STAGED_PITCH + lane_in_row * VECTOR, lane_in_row);
+            Vector results;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                results.at[e] =
+                    finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], biases.at, e, residuals[pass].at, e);
+            write_vector(y + first_at + 1LL * pass * ROWS_IN_PASS * filters, results,
+                         first_row + pass * ROWS_IN_PASS < pixels ? filters_left : 0);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_fused_epilogue(const Element* __restrict__ x, const Element* __restrict__ weight,
+                          const Output* __restrict__ bias, const Output* __restrict__ residual,
+                          Output* __restrict__ y, ConvShape shape) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
+    const int first_pixel = blockIdx.x / tiles_n * TILE_M;
+    const int first_filter = blockIdx.x % tiles_n * TILE_N;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int warp_row = warp % WARPS_M * WARP_M;
+    const int warp_column = warp / WARPS_M * WARP_N;
+
+    const int depth = FILTER_HEIGHT * FILTER_WIDTH * shape.channels;
+    const int all_tiles = (depth + TILE_K - 1) / TILE_K;
+    const int split_tiles = (all_tiles + SPLITS - 1) / SPLITS;
+    const int first_tile = SPLITS > 1 ? blockIdx.y * split_tiles : 0;
+    const int tiles = SPLITS > 1 ? max(min(split_tiles, all_tiles - first_tile), 0) : all_tiles;
+
+    const u32 stages = shared_address(shared_memory);
+    const u32 address_a = fragment_address_a<ROW_BYTES>(stages, warp_row, lane);
+    const u32 address_b = fragment_address_b<ROW_BYTES>(stages + Copier::BYTES_A, warp_column, lane);
+    Copier copier(shape, x, weight, first_pixel, first_filter, first_tile * TILE_K);
+
+    // One group of copies for each tile, zeros past the last, so that counting groups counts tiles.
+#pragma unroll
+    for (int tile = 0; tile < STAGES - 1; ++tile) {
+        copier.copy_a(stages + tile * Copier::STAGE_BYTES, tile < tiles);
+        copier.copy_b(stages + tile * Copier::STAGE_BYTES, tile < tiles);
+        copier.next();
+        copy_async_commit();
+    }
+    copy_async_wait<STAGES - 2>();
+    __syncthreads();
+
+    Sums sums = {};
+    Fragments<BLOCKS_M, BLOCKS_N> fragments[2];
+    fragments[0].template load<ROW_BYTES>(address_a, address_b);
+    u32 read_stage = 0;
+    u32 write_stage = (STAGES - 1) * Copier::STAGE_BYTES;
+    for (int tile = 0; tile < tiles; ++tile) {
+        const bool copies = tile + STAGES - 1 < tiles;
+        Sums tile_sums = {};
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            Fragments<BLOCKS_M, BLOCKS_N>& now = fragments[step % 2];
+            if (step == STEPS - 1) {
+                copy_async_commit();
+                copy_async_wait<STAGES - 2>();
+                __syncthreads();
+                write_stage = read_stage;
+                read_stage = read_stage == (STAGES - 1) * Copier::STAGE_BYTES ? 0 : read_stage + Copier::STAGE_BYTES;
+            }
+            // Past the last tile this reads zeros, and nobody uses them.
+            const u32 next_step = (step + 1) % STEPS * STEP_BYTES;
+            fragments[(step + 1) % 2].template load<ROW_BYTES>((address_a + read_stage) ^ next_step,
+                                                               (address_b + read_stage) ^ next_step);
+            // All have done with the stage that is written: they loaded its last fragments before the last barrier.
+            if (step == 0) copier.copy_a(stages + write_stage, copies);
+            if (step == STEPS / 2 - 1) {
+                copier.copy_b(stages + write_stage, copies);
+                copier.next();
+            }
+            if constexpr (PRODUCTS == 3) {
+                multiply_add_split(tile_sums, now);
+            } else {
+                if (sizeof(Element) == 4) now.round_to_tf32();
+                multiply_add<Element>(sums, now.a, now.b);
+            }
+        }
+        if (PRODUCTS == 3) add(sums, tile_sums);
+    }
+
+    copy_async_wait<0>();
+    __syncthreads();  // the stages become the warps' staging rows
+    float* staged = reinterpret_cast<float*>(shared_memory) + warp * STAGED_ROWS * STAGED_PITCH;
+    const int pixels = shape.batch * shape.output_height * shape.output_width;
+    Output* part = y + (SPLITS > 1 ? 1LL * blockIdx.y * pixels * shape.filters : 0);
+    finish_warp(sums, staged, first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters, bias, residual,
+                part);
+}

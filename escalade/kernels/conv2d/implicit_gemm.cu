@@ -1,0 +1,269 @@
+// y[pixel][filter] = relu(sum over k of x[window of pixel at k] * weight[filter][k] + bias[filter] + residual)
+//
+// The three steps of im2col in one kernel, on CUDA cores in fp32: a block gathers the unrolled matrix tile by tile
+// straight into shared memory (it exists nowhere else), and each thread sums THREAD_M x THREAD_N outputs in registers.
+// cp.async runs STAGES - 1 tiles ahead, four bytes at a time, because both tiles are turned on their way in: k is
+// the slow index in shared memory, so that a thread reads its rows and columns 16 bytes at once.
+//   NCHW: k = (c, r, s), neighbouring threads gather neighbouring pixels;  NHWC: k = (r, s, c), they gather
+//   neighbouring channels. `weight` is [filter][k] in either layout.
+// What bounds it: the rate of FFMA. A thread reads THREAD_M + THREAD_N floats of shared memory for THREAD_M * THREAD_N
+// multiply-adds.
+#include "common/conv_windows.cuh"
+#include "common/epilogue.cuh"
+
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int THREADS_M = TILE_M / THREAD_M;
+constexpr int THREADS_N = TILE_N / THREAD_N;
+constexpr int THREADS = THREADS_M * THREADS_N;
+constexpr int WARPS_M = THREADS_M / 8;
+// Four floats of padding: eight lines of k by four of the other index, which a warp writes at once, take all banks.
+constexpr int PITCH_M = TILE_M + 4;
+constexpr int PITCH_N = TILE_N + 4;
+constexpr int ROWS_AT_ONCE = THREADS / TILE_K;  // pixels (NHWC) or filters that the block copies at once
+
+using Four = Pack<float, 4>;
+using InputTile = float[TILE_K][PITCH_M];
+using WeightTile = float[TILE_K][PITCH_N];
+
+// Copies x in NHWC: a thread has one k of each tile, and every ROWS_AT_ONCE-th pixel.
+struct ChannelsLastInput {
+    static constexpr int PIXELS = TILE_M / ROWS_AT_ONCE;
+
+    const float* images;
+    TapWalk<PARTIAL_CHANNELS, TILE_K, 1> walk;
+    Window windows[PIXELS];
+
+    __device__ __forceinline__ ChannelsLastInput(const float* x, int first_pixel, const Tap*, const ConvShape& shape) {
+        const int first_image = first_pixel / (shape.output_height * shape.output_width);
+        const int image_elements = shape.channels * shape.height * shape.width;
+        const int line = threadIdx.x % TILE_K;
+        images = x + 1LL * first_image * image_elements;
+        walk.move_to(PARTIAL_CHANNELS ? line : 0, shape);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+            windows[i] = Window::of(first_pixel + threadIdx.x / TILE_K + i * ROWS_AT_ONCE, first_image, shape.channels,
+                                    image_elements, shape);
+            if (!PARTIAL_CHANNELS) windows[i].offset += line;
+        }
+    }
+
+    __device__ __forceinline__ void copy_next(InputTile& tile, bool wanted, const ConvShape& shape) {
+        const bool exists = wanted && (!PARTIAL_CHANNELS || walk.k < TAPS * shape.channels);
+        const u32 target = shared_address(&tile[threadIdx.x % TILE_K][threadIdx.x / TILE_K]);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i)
+            copy_async_4(target + i * ROWS_AT_ONCE * 4, images + (windows[i].offset + walk.tap.offset),
+                         exists && windows[i].sees(walk.tap, shape));
+        walk.next(shape);
+    }
+};
+
+// Copies x in NCHW: a thread has one pixel, and every LINES_AT_ONCE-th k of each tile.
+struct ChannelsFirstInput {
+    static constexpr int LINES_AT_ONCE = THREADS / TILE_M;
+    static constexpr int LINES = TILE_K / LINES_AT_ONCE;
+
+    const float* images;
+    const Tap* taps;
+    Window window;
+    int k;
+
+    __device__ __forceinline__ ChannelsFirstInput(const float* x, int first_pixel, const Tap* taps,
+                                                  const ConvShape& shape)
+        : taps(taps), k(threadIdx.x / TILE_M) {
+        const int first_image = first_pixel / (shape.output_height * shape.output_width);
+        const int image_elements = shape.channels * shape.height * shape.width;
+        images = x + 1LL * first_image * image_elements;
+        window = Window::of(first_pixel + threadIdx.x % TILE_M, first_image, 1, image_elements, shape);
+    }
+
+    __device__ __forceinline__ void copy_next(InputTile& tile, bool wanted, const ConvShape& shape) {
+        const int depth = wanted ? TAPS * shape.channels : 0;
+        const u32 target = shared_address(&tile[threadIdx.x / TILE_M][threadIdx.x % TILE_M]);
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) {
+            const int line = k + i * LINES_AT_ONCE;
+            const int channel = line / TAPS;
+            const Tap tap = taps[line - channel * TAPS];
+            const int offset = window.offset + channel * shape.height * shape.width + tap.offset;
+            copy_async_4(target + i * LINES_AT_ONCE * PITCH_M * 4, images + offset,
+                         line < depth && window.sees(tap, shape));
+        }
+        k += TILE_K;
+    }
+};
+
+// Copies the weights: a thread has one k of each tile, and every ROWS_AT_ONCE-th filter.
+struct Weights {
+    static constexpr int FILTERS = TILE_N / ROWS_AT_ONCE;
+
+    const float* weights;
+    long long filter_step;
+    int filters_left, k;
+
+    __device__ __forceinline__ Weights(const float* weight, int first_filter, const ConvShape& shape)
+        : k(threadIdx.x % TILE_K) {
+        const int depth = TAPS * shape.channels;
+        const int filter = first_filter + threadIdx.x / TILE_K;
+        weights = weight + 1LL * filter * depth + k;
+        filter_step = 1LL * ROWS_AT_ONCE * depth;
+        filters_left = shape.filters - filter;
+    }
+
+    __device__ __forceinline__ void copy_next(WeightTile& tile, bool wanted, const ConvShape& shape) {
+        const bool exists = wanted && k < TAPS * shape.channels;
+        const u32 target = shared_address(&tile[threadIdx.x % TILE_K][threadIdx.x / TILE_K]);
+#pragma unroll
+        for (int i = 0; i < FILTERS; ++i)
+            copy_async_4(target + i * ROWS_AT_ONCE * 4, weights + i * filter_step,
+                         exists && i * ROWS_AT_ONCE < filters_left);
+        weights += TILE_K;
+        k += TILE_K;
+    }
+};
+
+// A thread's outputs are blocks of 4x4, spread over the tile so that a warp reads whole lines of shared memory.
+using Sums = float[THREAD_M / 4][THREAD_N / 4][4][4];
+
+__device__ __forceinline__ void multiply(Sums& sums, const InputTile& input, const WeightTile& weights, int thread_m,
+                                         int thread_n) {
+#pragma unroll
+    for (int k = 0; k < TILE_K; ++k) {
+        Four a[THREAD_M / 4], b[THREAD_N / 4];
+#pragma unroll
+        for (int i = 0; i < THREAD_M / 4; ++i) a[i] = load_pack<float, 4>(&input[k][(i * THREADS_M + thread_m) * 4]);
+#pragma unroll
+        for (int j = 0; j < THREAD_N / 4; ++j) b[j] = load_pack<float, 4>(&weights[k][(j * THREADS_N + thread_n) * 4]);
+#pragma unroll
+        for (int i = 0; i < THREAD_M / 4; ++i)
+#pragma unroll
+            for (int j = 0; j < THREAD_N / 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 16; ++e) sums[i][j][e / 4][e % 4] += a[i].at[e / 4] * b[j].at[e % 4];
+    }
+}
+
+// Stores a 4x4 block: NHWC, a pixel's four filters together.
+__device__ __forceinline__ void finish_channels_last(const float (&sums)[4][4], int pixel, int filter,
+                                                     const float* bias, const float* residual, float* y,
+                                                     const ConvShape& shape) {
+    const int pixels = shape.batch * shape.output_height * shape.output_width;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+        if (pixel + m >= pixels) continue;
+        const long long at = 1LL * (pixel + m) * shape.filters + filter;
+        if (OUTPUT_ALIGNED) {
+            if (filter >= shape.filters) continue;
+            const Four old = HAS_RESIDUAL ? load_pack<float, 4>(residual + at) : Four{};
+            Four results;
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+                results.at[n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, old.at, n);
+            store_pack(y + at, results);
+        } else {
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                if (filter + n >= shape.filters) continue;
+                y[at + n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, residual, at + n);
+            }
+        }
+    }
+}
+
+// Stores a 4x4 block: NCHW, a filter's four pixels together where they always share an image.
+__device__ __forceinline__ void finish_channels_first(const float (&sums)[4][4], int pixel, int filter,
+                                                      const float* bias, const float* residual, float* y,
+                                                      const ConvShape& shape) {
+    const int output_pixels = shape.output_height * shape.output_width;
+#pragma unroll
+    for (int m = 0; m < 4; m += OUTPUT_ALIGNED ? 4 : 1) {
+        const int image = (pixel + m) / output_pixels;
+        if (image >= shape.batch) continue;
+        const long long first_at = 1LL * image * shape.filters * output_pixels + (pixel + m - image * output_pixels);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (filter + n >= shape.filters) continue;
+            const long long at = first_at + 1LL * (filter + n) * output_pixels;
+            if (OUTPUT_ALIGNED) {
+                const Four old = HAS_RESIDUAL ? load_pack<float, 4>(residual + at) : Four{};
+                Four results;
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e][n], bias, filter + n, old.at, e);
+                store_pack(y + at, results);
+            } else {
+                y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, residual, at);
+            }
+        }
+    }
+}
+
+template <bool LAST, class ChannelsLast, class ChannelsFirst>
+struct Either {
+    using type = ChannelsLast;
+};
+template <class ChannelsLast, class ChannelsFirst>
+struct Either<false, ChannelsLast, ChannelsFirst> {
+    using type = ChannelsFirst;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_implicit_gemm(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+                         const float* __restrict__ residual, float* __restrict__ y, ConvShape shape) {
+    __shared__ __align__(16) InputTile input_tiles[STAGES];
+    __shared__ __align__(16) WeightTile weight_tiles[STAGES];
+    __shared__ __align__(16) Tap taps[NHWC ? 1 : TAPS];
+
+    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
+    const int first_pixel = blockIdx.x / tiles_n * TILE_M;
+    const int first_filter = blockIdx.x % tiles_n * TILE_N;
+
+    if (!NHWC) {
+        for (int tap = threadIdx.x; tap < TAPS; tap += THREADS)
+            taps[tap] = Tap::at(tap / FILTER_WIDTH, tap % FILTER_WIDTH, 1, shape);
+        __syncthreads();
+    }
+
+    // A warp is 8 x 4 threads, each eight neighbours 4 x 2: no phase of a shared-memory read meets a bank twice.
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int thread_m = warp % WARPS_M * 8 + lane % 4 + lane / 8 % 2 * 4;
+    const int thread_n = warp / WARPS_M * 4 + lane / 4 % 2 + lane / 16 * 2;
+
+    Either<NHWC, ChannelsLastInput, ChannelsFirstInput>::type input(x, first_pixel, taps, shape);
+    Weights weights(weight, first_filter, shape);
+    const int tiles = (TAPS * shape.channels + TILE_K - 1) / TILE_K;
+#pragma unroll
+    for (int tile = 0; tile < STAGES - 1; ++tile) {
+        input.copy_next(input_tiles[tile], tile < tiles, shape);
+        weights.copy_next(weight_tiles[tile], tile < tiles, shape);
+        copy_async_commit();
+    }
+
+    Sums sums = {};
+    int read_stage = 0, write_stage = STAGES - 1;
+    for (int tile = 0; tile < tiles; ++tile) {
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();  // this tile has arrived for all, and all have done with the one that is overwritten
+        input.copy_next(input_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
+        weights.copy_next(weight_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
+        copy_async_commit();
+        multiply(sums, input_tiles[read_stage], weight_tiles[read_stage], thread_m, thread_n);
+        write_stage = read_stage;
+        read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
+    }
+    copy_async_wait<0>();
+
+#pragma unroll
+    for (int i = 0; i < THREAD_M / 4; ++i)
+#pragma unroll
+        for (int j = 0; j < THREAD_N / 4; ++j) {
+            const int pixel = first_pixel + (i * THREADS_M + thread_m) * 4;
+            const int filter = first_filter + (j * THREADS_N + thread_n) * 4;
+            if (NHWC)
+                finish_channels_last(sums[i][j], pixel, filter, bias, residual, y, shape);
+            else
+                finish_channels_first(sums[i][j], pixel, filter, bias, residual, y, shape);
+        }
+}

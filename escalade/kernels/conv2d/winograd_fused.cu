@@ -1,0 +1,225 @@
+// y of a tile = A' [sum over channels of (B' d B) * U] A, then bias, residual and ReLU, in one launch.
+//
+// What this rung changes: V and M never exist in memory. A block has 32 tiles and BLOCK_FILTERS filters. Four warps
+// transform the patches of four channels into shared memory and fetch the slice of U that goes with them, while the
+// others multiply the slices before: each has WARP_POINTS of the (TILE + 2)^2 points, whose sums stay in registers to
+// the end, where the points of a tile meet again in shared memory, for those four warps to finish. The price: patches
+// are transformed anew for every block of filters, and the blocks are small, so U comes from the L2 cache more often.
+// Bounded by fp32 arithmetic and, next to it, by reads of shared memory.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/hopper.cuh"
+#include "common/winograd.cuh"
+
+constexpr int PATCH = Winograd<TILE>::PATCH;
+constexpr int POINTS = Winograd<TILE>::POINTS;
+constexpr int BLOCK_TILES = 32;
+constexpr int STEP_CHANNELS = 4;
+constexpr int PATCH_THREADS = BLOCK_TILES * STEP_CHANNELS;  // one channel of one tile each
+constexpr int SUM_WARPS = POINTS / WARP_POINTS;
+constexpr int THREADS = SUM_WARPS * 32 + PATCH_THREADS;
+constexpr int LANE_FILTERS = BLOCK_FILTERS / 8;  // a warp is 4 x 8 lanes of 8 tiles x LANE_FILTERS filters a point
+constexpr int TILE_PITCH = BLOCK_TILES + 8;      // lanes that write 4 channels of 8 tiles meet 32 different banks
+constexpr int INPUT_SLICE = POINTS * STEP_CHANNELS * TILE_PITCH;
+constexpr int WEIGHT_SLICE = POINTS * STEP_CHANNELS * BLOCK_FILTERS;
+constexpr int SLICE = INPUT_SLICE + WEIGHT_SLICE;
+constexpr int PASS_FILTERS = 8;              // filters whose points meet in shared memory at once
+constexpr int PASS_PITCH = BLOCK_TILES + 4;  // 16-byte stores of neighbouring filters meet different banks
+constexpr int PASSES = BLOCK_FILTERS / PASS_FILTERS;
+constexpr int PASS = POINTS * PASS_FILTERS * PASS_PITCH;
+static_assert(POINTS % WARP_POINTS == 0, "every warp has the same number of points");
+static_assert(2 * PASS <= 2 * SLICE, "two passes fit where the slices were");
+
+// Brings one tile's patch of one channel from global to shared memory. All sizes are constants, so that loads differ
+// by immediate offsets.
+struct PatchReader {
+    static constexpr int PIXEL_STRIDE = NHWC ? CHANNELS : 1, ROW_STRIDE = WIDTH * PIXEL_STRIDE;
+    static constexpr int CHANNEL_STRIDE = NHWC ? 1 : HEIGHT * WIDTH;
+    const Element* first;  // of this thread's channel in the first step; may lie outside the image
+    u64 inside;            // bit i * PATCH + j: pixel (i, j) of the patch lies inside the image
+    int tile, channel;     // in the block, in the step
+    float patch[PATCH][PATCH];
+
+    __device__ __forceinline__ PatchReader(const Element* x, const ConvShape& shape, const TileGrid& tiles,
+                                           int first_tile, int thread) {
+        // Lanes run along what is contiguous in memory.
+        tile = NHWC ? thread / STEP_CHANNELS : thread % BLOCK_TILES;
+        channel = NHWC ? thread % STEP_CHANNELS : thread / BLOCK_TILES;
+        const bool exists = first_tile + tile < tiles.count;
+        const TilePlace place = place_of<TILE>(tiles, exists ? first_tile + tile : 0);
+        const int row = place.output_row - shape.pad_h, column = place.output_column - shape.pad_w;
+        first = x + 1LL * place.image * CHANNELS * HEIGHT * WIDTH + 1LL * row * ROW_STRIDE +
+                1LL * column * PIXEL_STRIDE + 1LL * channel * CHANNEL_STRIDE;
+        inside = 0;
+#pragma unroll
+        for (int point = 0; point < POINTS; ++point) {
+            const unsigned r = row + point / PATCH, c = column + point % PATCH;
+            inside |= u64(exists && r < HEIGHT && c < WIDTH) << point;
+        }
+    }
+
+    __device__ __forceinline__ void load(int first_channel) {
+        const u64 wanted = first_channel + channel < CHANNELS ? inside : 0;
+        const Element* from = first + 1LL * first_channel * CHANNEL_STRIDE;
+#pragma unroll
+        for (int i = 0; i < PATCH; ++i)
+#pragma unroll
+            for (int j = 0; j < PATCH; ++j)
+                patch[i][j] = wanted >> (i * PATCH + j) & 1 ? to_float(from[i * ROW_STRIDE + j * PIXEL_STRIDE]) : 0.f;
+    }
+
+    __device__ __forceinline__ void store(float* slice) {
+        transform_input(patch);
+        float* to = slice + channel * TILE_PITCH + tile;
+#pragma unroll
+        for (int point = 0; point < POINTS; ++point)
+            to[point * STEP_CHANNELS * TILE_PITCH] = patch[point / PATCH][point % PATCH];
+    }
+};
+
+// Slices of U to shared memory as they are; one address a thread, moved on step by step.
+struct WeightCopier {
+    static constexpr int CHUNKS = BLOCK_FILTERS / 4, POINTS_A_TURN = PATCH_THREADS / (STEP_CHANNELS * CHUNKS);
+    static constexpr int ALL_CHANNELS = (CHANNELS + 3) / 4 * 4, ALL_FILTERS = (FILTERS + 3) / 4 * 4;  // as U has them
+    static_assert(POINTS % POINTS_A_TURN == 0, "every thread copies the same number of chunks");
+    const float* from;
+    int place;
+    bool wanted;
+
+    __device__ __forceinline__ WeightCopier(const float* weights, int first_filter, int thread) {
+        const int filter = first_filter + thread % CHUNKS * 4, channel = thread / CHUNKS % STEP_CHANNELS;
+        const int point = thread / (STEP_CHANNELS * CHUNKS);
+        from = weights + (1LL * point * ALL_CHANNELS + channel) * ALL_FILTERS + filter;
+        place = thread * 4, wanted = filter < ALL_FILTERS;
+    }
+
+    __device__ __forceinline__ void copy(float* slice) {
+        const u32 to = shared_address(slice + place);
+#pragma unroll
+        for (int turn = 0; turn < POINTS / POINTS_A_TURN; ++turn)
+            copy_async_16(to + turn * PATCH_THREADS * 16,
+                          from + 1LL * turn * POINTS_A_TURN * ALL_CHANNELS * ALL_FILTERS, wanted);
+        copy_async_commit();
+        from += STEP_CHANNELS * ALL_FILTERS;
+    }
+};
+
+// One output tile of one filter, from its points in shared memory as [point][filter][tile].
+__device__ __forceinline__ void finish_tile(const float* pass, int tile, int filter_in_pass, int filter,
+                                            const TilePlace& place, const ConvShape& shape, const Element* bias,
+                                            const Element* residual, Element* y) {
+    float products[PATCH][PATCH];
+#pragma unroll
+    for (int point = 0; point < POINTS; ++point)
+        products[point / PATCH][point % PATCH] = pass[(point * PASS_FILTERS + filter_in_pass) * PASS_PITCH + tile];
+    transform_output(products);
+    const int plane = shape.output_height * shape.output_width;
+    const long long image = 1LL * place.image * FILTERS * plane;
+#pragma unroll
+    for (int i = 0; i < TILE; ++i)
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) {
+            const int row = place.output_row + i, column = place.output_column + j;
+            if (row >= shape.output_height || column >= shape.output_width) continue;
+            const int pixel = row * shape.output_width + column;
+            const long long at = image + (NHWC ? pixel * FILTERS + filter : filter * plane + pixel);
+            y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(products[i][j], bias, filter, residual, at);
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    conv2d_winograd_fused(const Element* __restrict__ x, const float* __restrict__ weights, const Element* bias,
+                          const Element* residual, Element* __restrict__ y, int filter_blocks, ConvShape shape,
+                          TileGrid tiles) {
+    extern __shared__ __align__(16) float shared[];
+    const int first_tile = blockIdx.x / filter_blocks * BLOCK_TILES;
+    const int first_filter = blockIdx.x % filter_blocks * BLOCK_FILTERS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int lane_tile = lane / 8 * 4, lane_filter = lane % 8 * 4;  // the first four; the others 16 and 32 further
+    const bool multiplies = warp < SUM_WARPS;
+
+    // The two kinds of warps have code of their own, for the registers of one kind to be free in the other; they meet
+    // at a barrier that may be reached from both.
+    const auto meet = [] { named_barrier_sync(1, THREADS); };
+    if (!multiplies) {
+        const int thread = threadIdx.x - SUM_WARPS * 32;
+        PatchReader reader(x, shape, tiles, first_tile, thread);
+        WeightCopier copier(weights, first_filter, thread);
+        reader.load(0);
+        float* slice = shared;
+        for (int channel = 0; channel < CHANNELS; channel += STEP_CHANNELS) {
+            copier.copy(slice + INPUT_SLICE);
+            reader.store(slice);
+            reader.load(channel + STEP_CHANNELS);
+            copy_async_wait<0>();
+            meet();  // this slice is complete, and the other one no longer read
+            slice = slice == shared ? shared + SLICE : shared;
+        }
+        meet();  // the slices are no longer read
+        for (int pass = 0; pass < PASSES; ++pass) {
+            meet();  // this pass is complete, and the one before finished
+#pragma unroll 1
+            for (int at = thread; at < BLOCK_TILES * PASS_FILTERS; at += PATCH_THREADS) {
+                const int tile = NHWC ? at / PASS_FILTERS : at % BLOCK_TILES;
+                const int filter_in_pass = NHWC ? at % PASS_FILTERS : at / BLOCK_TILES;
+                const int filter = first_filter + pass * PASS_FILTERS + filter_in_pass;
+                if (first_tile + tile < tiles.count && filter < FILTERS)
+                    finish_tile(shared + pass % 2 * PASS, tile, filter_in_pass, filter,
+                                place_of<TILE>(tiles, first_tile + tile), shape, bias, residual, y);
+            }
+        }
+        return;
+    }
+
+    float sums[WARP_POINTS][8][LANE_FILTERS] = {};
+    const int first_row = warp * WARP_POINTS * STEP_CHANNELS;
+    const float* first_input = shared + first_row * TILE_PITCH + lane_tile;
+    const float* first_weight = shared + INPUT_SLICE + first_row * BLOCK_FILTERS + lane_filter;
+    const auto multiply = [&](int slice) {
+        meet();
+#pragma unroll
+        for (int c = 0; c < STEP_CHANNELS; ++c)  // points inside channels: the other order needs a few registers more
+#pragma unroll
+            for (int p = 0; p < WARP_POINTS; ++p) {
+                const float* inputs = first_input + slice * SLICE + (p * STEP_CHANNELS + c) * TILE_PITCH;
+                const float* filters = first_weight + slice * SLICE + (p * STEP_CHANNELS + c) * BLOCK_FILTERS;
+                const Pack<float, 4> a[2] = {load_pack<float, 4>(inputs), load_pack<float, 4>(inputs + 16)};
+                Pack<float, 4> b[LANE_FILTERS / 4];
+#pragma unroll
+                for (int h = 0; h < LANE_FILTERS / 4; ++h) b[h] = load_pack<float, 4>(filters + h * 32);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+#pragma unroll
+                    for (int j = 0; j < LANE_FILTERS; ++j) sums[p][i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
+            }
+    };
+    // Two steps a turn, so that the slice is a constant and its address takes no register.
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel += 2 * STEP_CHANNELS) {
+        multiply(0);
+        if (channel + STEP_CHANNELS < CHANNELS) multiply(1);
+    }
+    meet();
+
+#pragma unroll
+    for (int half = 0; half < LANE_FILTERS / 4; ++half)
+#pragma unroll 1
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            float* pass = shared + quarter % 2 * PASS;
+            if (lane_filter / PASS_FILTERS == quarter) {
+#pragma unroll
+                for (int p = 0; p < WARP_POINTS; ++p)
+#pragma unroll
+                    for (int i = 0; i < 8; i += 4)
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            const int row = (warp * WARP_POINTS + p) * PASS_FILTERS + lane_filter % PASS_FILTERS + j;
+                            const int f = half * 4 + j;
+                            store_pack(pass + row * PASS_PITCH + lane_tile + i * 4,
+                                       Pack<float, 4>{{sums[p][i][f], sums[p][i + 1][f], sums[p][i + 2][f],
+                                                       sums[p][i + 3][f]}});
+                        }
+            }
+            meet();
+        }
+}

@@ -1,0 +1,34 @@
+// Three stages of three consecutive chunks of tiles in one launch: while the products of one chunk are formed, the
+// inputs of the next are transformed and the outputs of the one before are finished.
+//
+// What this rung changes: the transforms are bounded by memory and the products by arithmetic, so blocks of both
+// kinds on the same multiprocessor fill each other's gaps, and V and M live in two small buffers each, which
+// mostly stay in the L2 cache. Launches follow each other in order, so blocks of one launch never wait for another.
+#include "conv2d/winograd_stages.cuh"
+#include "conv2d/winograd_gemm.cuh"
+
+static_assert(STAGE_THREADS == GEMM_THREADS, "one launch, one block size");
+
+struct Roles {  // filled by escalade/ops/conv2d/winograd.py, in this order
+    int input_blocks, gemm_blocks, output_blocks;
+    int channel_blocks, filter_blocks;  // of the input and output stage
+};
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS, BLOCKS_PER_SM)
+    conv2d_winograd_pipelined(const Element* x, const Element* bias, const Element* residual, Element* y,
+                              float* next_inputs, const float* inputs, const float* weights, float* products,
+                              const float* last_products, ConvShape shape, TileGrid next_tiles, TileGrid last_tiles,
+                              GemmShape gemm, Roles roles) {
+    extern __shared__ __align__(16) float slices[];
+    // The blocks of the products are spread evenly over the launch.
+    const long long all = roles.input_blocks + roles.gemm_blocks + roles.output_blocks;
+    const int gemm_before = 1LL * blockIdx.x * roles.gemm_blocks / all;
+    const int gemm_through = (blockIdx.x + 1LL) * roles.gemm_blocks / all;
+    const int transform = blockIdx.x - gemm_before;
+    if (gemm_through > gemm_before)
+        gemm_stage(gemm_before, slices, inputs, weights, products, gemm);
+    else if (transform < roles.output_blocks)
+        output_stage(transform, roles.filter_blocks, last_products, bias, residual, y, shape, last_tiles);
+    else
+        input_stage(transform - roles.output_blocks, roles.channel_blocks, x, next_inputs, shape, next_tiles);
+}

@@ -1,0 +1,78 @@
+"""The ladder of conv2d: the families of rungs, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.ops.conv2d import direct, fft, gemm, reference, tensor_core, winograd
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.ladder import Ladder, Operation
+
+_SQUARE = Conv2dProblem.square
+
+PROBLEMS = (
+    _SQUARE(64, 64, 56, 3, batch=1),
+    _SQUARE(64, 64, 56, 3, batch=32),
+    _SQUARE(64, 64, 56, 3, batch=256),
+    _SQUARE(64, 64, 56, 3, batch=256, bias=True, residual=True, relu=True),
+    _SQUARE(128, 128, 28, 3, batch=256),
+    _SQUARE(128, 128, 28, 3, batch=256, bias=True, residual=True, relu=True),
+    _SQUARE(256, 256, 14, 3, batch=256),
+    _SQUARE(3, 64, 224, 7, batch=256, stride=2),
+    _SQUARE(64, 128, 56, 3, batch=256, stride=2),
+    _SQUARE(64, 128, 56, 1, batch=256, stride=2),
+    _SQUARE(1, 4, 86, 7, batch=10_000, padding=0),
+    _SQUARE(4, 16, 40, 7, batch=10_000, padding=0),
+    _SQUARE(32, 32, 64, 31, batch=32),
+    _SQUARE(256, 256, 56, 31, batch=32, groups=256),
+)
+"""What `escalade ladder conv2d` measures, in every dtype and layout that a rung supports."""
+
+CROSSOVER = tuple(_SQUARE(32, 32, 64, size, batch=32) for size in (3, 5, 7, 9, 11, 15, 21, 31))
+"""One image size, growing filters: where FFT overtakes the direct algorithms."""
+
+SMALL_PROBLEMS = (
+    _SQUARE(8, 16, 9, 3, batch=2),
+    _SQUARE(3, 5, 11, 3, batch=1, bias=True),
+    _SQUARE(16, 24, 7, 3, batch=3, bias=True, residual=True, relu=True),
+    _SQUARE(64, 72, 8, 3, batch=1, relu=True),
+    _SQUARE(24, 40, 12, 1, batch=2, stride=2),
+    _SQUARE(16, 8, 13, 3, batch=1, stride=2, padding=0, residual=True),
+    _SQUARE(3, 16, 23, 7, batch=1, stride=2, bias=True, relu=True),
+    _SQUARE(1, 4, 19, 7, batch=2, padding=0),
+    _SQUARE(4, 16, 14, 7, batch=1, padding=0),
+    _SQUARE(2, 3, 20, 15, batch=1),
+    _SQUARE(8, 8, 10, 5, batch=1, groups=8, bias=True),
+    _SQUARE(8, 12, 10, 3, batch=2, groups=4),
+    Conv2dProblem(2, 8, 9, 14, 12, 1, 7, padding=(0, 3)),
+    Conv2dProblem(1, 8, 12, 10, 20, 5, 3, (2, 1), (2, 0), (1, 2), bias=True, relu=True),
+    Conv2dProblem(1, 16, 11, 13, 8, 3, 3, padding=(2, 2), dilation=(2, 2)),
+    Conv2dProblem(1, 5, 1, 1, 7, 1, 1),
+)
+"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square."""
+
+
+class Conv2d(Operation[Conv2dProblem]):
+    name = "conv2d"
+    ladder = Ladder("conv2d", (*direct.RUNGS, *gemm.RUNGS, *tensor_core.RUNGS, *winograd.RUNGS, *fft.RUNGS))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = ("fp32", "tf32", "fp16", "bf16")
+    layouts = ("nchw", "nhwc")
+
+    def parse(self, name: str) -> Conv2dProblem:
+        return Conv2dProblem.parse(name)
+
+    def inputs(self, problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)

@@ -1,0 +1,168 @@
+"""How the tensor-core rungs cut a convolution into tiles, and which cut suits a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Macro, Type
+from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.gemm import SMS, blocks
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.ladder import Config
+
+SHARED_LIMIT = 227 * 1024
+"""Of a block on Hopper and on data-centre Blackwell; the defaults stay below the 99 KiB of the smaller cards."""
+
+
+PRODUCT_RATE = 2200
+"""Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 bits."""
+L2_RATE = 40
+"""Bytes that L2 delivers in a clock to each of the multiprocessors when all ask; one alone gets 64."""
+
+
+@dataclass(frozen=True)
+class MmaConfig(Config):
+    tile_m: int
+    """Output pixels a block."""
+    tile_n: int
+    """Filters a block."""
+    row_bytes: int
+    """How deep a tile is: bytes of k in a row of shared memory, 64 or 128."""
+    warps_m: int
+    warps_n: int
+    stages: int
+    """Buffers: how many tiles are copied ahead, and one."""
+    blocks_per_sm: int
+    """What the compiler fits the registers to."""
+    splits: int = 1
+    """Parts that k is cut into, each summed by a block of its own."""
+    through_l1: bool = False
+    """Copies stay in the L1 cache, where the next tap finds most of what it reads."""
+
+    @property
+    def threads(self) -> int:
+        return self.warps_m * self.warps_n * 32
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        return self.tile_m // self.warps_m, self.tile_n // self.warps_n
+
+    @property
+    def shared_bytes(self) -> int:
+        staged_rows = self.warps_m * self.warps_n * 16 * (self.warp_tile[1] + 8) * 4
+        return max(self.stages * (self.tile_m + self.tile_n) * self.row_bytes, staged_rows)
+
+    def grid(self, problem: Conv2dProblem) -> tuple[int, int, int]:
+        tiles = blocks(problem.output_pixels, self.tile_m) * blocks(problem.filters, self.tile_n)
+        return tiles, self.splits, 1
+
+    def valid(self, operands: Operands) -> bool:
+        """Whether every thread copies the same number of chunks, in rows that share a swizzle."""
+        rows_at_once = self.threads * operands.copy_bytes // self.row_bytes
+        return (
+            rows_at_once % 8 == 0
+            and self.tile_m % rows_at_once == 0
+            and self.tile_n % rows_at_once == 0
+            and self.shared_bytes <= SHARED_LIMIT
+        )
+
+    def depth_tiles(self, operands: Operands) -> int:
+        return blocks(operands.problem.taps * operands.channels * operands.element_bytes, self.row_bytes)
+
+    def cost(self, operands: Operands) -> float:
+        """About the clocks that the busiest multiprocessor takes; only the order matters.
+
+        Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite;
+        filling the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8; adding up
+        splits costs a launch.
+        """
+        warp_m, warp_n = self.warp_tile
+        efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
+        tiles, splits, _ = self.grid(operands.problem)
+        rounds = blocks(tiles * splits, SMS)
+        warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
+        busy = min(1.0, 0.4 + warps / 13)
+        product = self.tile_m * self.tile_n / (PRODUCT_RATE * efficiency * busy)
+        # What L2 must deliver: with L1, of a window's taps all but the first in a row are there already.
+        width = operands.problem.filter_width
+        fresh = (1 + 0.2 * (width - 1)) / width if self.through_l1 else 1.0
+        delivery = (self.tile_m * fresh + self.tile_n) / min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
+        depth_bytes = blocks(self.depth_tiles(operands), splits) * (self.row_bytes + 8) + 512
+        lookup = (
+            1.25 if self.through_l1 else 1.0
+        )  # measured: 64 channels 1.26 times slower through L1, 128 1.03
+        return rounds * depth_bytes * max(product * lookup, delivery) + (splits > 1) * 3000
+
+
+@dataclass(frozen=True)
+class Operands:
+    """x and the weights as the product reads them: in their type, their channels padded to what a copy moves."""
+
+    problem: Conv2dProblem
+    element: Type
+    element_bytes: int
+
+    @staticmethod
+    def stored(problem: Conv2dProblem) -> Operands:
+        """As the problem stores them."""
+        return Operands(problem, arguments.element(problem), problem.element_bytes)
+
+    @staticmethod
+    def halves(problem: Conv2dProblem) -> Operands:
+        return Operands(problem, Type("__half"), 2)
+
+    @property
+    def channels(self) -> int:
+        """Padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
+        quads = 4 * blocks(self.problem.channels, 4)
+        if quads == self.problem.channels or quads == 4:
+            return quads
+        return blocks(quads * self.element_bytes, 16) * 16 // self.element_bytes
+
+    @property
+    def padded(self) -> bool:
+        return self.channels != self.problem.channels
+
+    @property
+    def copy_bytes(self) -> int:
+        return 16 if self.channels * self.element_bytes % 16 == 0 else 8
+
+    @property
+    def reach_unit(self) -> int:
+        return self.copy_bytes // self.element_bytes
+
+    def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
+        """What the tensor-core kernels share."""
+        tile_k = config.row_bytes // self.element_bytes
+        caching: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
+        return caching | {
+            "Element": self.element,
+            "Output": output,
+            "FILTER_HEIGHT": self.problem.filter_height,
+            "FILTER_WIDTH": self.problem.filter_width,
+            "COPY_BYTES": self.copy_bytes,
+            "PARTIAL_CHANNELS": self.channels if self.channels % tile_k else 0,
+            "TILE_M": config.tile_m,
+            "TILE_N": config.tile_n,
+            "TILE_K": tile_k,
+            "WARPS_M": config.warps_m,
+            "WARPS_N": config.warps_n,
+        }
+
+
+def best_first(
+    candidates: tuple[MmaConfig, ...], operands: Operands, may_split: bool
+) -> tuple[MmaConfig, ...]:
+    """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
+    valid = [config for config in candidates if config.valid(operands)]
+    if may_split:
+        for config in list(valid):
+            tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
+            splits = min(2 * SMS // tiles, depth // 4, 16)
+            valid += [replace(config, splits=count) for count in {splits, splits // 2} if count > 1]
+    small = [config for config in valid if config.shared_bytes <= 99 * 1024]
+    default = min(small, key=lambda config: config.cost(operands))
+    others = sorted(
+        (config for config in valid if config != default), key=lambda config: config.cost(operands)
+    )
+    return (default, *others[:23])

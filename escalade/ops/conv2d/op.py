@@ -1,0 +1,291 @@
+"""`conv2d` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin.
+
+It runs on the caller's current stream and device, and works under autograd, `torch.compile`,
+`torch.export`, CUDA-graph capture and autocast.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from escalade.device.run import Executable
+from escalade.errors import UnsupportedError
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
+
+_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_SCHEMA = (
+    "conv2d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[2] stride=1, "
+    "int[2] padding=0, int[2] dilation=1, int groups=1, bool relu=False, bool tf32=False, str? rung=None) -> Tensor"
+)
+_ALIGNMENT = 16
+_TF32_POSITION = 9
+_library = torch.library.Library("escalade", "FRAGMENT")
+_library.define(_SCHEMA)
+_local = threading.local()
+_MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """relu(conv2d(x, weight) + bias + residual), each of bias, residual and relu optional.
+
+    Shapes are PyTorch's. NCHW and channels_last inputs are taken as they are (the result has x's
+    layout), anything else is copied first. `tf32` allows TF32 products for fp32 tensors; `rung` names
+    one rung of the ladder instead of the chosen one.
+    """
+    return torch.ops.escalade.conv2d(
+        x, weight, bias, residual, _two(stride, "stride"), _two(padding, "padding"),
+        _two(dilation, "dilation"), groups, relu, tf32, rung,
+    )  # fmt: skip
+
+
+def _two(value: int | Sequence[int], what: str) -> list[int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    if len(values) == 1:
+        values *= 2
+    if len(values) != 2 or not all(isinstance(v, int) for v in values):
+        raise UnsupportedError(f"{what} of {value!r}: it is one integer, or two (height, width)")
+    return values
+
+
+def problem_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    relu: bool,
+    tf32: bool,
+) -> Conv2dProblem:
+    """The problem that these tensors pose, or a sentence on why they pose none."""
+    _check_tensors(x, weight, bias, residual, groups, tf32)
+    batch, channels, height, width = x.shape
+    filters, _, filter_height, filter_width = weight.shape
+    problem = Conv2dProblem(
+        batch, channels, height, width, filters, filter_height, filter_width,
+        (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
+        "tf32" if tf32 else _DTYPES[x.dtype], layout_of(x), bias is not None, residual is not None, relu,
+    )  # fmt: skip
+    expected = (batch, filters, problem.output_height, problem.output_width)
+    if residual is not None and residual.shape != expected:
+        raise UnsupportedError(
+            f"residual has shape {tuple(residual.shape)}; it must be the output's, {expected}"
+        )
+    return problem
+
+
+def _check_tensors(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    groups: int,
+    tf32: bool,
+) -> None:
+    """What can be said without the sizes of images and batch, which may be symbols while a program is traced."""
+    if x.dim() != 4 or weight.dim() != 4:
+        raise UnsupportedError(
+            f"x has {x.dim()} dimensions and weight {weight.dim()}; conv2d takes 4 each: x [N, C, H, W], "
+            "weight [K, C/groups, R, S]"
+        )
+    if x.dtype not in _DTYPES:
+        raise UnsupportedError(f"x is {x.dtype}; conv2d takes float32, float16 and bfloat16")
+    _check_alike(x, {"weight": weight, "bias": bias, "residual": residual})
+    if groups < 1 or x.shape[1] != weight.shape[1] * groups:
+        raise UnsupportedError(
+            f"x has {x.shape[1]} channels, but weight {tuple(weight.shape)} with groups={groups} takes "
+            f"{weight.shape[1] * groups}"
+        )
+    if tf32 and x.dtype != torch.float32:
+        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+    filters = weight.shape[0]
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != filters):
+        raise UnsupportedError(
+            f"bias has shape {tuple(bias.shape)}; for {filters} filters it must be ({filters},)"
+        )
+    if residual is not None and residual.dim() != 4:
+        raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must be the output's")
+
+
+def _check_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> None:
+    for name, tensor in others.items():
+        if tensor is None:
+            continue
+        if tensor.device != x.device:
+            raise UnsupportedError(
+                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
+            )
+        if tensor.dtype != x.dtype:
+            raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")
+
+
+def layout_of(x: torch.Tensor) -> str:
+    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
+    if x.is_contiguous():
+        return "nchw"
+    return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
+
+
+def _executable(problem: Conv2dProblem, rung: str | None, device: torch.device) -> Executable:
+    """Chosen, compiled and loaded once for each thread, since an executable's pointers are state."""
+    from escalade.tune import choose
+
+    known: dict[tuple[Conv2dProblem, str | None, torch.device], Executable]
+    known = _local.__dict__.setdefault("executables", {})
+    found = known.get((problem, rung, device))
+    if found is None:
+        choice = choose("conv2d", problem, device, rung)
+        label = f"{problem.name} {problem.dtype} {problem.layout}, rung {choice.rung.name}, {choice.config}"
+        found = Executable(choice.rung.recipe(problem, choice.config), device, label)
+        if len(known) >= _MOST_EXECUTABLES:
+            known.pop(next(iter(known)))
+        known[problem, rung, device] = found
+    return found
+
+
+def _run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
+    y = empty_output(problem, x.device)
+    if problem.batch == 0:
+        return y
+    memory_format = MEMORY_FORMAT[problem.layout]
+    executable = _executable(problem, rung, x.device)
+    # From PyTorch's allocator at each call: what one stream still uses, another is not given.
+    workspaces = {
+        workspace.name: torch.empty(workspace.bytes, dtype=torch.uint8, device=x.device)
+        for workspace in executable.recipe.workspaces
+    }
+    executable.bind(
+        {
+            "x": _aligned(x.contiguous(memory_format=memory_format)),
+            "weight": _aligned(weight.contiguous(memory_format=memory_format)),
+            "bias": None if bias is None else _aligned(bias.contiguous()),
+            "residual": None
+            if residual is None
+            else _aligned(residual.contiguous(memory_format=memory_format)),
+            "y": y,
+            **workspaces,
+        }
+    )
+    try:
+        executable()
+    finally:
+        executable.release()
+    return y
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Kernels load 16 bytes at a time; a tensor that starts inside another's memory may lie between."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def _on_cuda(x: torch.Tensor, *rest: object) -> torch.Tensor:
+    with torch.cuda.device(x.device):
+        return _run(x, *rest)  # type: ignore[arg-type]
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check_tensors(x, weight, bias, residual, groups, tf32)
+    size = [
+        (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (weight.shape[2 + d] - 1) - 1) // stride[d] + 1
+        for d in (0, 1)
+    ]
+    return torch.empty(
+        (x.shape[0], weight.shape[0], *size),
+        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
+    )  # fmt: skip
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, weight, bias, residual, stride, padding, dilation, groups, relu, _, _ = inputs
+    ctx.save_for_backward(x, weight, output if relu else None)
+    ctx.settings = (stride, padding, dilation, groups)
+    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    """PyTorch's own gradients; Escalade has forward kernels only so far."""
+    x, weight, output = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.settings
+    if output is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+        gradient, x, weight, [weight.shape[0]] if ctx.has_bias else None, stride, padding, dilation, False,
+        [0, 0], groups, [need_x, need_weight, ctx.has_bias and need_bias],
+    )  # fmt: skip
+    grad_residual = gradient if ctx.has_residual and need_residual else None
+    return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
+
+
+def _cast(argument: object, device_type: str, dtype: torch.dtype) -> object:
+    if (
+        isinstance(argument, torch.Tensor)
+        and argument.dtype in _DTYPES
+        and argument.device.type == device_type
+    ):
+        return argument.to(dtype)
+    return argument
+
+
+def _under_autocast(device_type: str):  # type: ignore[no-untyped-def]
+    def cast_and_run(*arguments: object) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        cast = [_cast(argument, device_type, dtype) for argument in arguments]
+        if len(cast) > _TF32_POSITION:  # it is about fp32 tensors, which these no longer are
+            cast[_TF32_POSITION] = bool(cast[_TF32_POSITION]) and dtype == torch.float32
+        with torch.autocast(device_type, enabled=False):
+            return torch.ops.escalade.conv2d(*cast)
+
+    return cast_and_run
+
+
+_library.impl("conv2d", _run, "CPU")
+_library.impl("conv2d", _on_cuda, "CUDA")
+_library.impl("conv2d", _under_autocast("cuda"), "AutocastCUDA")
+_library.impl("conv2d", _under_autocast("cpu"), "AutocastCPU")
+torch.library.register_fake("escalade::conv2d", _fake, lib=_library)
+torch.library.register_autograd("escalade::conv2d", _backward, setup_context=_setup, lib=_library)

@@ -1,0 +1,226 @@
+"""The two-dimensional convolution as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+LAYOUTS = ("nchw", "nhwc")
+
+_NAME = re.compile(
+    r"(?P<channels>\d+)to(?P<filters>\d+)_(?P<height>\d+)(x(?P<width>\d+))?"
+    r"_k(?P<filter_height>\d+)(x(?P<filter_width>\d+))?s(?P<stride>\d+)(x(?P<stride_width>\d+))?"
+    r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?(d(?P<dilation>\d+)(x(?P<dilation_width>\d+))?)?"
+    r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
+    r"(_(?P<epilogue>bias([+]res)?([+]relu)?|res([+]relu)?|relu))?"
+)
+
+
+@dataclass(frozen=True)
+class Conv2dProblem:
+    """y = relu(conv2d(x, weight) + bias + residual), each of bias, residual and relu optional.
+
+    `dtype` is what x, weight, bias, residual and y are stored as, and how products are formed: `tf32`
+    is stored in fp32. Sums are fp32 always. In layout `nchw` weights are [K][C/groups][R][S], in
+    `nhwc` [K][R][S][C/groups]; x, y and the residual follow the layout.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    filter_height: int
+    filter_width: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    dtype: str = "fp32"
+    layout: str = "nchw"
+    bias: bool = False
+    residual: bool = False
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def square(
+        channels: int,
+        filters: int,
+        size: int,
+        filter_size: int,
+        *,
+        batch: int = 1,
+        stride: int = 1,
+        padding: int | None = None,
+        dtype: str = "fp32",
+        layout: str = "nchw",
+        **rest: bool | int,
+    ) -> Conv2dProblem:
+        """The usual case; the padding defaults to half the filter."""
+        pad = filter_size // 2 if padding is None else padding
+        return Conv2dProblem(
+            batch, channels, size, size, filters, filter_size, filter_size,
+            (stride, stride), (pad, pad), dtype=dtype, layout=layout, **rest,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dProblem:
+        """The problem of a name such as `64to64_56_k3s1_b256`; without `p…` the padding is half the filter."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
+                "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
+                "_b batch, and _bias+res+relu"
+            )
+
+        def pair(key: str, default: int) -> tuple[int, int]:
+            first = int(found[key] or default)
+            return first, int(found[f"{key}_width"] or first)
+
+        filter_height = int(found["filter_height"])
+        filter_width = int(found["filter_width"] or filter_height)
+        padding = pair("padding", 0) if found["padding"] else (filter_height // 2, filter_width // 2)
+        height = int(found["height"])
+        epilogue = (found["epilogue"] or "").split("+")
+        return Conv2dProblem(
+            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height),
+            int(found["filters"]), filter_height, filter_width, pair("stride", 1), padding,
+            pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
+            "bias" in epilogue, "res" in epilogue, "relu" in epilogue,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        padding = ""
+        if self.padding != (self.filter_height // 2, self.filter_width // 2):
+            padding = f"p{_pair(self.padding)}"
+        dilation = f"d{_pair(self.dilation)}" if self.dilation != (1, 1) else ""
+        groups = f"g{self.groups}" if self.groups > 1 else ""
+        parts = [
+            part for part, on in (("bias", self.bias), ("res", self.residual), ("relu", self.relu)) if on
+        ]
+        return (
+            f"{self.channels}to{self.filters}_{_pair((self.height, self.width))}"
+            f"_k{_pair((self.filter_height, self.filter_width))}s{_pair(self.stride)}{padding}{dilation}{groups}"
+            f"_b{self.batch}" + (f"_{'+'.join(parts)}" if parts else "")
+        )
+
+    @property
+    def output_height(self) -> int:
+        return _output_size(
+            self.height, self.filter_height, self.stride[0], self.padding[0], self.dilation[0]
+        )
+
+    @property
+    def output_width(self) -> int:
+        return _output_size(self.width, self.filter_width, self.stride[1], self.padding[1], self.dilation[1])
+
+    @property
+    def output_pixels(self) -> int:
+        return self.batch * self.output_height * self.output_width
+
+    @property
+    def group_channels(self) -> int:
+        return self.channels // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        return self.filters // self.groups
+
+    @property
+    def taps(self) -> int:
+        return self.filter_height * self.filter_width
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.output_pixels * self.filters * self.group_channels * self.taps
+
+    @property
+    def input_elements(self) -> int:
+        return self.batch * self.channels * self.height * self.width
+
+    @property
+    def weight_elements(self) -> int:
+        return self.filters * self.group_channels * self.taps
+
+    @property
+    def output_elements(self) -> int:
+        return self.output_pixels * self.filters
+
+    @property
+    def bytes(self) -> int:
+        outputs = self.output_elements * (2 if self.residual else 1)
+        return self.element_bytes * (
+            self.input_elements + self.weight_elements + outputs + (self.filters if self.bias else 0)
+        )
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        length = self.group_channels * self.taps
+        return 2.0**-24 * math.sqrt(1 + length / 6)
+
+
+def _pair(values: tuple[int, int]) -> str:
+    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
+
+
+def _output_size(size: int, filter_size: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - dilation * (filter_size - 1) - 1) // stride + 1
+
+
+def _check(p: Conv2dProblem) -> None:
+    if p.dtype not in ELEMENT_BYTES:
+        raise UnsupportedError(f"dtype {p.dtype!r}: conv2d takes {', '.join(ELEMENT_BYTES)}")
+    if p.layout not in LAYOUTS:
+        raise UnsupportedError(f"layout {p.layout!r}: conv2d takes {', '.join(LAYOUTS)}")
+    if p.batch < 0:
+        raise UnsupportedError(f"a batch of {p.batch}: it cannot be negative")
+    positive = {
+        "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
+        "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
+        "dilation": min(p.dilation), "groups": p.groups,
+    }  # fmt: skip
+    for what, value in positive.items():
+        if value < 1:
+            raise UnsupportedError(f"{what} of {value}: it must be at least 1")
+    if min(p.padding) < 0:
+        raise UnsupportedError(f"padding of {p.padding}: it cannot be negative")
+    if p.channels % p.groups or p.filters % p.groups:
+        raise UnsupportedError(
+            f"{p.channels} channels and {p.filters} filters cannot be split into {p.groups} groups"
+        )
+    if p.output_height < 1 or p.output_width < 1:
+        reach = tuple(
+            d * (f - 1) + 1 for d, f in zip(p.dilation, (p.filter_height, p.filter_width), strict=True)
+        )
+        raise UnsupportedError(
+            f"the filter reaches over {reach[0]}x{reach[1]} pixels, but the image with its padding has only "
+            f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+    largest = max(
+        p.channels * p.height * p.width,
+        p.filters * p.output_height * p.output_width,
+        p.weight_elements,
+        p.output_pixels,
+        p.height + 2 * p.padding[0],
+        p.width + 2 * p.padding[1],
+    )
+    if largest >= 2**31:
+        raise UnsupportedError(
+            f"conv2d counts the elements of one image, of the weights, and the output pixels of the whole batch in "
+            f"32 bits; here one of them is {largest}. Split the batch or the image"
+        )

@@ -1,0 +1,93 @@
+"""What a convolution's result is: the one reference, and PyTorch's own answer to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.conv2d.problem import Conv2dProblem
+
+STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+def storage(problem: Conv2dProblem) -> torch.dtype:
+    return STORAGE[problem.dtype]
+
+
+def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Normal deviates; the weights scaled so that outputs are of order one whatever the filter's size."""
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
+        values = values.to(storage(p))
+        return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
+
+    length = p.group_channels * p.taps
+    inputs = {
+        "x": normal(p.batch, p.channels, p.height, p.width),
+        "weight": normal(p.filters, p.group_channels, p.filter_height, p.filter_width, scale=length**-0.5),
+    }
+    if p.bias:
+        inputs["bias"] = normal(p.filters)
+    if p.residual:
+        inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
+    return inputs
+
+
+def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
+    p = problem
+    return torch.empty(
+        (p.batch, p.filters, p.output_height, p.output_width),
+        dtype=storage(p), device=device, memory_format=MEMORY_FORMAT[p.layout],
+    )  # fmt: skip
+
+
+def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The convolution and its epilogue by PyTorch, in the dtype of the inputs."""
+    return _finish(problem, _convolve(problem, inputs), inputs)
+
+
+def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    p = problem
+    return F.conv2d(
+        inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups
+    )
+
+
+def _finish(problem: Conv2dProblem, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if problem.residual:
+        y = y + inputs["residual"]
+    return torch.relu(y) if problem.relu else y
+
+
+def reference(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
+def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32.
+
+    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
+    sum 16-bit products in 16 bits.
+    """
+    if inputs["x"].is_cuda:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=problem.dtype == "tf32"):
+            return compute(problem, inputs)
+    if problem.dtype == "tf32":
+        rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
+        return compute(problem, rounded)
+    wide = {name: tensor.float() for name, tensor in inputs.items()}
+    return _finish(problem, _convolve(problem, wide).to(storage(problem)), inputs)
+
+
+def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """To 10 bits of mantissa, nearest, as the tensor cores' conversion does; infinities and NaN stay."""
+    bits = values.view(torch.int32)
+    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(values.isfinite(), rounded, values)

@@ -1,0 +1,275 @@
+"""The implicit GEMM on tensor cores, in NHWC: plain, with half storage, all fused, and with fp32's accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.gemm import blocks, unsupported_reach
+from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.ladder import Config, Rung
+
+PLAIN_CONFIGS = (
+    MmaConfig(128, 128, 64, 2, 2, 2, 2),
+    MmaConfig(128, 64, 64, 2, 2, 2, 2),
+    MmaConfig(64, 64, 64, 2, 2, 2, 4),
+    MmaConfig(64, 64, 128, 2, 2, 2, 4),
+    MmaConfig(64, 32, 64, 4, 1, 2, 4),
+    MmaConfig(64, 16, 128, 4, 1, 2, 4),
+)
+
+FUSED_CONFIGS = (
+    MmaConfig(256, 128, 64, 4, 2, 4, 1),
+    MmaConfig(256, 128, 64, 4, 2, 4, 1, through_l1=True),
+    MmaConfig(256, 128, 128, 4, 2, 3, 1),
+    MmaConfig(256, 128, 128, 4, 2, 4, 1),
+    MmaConfig(128, 256, 64, 2, 4, 4, 1),
+    MmaConfig(128, 256, 128, 2, 4, 3, 1),
+    MmaConfig(128, 128, 128, 2, 2, 3, 2),
+    MmaConfig(128, 128, 64, 2, 2, 4, 2),
+    MmaConfig(128, 128, 64, 2, 2, 4, 2, through_l1=True),
+    MmaConfig(256, 64, 64, 4, 1, 4, 2),
+    MmaConfig(256, 64, 64, 4, 1, 3, 2, through_l1=True),
+    MmaConfig(128, 64, 128, 2, 2, 3, 2),
+    MmaConfig(128, 64, 64, 2, 2, 4, 3),
+    MmaConfig(128, 64, 64, 2, 2, 4, 3, through_l1=True),
+    MmaConfig(64, 128, 128, 2, 2, 3, 3),
+    MmaConfig(64, 64, 128, 2, 2, 4, 3),
+    MmaConfig(64, 64, 64, 2, 2, 5, 4),
+    MmaConfig(64, 32, 128, 2, 2, 4, 4),
+    MmaConfig(32, 64, 128, 1, 4, 4, 4),
+    MmaConfig(128, 32, 64, 4, 1, 4, 4),
+    MmaConfig(128, 16, 128, 4, 1, 4, 4),
+)
+
+SPLIT_CONFIGS = (
+    MmaConfig(128, 64, 128, 2, 2, 3, 2),
+    MmaConfig(128, 128, 128, 2, 4, 3, 1),
+    MmaConfig(64, 64, 128, 2, 2, 4, 3),
+    MmaConfig(64, 32, 128, 2, 2, 4, 4),
+    MmaConfig(128, 16, 128, 4, 1, 4, 4),
+)
+
+
+def _unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> str | None:
+    if problem.groups != 1:
+        return f"{rung} takes groups=1, not {problem.groups}"
+    if problem.layout != "nhwc":
+        return f"{rung} takes layout nhwc, not {problem.layout}"
+    if problem.dtype not in dtypes:
+        return f"{rung} takes {', '.join(dtypes)}, not {problem.dtype}"
+    return unsupported_reach(problem, 256, 4)
+
+
+def _tf32_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
+    """PyTorch may answer a TF32 problem in fp32. TF32 itself, both operands rounded to 11 bits, is off by 2.9e-4."""
+    return max(tolerance, 2 * 2.9e-4) if problem.dtype == "tf32" else tolerance
+
+
+def _convert(source: str, target: str, rows: int, operands: Operands, weights_only: bool) -> KernelCall:
+    """Into the product's element type, the channels padded."""
+    p = operands.problem
+    constants: dict[str, Constant] = {
+        "Source": arguments.element(p),
+        "Target": operands.element,
+        "CHANNELS_ALIGNED": p.channels % 4 == 0 and not operands.padded,
+    }
+    return KernelCall(
+        Program.of("conv2d/convert.cu", "conv2d_convert", constants),
+        (blocks(rows * operands.channels // 4, 256), 1, 1),
+        (256, 1, 1),
+        (Buffer(source), Buffer(target), Int64(rows), p.channels, operands.channels),
+        weights_only=weights_only,
+    )
+
+
+def _epilogue(problem: Conv2dProblem, sums: str, sum_type: Type, parts: int) -> KernelCall:
+    """Adds up `parts` stacks of sums and finishes them into y."""
+    widest = 16 // problem.element_bytes
+    vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
+    constants: dict[str, Constant] = {
+        "Element": arguments.element(problem),
+        "Sum": sum_type,
+        "PARTS": parts,
+        "VECTOR": vector,
+        **arguments.epilogue_constants(problem),
+    }
+    return KernelCall(
+        Program.of("conv2d/epilogue.cu", "conv2d_epilogue", constants),
+        (blocks(problem.output_elements // vector, 256), 1, 1),
+        (256, 1, 1),
+        (
+            Buffer(sums),
+            Buffer("bias", optional=True),
+            Buffer("residual", optional=True),
+            Buffer("y"),
+            problem.filters,
+            Int64(problem.output_elements),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Operands that a product can copy: the launches that make them, and their names."""
+
+    steps: tuple[KernelCall, ...]
+    workspaces: tuple[Workspace, ...]
+    x: Buffer
+    weight: Buffer
+    shape: Conv2dProblem
+    """The problem with the channels that the operands now have."""
+
+
+def _prepare(operands: Operands) -> _Prepared:
+    p = operands.problem
+    if not operands.padded and operands.element == arguments.element(p):
+        return _Prepared((), (), Buffer("x"), Buffer("weight"), p)
+    pixels, taps = p.batch * p.height * p.width, p.filters * p.taps
+    row_bytes = operands.channels * operands.element_bytes
+    return _Prepared(
+        (
+            _convert("weight", "converted_weight", taps, operands, weights_only=True),
+            _convert("x", "converted_x", pixels, operands, weights_only=False),
+        ),
+        (Workspace("converted_weight", taps * row_bytes), Workspace("converted_x", pixels * row_bytes)),
+        Buffer("converted_x"),
+        Buffer("converted_weight"),
+        replace(p, channels=operands.channels),
+    )
+
+
+@dataclass(frozen=True)
+class TensorCore(Rung[Conv2dProblem]):
+    half_storage: bool = False
+
+    def supports(self, problem: Conv2dProblem) -> str | None:
+        return _unsupported(self.name, ("tf32",) if self.half_storage else ("fp16", "bf16", "tf32"), problem)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return best_first(PLAIN_CONFIGS, self._operands(problem), may_split=False)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, MmaConfig)
+        operands = self._operands(problem)
+        prepared = _prepare(operands)
+        output = arguments.element(problem)
+        constants = operands.constants(config, output) | {"FILTERS_EVEN": problem.filters % 2 == 0}
+        product = KernelCall(
+            Program.of("conv2d/tensor_core.cu", "conv2d_tensor_core", constants),
+            config.grid(problem),
+            (config.threads, 1, 1),
+            (prepared.x, prepared.weight, Buffer("y"), arguments.shape(prepared.shape)),
+            shared_bytes=config.stages * (config.tile_m + config.tile_n) * config.row_bytes,
+        )
+        has_epilogue = problem.bias or problem.residual or problem.relu
+        epilogue = (_epilogue(problem, "y", output, 1),) if has_epilogue else ()
+        return Recipe((*prepared.steps, product, *epilogue), prepared.workspaces)
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """Half storage: fp16 keeps as many bits as TF32, so inside its range (6e-5 to 65504) the error is TF32's."""
+        return _tf32_tolerance(problem, super().tolerance(problem, peer_error))
+
+    def _operands(self, problem: Conv2dProblem) -> Operands:
+        return Operands.halves(problem) if self.half_storage else Operands.stored(problem)
+
+
+@dataclass(frozen=True)
+class FusedEpilogue(Rung[Conv2dProblem]):
+    candidates: tuple[MmaConfig, ...]
+    dtypes: tuple[str, ...]
+    products: int = 1
+    """3: operands are split into two TF32 parts each, for fp32's accuracy."""
+
+    def supports(self, problem: Conv2dProblem) -> str | None:
+        return _unsupported(self.name, self.dtypes, problem)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return best_first(self.candidates, Operands.stored(problem), may_split=True)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, MmaConfig)
+        operands = Operands.stored(problem)
+        prepared = _prepare(operands)
+        whole = config.splits == 1
+        output = arguments.element(problem) if whole else Type("float")
+        vector = 4 if output.name == "float" else 8
+        constants = {
+            **operands.constants(config, output),
+            "STAGES": config.stages,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            "SPLITS": config.splits,
+            "PRODUCTS": self.products,
+            "FILTERS_ALIGNED": problem.filters % vector == 0,
+            "HAS_BIAS": problem.bias and whole,
+            "HAS_RESIDUAL": problem.residual and whole,
+            "HAS_RELU": problem.relu and whole,
+        }
+        product = KernelCall(
+            Program.of("conv2d/fused_epilogue.cu", "conv2d_fused_epilogue", constants),
+            config.grid(problem),
+            (config.threads, 1, 1),
+            (
+                prepared.x,
+                prepared.weight,
+                Buffer("bias", optional=True),
+                Buffer("residual", optional=True),
+                Buffer("y" if whole else "parts"),
+                arguments.shape(prepared.shape),
+            ),
+            shared_bytes=config.shared_bytes,
+        )
+        if whole:
+            return Recipe((*prepared.steps, product), prepared.workspaces)
+        parts = Workspace("parts", config.splits * problem.output_elements * 4)
+        epilogue = _epilogue(problem, "parts", output, config.splits)
+        return Recipe((*prepared.steps, product, epilogue), (*prepared.workspaces, parts))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return _tf32_tolerance(problem, super().tolerance(problem, peer_error))
+
+
+# Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    TensorCore(
+        "tensor_core",
+        "the implicit GEMM by mma.sync: fp16, bf16 or TF32 products with fp32 sums, fed by ldmatrix from two swizzled "
+        "buffers that cp.async fills; bias, residual and ReLU in a second kernel",
+        below="implicit_gemm",
+        # fp16 at 290 TFLOP/s (0.2 ms) against fp32 on CUDA cores at 42 (1.4 ms).
+        predicted_gain=7.0,
+    ),
+    TensorCore(
+        "half_storage",
+        "fp32 tensors converted once to fp16 inside the pipeline: half the bytes and twice the rate of TF32 products; "
+        "values beyond 65504 overflow",
+        below="tensor_core",
+        # 0.2 ms of products and 0.05 ms of conversion against TF32 at 140 TFLOP/s (0.42 ms).
+        predicted_gain=1.7,
+        half_storage=True,
+    ),
+    FusedEpilogue(
+        "fused_epilogue",
+        "bias, residual and ReLU on the way out, staged for 16-byte stores; three to five buffers, larger tiles, and "
+        "fragments loaded one step ahead",
+        below="tensor_core",
+        # 430 TFLOP/s against 290; with bias, residual and ReLU another 0.05 ms saved.
+        predicted_gain=1.5,
+        candidates=FUSED_CONFIGS,
+        dtypes=("fp16", "bf16", "tf32"),
+    ),
+    FusedEpilogue(
+        "tensor_core_split",
+        "fp32 accuracy on tensor cores: operands as two TF32 parts each, three products, tiles added up in fp32; "
+        "an infinity becomes NaN",
+        below="implicit_gemm",
+        # A third of TF32's 200 TFLOP/s against 42.
+        predicted_gain=1.5,
+        candidates=SPLIT_CONFIGS,
+        dtypes=("fp32",),
+        products=3,
+    ),
+)

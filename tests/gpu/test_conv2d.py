@@ -1,0 +1,257 @@
+"""The operator on CUDA tensors: what PyTorch asks of an operator, and sizes that only a GPU has room for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.errors import UnsupportedError
+from escalade.ops import OPERATIONS, conv2d
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS: dict[str, Any] = {"padding": 1}
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+def tensors(
+    device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0, batch: int = 4
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(batch, 64, 28, 28, generator=generator, device=device)
+    weight = torch.randn(64, 64, 3, 3, generator=generator, device=device) / 24
+    return x.to(dtype), weight.to(dtype)
+
+
+def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2}[result.dtype]
+    torch.testing.assert_close(result, expected.to(result.dtype), rtol=tolerance, atol=tolerance)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.conv2d(x.double(), weight.double(), **options)
+
+
+@pytest.mark.parametrize("memory_format", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes_and_layouts(
+    dtype: torch.dtype, memory_format: torch.memory_format, cuda: torch.device, seed: int
+) -> None:
+    x, weight = tensors(cuda, dtype, seed)
+    y = conv2d(x.contiguous(memory_format=memory_format), weight, **OPTIONS)
+    assert y.is_contiguous(memory_format=memory_format)
+    assert_close(y, exact(x, weight, **OPTIONS))
+
+
+def test_a_rung_by_name(cuda: torch.device) -> None:
+    x, weight = tensors(cuda)
+    for rung in OPERATIONS["conv2d"].ladder:
+        try:
+            y = conv2d(x, weight, rung=rung.name, **OPTIONS)
+        except UnsupportedError as refusal:
+            assert rung.name in str(refusal)
+            continue
+        assert_close(y, exact(x, weight, **OPTIONS))
+
+
+def test_tensors_that_are_not_aligned(cuda: torch.device) -> None:
+    x, weight = tensors(cuda, torch.float16)
+    shifted = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+    for memory_format in LAYOUTS:
+        last = shifted.contiguous(memory_format=memory_format)
+        assert_close(conv2d(last, weight, **OPTIONS), exact(x, weight, **OPTIONS))
+    torch.cuda.synchronize()
+
+
+def test_more_than_two_to_the_31_elements(cuda: torch.device) -> None:
+    """Offsets past 32 bits: the last images, where a wrapped index would read and write at the front."""
+    batch = 2**31 // (64 * 224 * 224) + 8
+    need = 2 * 2 * batch * 64 * 224 * 224 + (4 << 30)
+    free, _ = torch.cuda.mem_get_info(cuda)
+    if free < need:
+        pytest.skip(f"needs {need >> 30} GiB of free device memory; there are {free >> 30}")
+    weight = torch.randn(64, 64, 3, 3, device=cuda, dtype=torch.float16) / 24
+    for memory_format in LAYOUTS:
+        x = torch.empty(batch, 64, 224, 224, device=cuda, dtype=torch.float16, memory_format=memory_format)
+        for chunk in x.split(32):
+            chunk.normal_()
+        assert x.numel() > 2**31
+        y = conv2d(x, weight, **OPTIONS)
+        for part in (slice(0, 2), slice(batch // 2, batch // 2 + 2), slice(batch - 2, batch)):
+            assert_close(y[part], exact(x[part], weight, **OPTIONS))
+        del x, y
+
+
+def test_every_rung_beyond_32_bits(cuda: torch.device) -> None:
+    """One channel plane is small, the batch is not: each rung that takes it, on outputs past 2^31."""
+    batch = 2**31 // (16 * 128 * 128) + 4
+    free, _ = torch.cuda.mem_get_info(cuda)
+    if free < 60 << 30:
+        pytest.skip(f"needs 60 GiB of free device memory; there are {free >> 30}")
+    weight = torch.randn(16, 16, 3, 3, device=cuda, dtype=torch.float16) / 12
+    for memory_format in LAYOUTS:
+        x = torch.empty(batch, 16, 128, 128, device=cuda, dtype=torch.float16, memory_format=memory_format)
+        for chunk in x.split(512):
+            chunk.normal_()
+        for rung in OPERATIONS["conv2d"].ladder:
+            try:
+                y = conv2d(x, weight, rung=rung.name, **OPTIONS)
+            except (UnsupportedError, torch.cuda.OutOfMemoryError) as refusal:
+                print(f"{rung.name}: {refusal}")
+                continue
+            for part in (slice(0, 1), slice(batch - 1, batch)):
+                expected = exact(x[part], weight, **OPTIONS)
+                error = float((y[part].double() - expected).norm() / expected.norm())
+                assert error < 1e-2, f"{rung.name}: {error}"
+            del y
+        del x
+
+
+# --- streams and graphs
+
+
+def test_the_current_stream_is_used(cuda: torch.device) -> None:
+    """On a side stream that is kept busy: a launch on any other stream would read x too early."""
+    x, weight = tensors(cuda)
+    expected = exact(x, weight, **OPTIONS)
+    conv2d(x, weight, **OPTIONS)
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(x)
+        y = conv2d(late, weight, **OPTIONS)
+    side.synchronize()
+    assert_close(y, expected)
+
+
+def test_two_streams_do_not_share_a_workspace(cuda: torch.device) -> None:
+    x, weight = tensors(cuda, batch=64)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for rung in OPERATIONS["conv2d"].ladder:
+        if rung.name == "constant_weights":
+            continue  # its constants belong to the program: one stream at a time
+        results = []
+        for turn in range(6):
+            with torch.cuda.stream(streams[turn % 2]):
+                try:
+                    results.append(conv2d(x * (turn + 1), weight, rung=rung.name, **OPTIONS))
+                except UnsupportedError:
+                    break
+        torch.cuda.synchronize()
+        for turn, y in enumerate(results):
+            expected = F.conv2d(x, weight, **OPTIONS) * (turn + 1)
+            error = float((y - expected).norm() / expected.norm())
+            assert error < 1e-2, f"{rung.name}, call {turn}: {error}"
+
+
+@pytest.mark.parametrize("memory_format", LAYOUTS)
+def test_cuda_graph(memory_format: torch.memory_format, cuda: torch.device) -> None:
+    x, weight = tensors(cuda)
+    x = x.contiguous(memory_format=memory_format)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles and loads: neither may happen while a graph is captured
+        conv2d(x, weight, relu=True, **OPTIONS)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = conv2d(x, weight, relu=True, **OPTIONS)
+    for seed in (1, 2):
+        x.copy_(tensors(cuda, seed=seed)[0])
+        y.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(y, exact(x, weight, **OPTIONS).relu())
+
+
+# --- PyTorch's machinery
+
+
+def test_opcheck(cuda: torch.device) -> None:
+    x, weight = tensors(cuda, batch=1)
+    last = x.contiguous(memory_format=torch.channels_last)
+    bias, residual = torch.randn(64, device=cuda), torch.randn(1, 64, 28, 28, device=cuda)
+    for arguments in (
+        (x, weight, None, None, [1, 1], [1, 1]),
+        (last, weight, bias, residual, [1, 1], [1, 1], [1, 1], 1, True),
+        (x.clone().requires_grad_(), weight.clone().requires_grad_(), None, None, [1, 1], [1, 1]),
+    ):
+        torch.library.opcheck(torch.ops.escalade.conv2d.default, arguments)
+
+
+def test_gradients(cuda: torch.device) -> None:
+    x, weight = (tensor.requires_grad_() for tensor in tensors(cuda))
+    bias = torch.randn(64, device=cuda, requires_grad=True)
+    given = (x, weight, bias)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        mine = torch.autograd.grad(conv2d(*given, relu=True, **OPTIONS).square().sum(), given)
+        its = torch.autograd.grad(F.conv2d(*given, **OPTIONS).relu().square().sum(), given)
+    for first, second in zip(mine, its, strict=True):
+        assert float((first - second).norm() / second.norm()) < 1e-4
+
+
+def test_autocast(cuda: torch.device) -> None:
+    x, weight = tensors(cuda)
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = conv2d(x, weight, torch.ones(64, device=cuda), tf32=True, **OPTIONS)
+    assert y.dtype == torch.float16
+    assert_close(y, exact(x, weight, **OPTIONS) + 1)
+
+
+def test_torch_compile(cuda: torch.device) -> None:
+    x, weight = tensors(cuda)
+    compiled = torch.compile(
+        lambda x: conv2d(x * 2, weight, **OPTIONS).sin(), fullgraph=True, backend="aot_eager"
+    )
+    assert_close(compiled(x), exact(x * 2, weight, **OPTIONS).sin())
+
+
+def test_threads(cuda: torch.device) -> None:
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(20):
+                    x, weight = tensors(cuda, seed=100 * number + turn)
+                    assert_close(conv2d(x, weight, **OPTIONS), exact(x, weight, **OPTIONS))
+        except Exception as error:
+            wrong.append(f"thread {number}: {error}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_cpu_and_cuda_do_not_mix(cuda: torch.device) -> None:
+    x, weight = tensors(cuda)
+    with pytest.raises(UnsupportedError, match="x is on cuda:0 but weight on cpu"):
+        conv2d(x, weight.cpu())
+
+
+def test_the_host_cost_of_the_operator(cuda: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, not judged: it depends on the machine."""
+    x, weight = tensors(cuda, batch=1)
+    costs = {}
+    for name, function in (("escalade", conv2d), ("torch", F.conv2d)):
+        for _ in range(100):
+            function(x, weight, padding=1)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(500):
+            function(x, weight, padding=1)
+        costs[name] = (time.perf_counter() - began) * 2000
+        torch.cuda.synchronize()
+    with capsys.disabled():
+        print("\nhost cost of conv2d, us:", ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items()))

@@ -1,0 +1,182 @@
+"""The convolution as a problem: names, shapes, limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from escalade.errors import UnsupportedError
+from escalade.ops.accuracy import relative_error
+from escalade.ops.conv2d import Conv2dProblem
+from escalade.ops.conv2d.reference import peer, random_inputs, reference, round_to_tf32
+
+CPU = torch.device("cpu")
+PLAIN = Conv2dProblem.square(8, 16, 9, 3)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Conv2dProblem:
+    def size(low: int, high: int) -> int:
+        return draw(st.integers(low, high))
+
+    groups = size(1, 3)
+    try:
+        return Conv2dProblem(
+            size(0, 3), groups * size(1, 4), size(1, 12), size(1, 12), groups * size(1, 4), size(1, 5), size(1, 5),
+            (size(1, 3), size(1, 3)), (size(0, 3), size(0, 3)), (size(1, 2), size(1, 2)), groups,
+            draw(st.sampled_from(["fp32", "tf32", "fp16", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"])),
+            draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
+        )  # fmt: skip
+    except UnsupportedError:  # the filter is larger than the image
+        assume(False)
+        raise
+
+
+@given(problems())
+def test_parse_is_the_inverse_of_name(problem: Conv2dProblem) -> None:
+    assert Conv2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
+
+
+@given(problems(), problems())
+def test_names_tell_problems_apart(first: Conv2dProblem, second: Conv2dProblem) -> None:
+    alike = replace(second, dtype=first.dtype, layout=first.layout)
+    assert (first.name == second.name) == (first == alike)
+
+
+@given(problems())
+def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
+    p = problem
+    inputs = random_inputs(p, CPU, 0)
+    y = reference(p, inputs)
+    assert y.shape == (p.batch, p.filters, p.output_height, p.output_width)
+    assert p.output_elements == y.numel()
+    assert p.input_elements == inputs["x"].numel()
+    assert p.weight_elements == inputs["weight"].numel()
+    assert p.bytes == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.element_bytes
+
+
+@given(problems())
+def test_flops_count_every_product_and_sum(problem: Conv2dProblem) -> None:
+    """Those with padding too, as everyone counts them."""
+    p = problem
+    assert p.flops == 2 * p.output_elements * p.group_channels * p.filter_height * p.filter_width
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("64to64_56_k3s1_b256", Conv2dProblem.square(64, 64, 56, 3, batch=256)),
+        ("3to64_224_k7s2_b1_bias+relu", Conv2dProblem.square(3, 64, 224, 7, stride=2, bias=True, relu=True)),
+        ("1to4_86_k7s1p0_b10", Conv2dProblem.square(1, 4, 86, 7, batch=10, padding=0)),
+        ("8to8_10_k5s1g8_b1", Conv2dProblem.square(8, 8, 10, 5, groups=8)),
+        ("8to12_9x14_k1x7s1_b2", Conv2dProblem(2, 8, 9, 14, 12, 1, 7, padding=(0, 3))),
+        ("4to4_9_k3s2x1p2x0d1x2_b1", Conv2dProblem(1, 4, 9, 9, 4, 3, 3, (2, 1), (2, 0), (1, 2))),
+    ],
+)
+def test_names_are_stable(name: str, problem: Conv2dProblem) -> None:
+    assert problem.name == name
+    assert Conv2dProblem.parse(name) == problem
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "conv", "64to64", "64to64_56_k3s1", "64to64_56_k3s1_b1_", "64to64_56_k3s1_b1_gelu", "x64to64_56_k3s1_b1",
+     "64to64_56_k3s1_b1 ", "64to64_56_k3s1_b1\n", "-1to64_56_k3s1_b1", "64to64_56_k3s1_b1_relu+relu",
+     "64to64_56_k3s1_b1_relu+bias"],
+)  # fmt: skip
+def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
+    with pytest.raises(UnsupportedError, match="64to64_56_k3s1_b256"):
+        Conv2dProblem.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch": -1}, "a batch of -1"),
+        ({"channels": 0}, "channels of 0"),
+        ({"channels": -8}, "channels of -8"),
+        ({"height": 0}, "height of 0"),
+        ({"width": -3}, "width of -3"),
+        ({"filters": 0}, "filters of 0"),
+        ({"filter_height": 0}, "filter height of 0"),
+        ({"filter_width": -1}, "filter width of -1"),
+        ({"stride": (0, 1)}, "stride of 0"),
+        ({"stride": (1, -2)}, "stride of -2"),
+        ({"dilation": (1, 0)}, "dilation of 0"),
+        ({"padding": (-1, 0)}, "padding of"),
+        ({"groups": 0}, "groups of 0"),
+        ({"groups": 3}, "8 channels and 16 filters cannot be split into 3 groups"),
+        ({"dtype": "fp64"}, "dtype 'fp64'.*fp32, tf32, fp16, bf16"),
+        ({"layout": "hwcn"}, "layout 'hwcn'.*nchw, nhwc"),
+        ({"filter_height": 20}, "reaches over 20x3 pixels.*has only 11x11"),
+        ({"dilation": (1, 9)}, "reaches over 3x19 pixels"),
+    ],
+)
+def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"height": 2**16, "width": 2**16},
+        {"channels": 2**30, "height": 2, "width": 2, "filter_height": 1, "filter_width": 1},
+        {"filters": 2**31},
+        {"batch": 2**31},
+        {"batch": 2**25 + 1},
+        {"padding": (2**31, 1)},
+        {"padding": (2**30, 1), "stride": (2**30, 1)},
+    ],
+)
+def test_what_32_bits_cannot_count_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="32 bits"):
+        replace(PLAIN, **change)
+
+
+def test_a_large_batch_of_images_may_exceed_32_bits() -> None:
+    problem = Conv2dProblem.square(64, 64, 224, 3, batch=1024)
+    assert problem.input_elements > 2**31
+
+
+def test_an_empty_batch_is_a_problem() -> None:
+    empty = replace(PLAIN, batch=0)
+    assert (empty.flops, empty.output_elements) == (0, 0)
+    assert reference(empty, random_inputs(empty, CPU, 0)).shape == (0, 16, 9, 9)
+
+
+# --- the reference's own parts
+
+
+def test_tf32_rounding_keeps_ten_bits() -> None:
+    values = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 0.0, 3.0e38, 1e-45])
+    expected = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-10, 1.0, -1 - 2**-10, 0.0, 3.0e38, 0.0])
+    rounded = round_to_tf32(values)
+    assert torch.equal(rounded[:6], expected[:6])
+    assert abs(rounded[6] - 3.0e38) <= 3.0e38 * 2**-11
+    assert rounded[7] == 0
+
+
+def test_tf32_rounding_leaves_what_is_no_number() -> None:
+    values = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    rounded = round_to_tf32(values)
+    assert torch.equal(rounded[:2], values[:2]) and rounded[2].isnan()
+
+
+def test_pytorch_is_within_the_tolerance_it_sets(seed: int) -> None:
+    for dtype, most in (("fp32", 1e-6), ("tf32", 1e-3), ("fp16", 1e-3), ("bf16", 1e-2)):
+        problem = replace(PLAIN, dtype=dtype)
+        inputs = random_inputs(problem, CPU, seed)
+        assert 0 < relative_error(peer(problem, inputs), reference(problem, inputs)) < most
+
+
+def test_the_error_of_anything_with_a_nan_is_within_no_tolerance() -> None:
+    expected = torch.ones(4)
+    assert not relative_error(torch.tensor([1.0, 1.0, 1.0, float("nan")]), expected) <= 1e30
+    assert relative_error(torch.zeros(4), expected) == 1.0
+    assert relative_error(torch.zeros(4), torch.zeros(4)) == 0.0

@@ -1,0 +1,179 @@
+"""Every rung of every operation: what it says of itself, and what it computes on the twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from escalade import ops
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.run import TwinOptions
+from escalade.device.twin import Order
+from escalade.errors import UnsupportedError
+from escalade.ops import OPERATIONS, Operation, Rung
+from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder
+from tests.support import all_rungs, check, cover, label, supported, variants
+
+CPU = torch.device("cpu")
+MOST_CONFIGS = 2
+"""How many configs of a rung are run besides the default; `--thorough` runs all."""
+each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The cases of a rung: a covering choice, or with --thorough all of them."""
+    if "problem" not in metafunc.fixturenames:
+        return
+    cases: list[tuple[Operation[Any], Rung[Any], Any]] = []
+    for turn, (operation, rung) in enumerate(all_rungs()):
+        if metafunc.config.option.thorough:
+            problems = list(chain(*supported(operation, rung, operation.small_problems)))
+        else:
+            problems = cover(operation, rung, operation.small_problems, turn)
+        cases += [(operation, rung, problem) for problem in problems]
+    metafunc.parametrize(("operation", "rung", "problem"), cases, ids=label)
+
+
+# --- what a rung computes
+
+
+def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> None:
+    check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
+
+
+@each_rung
+def test_every_config_is_right(
+    operation: Operation[Any], rung: Rung[Any], seed: int, request: pytest.FixtureRequest
+) -> None:
+    """On the problem for which the rung has the most to choose from."""
+    candidates = cover(operation, rung, operation.small_problems, seed)
+    problem = max(candidates, key=lambda candidate: len(rung.configs(candidate)))
+    others = rung.configs(problem)[1:]
+    if not request.config.option.thorough:
+        step = max(1, len(others) // MOST_CONFIGS)
+        others = others[seed % step :: step][:MOST_CONFIGS]
+    for config in others:
+        check(operation, rung, problem, config, CPU, seed)
+
+
+@each_rung
+def test_every_access_is_in_order_and_in_bounds(
+    operation: Operation[Any], rung: Rung[Any], seed: int
+) -> None:
+    """With checks: races, overruns and reads of what nothing wrote; threads shuffled, copies as late as allowed."""
+    candidates = cover(operation, rung, operation.small_problems, seed)
+    problem = min(candidates, key=lambda candidate: candidate.flops * (1 + (candidate.batch == 1)))
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    check(operation, rung, problem, rung.configs(problem)[0], CPU, seed, options)
+
+
+# --- what a rung says
+
+
+@each_rung
+def test_a_rung_has_a_problem_and_a_summary(operation: Operation[Any], rung: Rung[Any]) -> None:
+    assert rung.name.isidentifier()
+    assert len(rung.summary.split()) >= 3
+    assert (rung.below is None) or rung.predicted_gain is not None, (
+        "a prediction is written down before it is measured"
+    )
+    assert set(rung.architectures) <= set(ALL_ARCHITECTURES) and rung.architectures
+    assert supported(operation, rung, operation.small_problems), "the twin has nothing to try it on"
+    assert supported(operation, rung, operation.problems), "there is nothing to measure it on"
+
+
+def _all_variants(operation: Operation[Any]) -> Iterator[Any]:
+    for problem in (*operation.small_problems, *operation.problems):
+        yield from variants(operation, problem)
+
+
+@each_rung
+def test_a_refusal_is_a_sentence(operation: Operation[Any], rung: Rung[Any]) -> None:
+    for problem in _all_variants(operation):
+        refusal = rung.supports(problem)
+        if refusal is not None:
+            assert len(refusal.split()) >= 4, f"{rung.name}: {refusal!r} does not say why"
+            assert "\n" not in refusal
+
+
+@each_rung
+def test_configs_are_values_and_recipes_are_pure(operation: Operation[Any], rung: Rung[Any]) -> None:
+    for problem in cover(operation, rung, operation.small_problems, 0):
+        configs = rung.configs(problem)
+        assert configs, f"{rung.name} supports {problem.name} but has no config for it"
+        assert len(set(configs)) == len(configs), f"{rung.name} offers a config twice"
+        assert configs == rung.configs(problem)
+        for config in configs:
+            assert isinstance(config, Config)
+            if dataclasses.fields(config):
+                with pytest.raises(dataclasses.FrozenInstanceError):
+                    setattr(config, dataclasses.fields(config)[0].name, None)
+            recipe = rung.recipe(problem, config)
+            assert recipe == rung.recipe(problem, config)
+            _check_launches(recipe)
+
+
+def _check_launches(recipe: Recipe) -> None:
+    """Within what every card takes."""
+    names = {workspace.name for workspace in recipe.workspaces}
+    assert len(names) == len(recipe.workspaces)
+    calls = [step for step in recipe.steps if isinstance(step, KernelCall)]
+    assert calls
+    for call in calls:
+        assert all(size >= 1 for size in (*call.grid, *call.block, *call.cluster))
+        assert call.grid[0] < 2**31 and call.grid[1] < 2**16 and call.grid[2] < 2**16
+        assert call.block[0] * call.block[1] * call.block[2] <= 1024
+        assert call.shared_bytes <= 227 * 1024
+
+
+# --- the registry
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+def test_an_operation_is_complete(operation: Operation[Any]) -> None:
+    names = [rung.name for rung in operation.ladder]
+    assert len(set(names)) == len(names)
+    assert operation.ladder.operation == operation.name
+    for problem in (*operation.problems, *operation.small_problems):
+        parsed = operation.parse(problem.name)
+        assert dataclasses.replace(parsed, dtype=problem.dtype, layout=problem.layout) == problem
+        assert any(rung.supports(problem) is None for rung in operation.ladder), (
+            f"no rung does {problem.name}"
+        )
+    assert len({problem.name for problem in operation.problems}) == len(operation.problems)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+def test_references_have_the_shape_of_the_output(operation: Operation[Any]) -> None:
+    for problem in operation.small_problems:
+        for variant in variants(operation, problem):
+            inputs = operation.inputs(variant, CPU, 0)
+            output = operation.output(variant, CPU)
+            assert operation.reference(variant, inputs).shape == output.shape
+            assert operation.reference(variant, inputs).dtype == torch.float64
+            assert operation.peer(variant, inputs).dtype == output.dtype
+            again = operation.inputs(variant, CPU, 0)
+            assert all(torch.equal(tensor, again[name]) for name, tensor in inputs.items())
+
+
+def test_an_unknown_operation_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match=r"'conv9d'.*conv2d"):
+        ops.operation("conv9d")
+
+
+def test_an_unknown_rung_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match=r"'nonsense'.*direct"):
+        OPERATIONS["conv2d"].ladder.rung("nonsense")
+
+
+def test_a_ladder_refuses_a_name_twice_and_a_rung_in_the_air() -> None:
+    first, second = OPERATIONS["conv2d"].ladder.rungs[:2]
+    with pytest.raises(ValueError, match="twice"):
+        Ladder("conv2d", (first, first))
+    with pytest.raises(ValueError, match="not below it"):
+        Ladder("conv2d", (second,))

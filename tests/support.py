@@ -1,0 +1,69 @@
+"""What tests of several operations share: the rungs, and the problems of each that are worth a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from escalade.bench.verify import Case
+from escalade.device.run import TwinOptions
+from escalade.ops import OPERATIONS, Config, Operation, Rung
+
+
+def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:
+    return [(operation, rung) for operation in OPERATIONS.values() for rung in operation.ladder]
+
+
+def variants(operation: Operation[Any], problem: Any) -> list[Any]:
+    """The problem in every dtype and layout."""
+    return [
+        replace(problem, dtype=dtype, layout=layout)
+        for dtype in operation.dtypes
+        for layout in operation.layouts
+    ]
+
+
+def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any]) -> list[list[Any]]:
+    """For each problem that the rung can do at all, the variants of it that it can do."""
+    each = [[v for v in variants(operation, problem) if rung.supports(v) is None] for problem in problems]
+    return [variants for variants in each if variants]
+
+
+def cover(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int) -> list[Any]:
+    """Each problem once, and each dtype and layout at least once: the problems take turns at them.
+
+    `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype.
+    """
+    each = supported(operation, rung, problems)
+    rounds = max(len(each), max((len(variants) for variants in each), default=0))
+    chosen = []
+    for number in range(rounds):
+        offered = each[number % len(each)]
+        chosen.append(offered[(number + turn) % len(offered)])
+    return list(dict.fromkeys(chosen))
+
+
+def check(
+    operation: Operation[Any],
+    rung: Rung[Any],
+    problem: Any,
+    config: Config,
+    device: torch.device,
+    seed: int,
+    options: TwinOptions = TwinOptions(),
+) -> None:
+    """One run against the reference: outputs and workspaces poisoned, inputs compared afterwards."""
+    outcome = Case(operation, problem, device, seed).check(rung, problem.layout, config, options)
+    assert outcome.passed, f"{outcome.label} with {config}: {outcome.failure}"
+
+
+def label(value: object) -> str | None:
+    """Names in test ids: those of operations and rungs, and of problems with dtype and layout."""
+    if isinstance(value, Operation | Rung):
+        return value.name
+    if hasattr(value, "dtype") and hasattr(value, "layout"):
+        return f"{value.name}-{value.dtype}-{value.layout}"  # type: ignore[attr-defined]
+    return None
