@@ -1,0 +1,214 @@
+"""What takes part in a climb: verified rungs and peers, over shared input sets and scratch memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.figures import timed
+from escalade.bench.peers import Peer
+from escalade.bench.store import Record
+from escalade.bench.timing import Arm, Timing, rotation, time_interleaved
+from escalade.bench.verify import Outcome
+from escalade.device import cuda
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.run import Executable
+from escalade.ops.ladder import Config, Operation, Rung
+
+THREADS_PER_SM = 2048
+_ALIGNMENT = 256  # of workspaces, as the allocator has it
+_FINALISTS = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a climb is made."""
+
+    dtypes: tuple[str, ...] = ()
+    """Empty: all that the operation has; the same for layouts and rungs."""
+    layouts: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+    tune: bool = False
+    """Time every config of every rung, and keep the best; otherwise the default config."""
+    with_peers: bool = True
+    seed: int = 0
+    seconds_per_arm: float = 0.3
+    min_rounds: int = 5
+    screening_seconds: float = 0.02
+    """For each config of the first pass of tuning."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A rung and config that gave the right result."""
+
+    rung: Rung[Any]
+    problem: Any
+    config: Config
+    outcome: Outcome
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.rung.name} {self.problem.layout} {self.config}"
+
+
+def blank_record(operation: Operation[Any], problem: Any, system: str, rung: str) -> Record:
+    return Record(operation.name, problem.name, problem.dtype, problem.layout, problem.batch, system, rung)
+
+
+class Bench:
+    """Input sets, outputs and scratch memory of one problem and dtype, and the arms that share them."""
+
+    def __init__(
+        self,
+        operation: Operation[Any],
+        problem: Any,
+        device: torch.device,
+        recipes: Sequence[Recipe],
+        settings: Settings,
+        ceilings: Ceilings | None,
+    ) -> None:
+        self.operation = operation
+        self.problem = problem
+        self.device = device
+        self.settings = settings
+        self.ceilings = ceilings
+        l2_bytes = ceilings.l2_bytes if ceilings else 0
+        self.sets_count = rotation(problem.bytes, l2_bytes) if device.type == "cuda" else 1
+        self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
+        # Arms take turns on one stream, so one piece of scratch memory serves them all.
+        room = max((sum(_aligned(w.bytes) for w in recipe.workspaces) for recipe in recipes), default=0)
+        self._scratch = torch.empty(room, dtype=torch.uint8, device=device)
+
+    def sets(self, layout: str) -> list[dict[str, torch.Tensor]]:
+        """Random inputs and an output each, enough of them to push each other out of the L2."""
+        if layout not in self._sets:
+            problem = replace(self.problem, layout=layout)
+            self._sets[layout] = [
+                {
+                    **self.operation.inputs(problem, self.device, self.settings.seed + 1 + number),
+                    "y": self.operation.output(problem, self.device),
+                }
+                for number in range(self.sets_count)
+            ]
+        return self._sets[layout]
+
+    def screen(self, candidates: Sequence[Verified]) -> list[Verified]:
+        """The best configs of every rung and layout, by a short look at each."""
+        groups: dict[tuple[str, str], list[Verified]] = {}
+        for candidate in candidates:
+            groups.setdefault((candidate.rung.name, candidate.problem.layout), []).append(candidate)
+        kept = []
+        for group in groups.values():
+            group = [v for v in group if not self._spills(v)] or group
+            if len(group) > _FINALISTS and self.device.type == "cuda":
+                times = self._time([self._arm(v) for v in group], self.settings.screening_seconds, 3, 200.0)
+                group = sorted(group, key=lambda v: times[v.name].median_us)
+            kept += group[:_FINALISTS]
+        return kept
+
+    def _spills(self, one: Verified) -> bool:
+        """A config that the compiler could not fit into the registers is not worth a look."""
+        return bool(resources(one.rung.recipe(one.problem, one.config), self.device)[1])
+
+    def measure(self, verified: Sequence[Verified], rivals: Sequence[tuple[Peer, float]]) -> list[Record]:
+        """All of them interleaved; of a rung's finalists the faster one is kept."""
+        arms = [self._peer_arm(peer) for peer, _ in rivals] + [self._arm(v) for v in verified]
+        if not arms:
+            return []
+        times = self._time(arms, self.settings.seconds_per_arm, self.settings.min_rounds)
+        records = [self._peer_record(peer, error, times[peer.system]) for peer, error in rivals]
+        best: dict[tuple[str, str], Verified] = {}
+        for one in verified:
+            key = (one.rung.name, one.problem.layout)
+            if key not in best or times[one.name].median_us < times[best[key].name].median_us:
+                best[key] = one
+        return records + [self._rung_record(one, times[one.name]) for one in best.values()]
+
+    def _time(
+        self, arms: list[Arm], seconds: float, min_rounds: int, replay_us: float = 500.0
+    ) -> dict[str, Timing]:
+        return time_interleaved(
+            arms, self.device, seconds_per_arm=seconds, min_rounds=min_rounds, replay_us=replay_us
+        )
+
+    def _arm(self, one: Verified) -> Arm:
+        recipe = one.rung.recipe(one.problem, one.config)
+        executable = Executable(recipe, self.device, one.name)
+        workspaces = self._workspaces(recipe)
+
+        def call_over(tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+            everything = {**tensors, **workspaces}
+
+            def call() -> None:  # a launch takes its arguments along, so one executable serves all sets
+                executable.bind(everything)()
+
+            return call
+
+        return Arm(one.name, [call_over(tensors) for tensors in self.sets(one.problem.layout)])
+
+    def _workspaces(self, recipe: Recipe) -> dict[str, torch.Tensor]:
+        found, start = {}, 0
+        for workspace in recipe.workspaces:
+            found[workspace.name] = self._scratch[start : start + workspace.bytes]
+            start += _aligned(workspace.bytes)
+        return found
+
+    def _peer_arm(self, peer: Peer) -> Arm:
+        problem = replace(self.problem, layout=peer.layout)
+        sets = self.sets(peer.layout)
+        results: list[torch.Tensor | None] = [None] * len(sets)
+
+        def call_over(number: int) -> Callable[[], None]:
+            def call() -> None:  # a kept result has memory of its own, as ours have
+                results[number] = peer.run(problem, sets[number])
+
+            return call
+
+        return Arm(peer.system, [call_over(number) for number in range(len(sets))])
+
+    def _peer_record(self, peer: Peer, error: float, timing: Timing) -> Record:
+        problem = replace(self.problem, layout=peer.layout)
+        record = replace(blank_record(self.operation, problem, peer.system, ""), error=error)
+        return timed(record, problem, timing, self.ceilings)
+
+    def _rung_record(self, one: Verified, timing: Timing) -> Record:
+        recipe = one.rung.recipe(one.problem, one.config)
+        registers, spill_bytes, occupancy = resources(recipe, self.device)
+        record = replace(
+            blank_record(self.operation, one.problem, "escalade", one.rung.name),
+            config=one.config.as_dict(),
+            error=one.outcome.error,
+            tolerance=one.outcome.tolerance,
+            predicted_gain=one.rung.predicted_gain,
+            registers=registers,
+            spill_bytes=spill_bytes,
+            occupancy=occupancy,
+            workspace_bytes=recipe.workspace_bytes,
+            note=one.note,
+        )
+        return timed(record, one.problem, timing, self.ceilings)
+
+
+def _aligned(size: int) -> int:
+    return math.ceil(size / _ALIGNMENT) * _ALIGNMENT
+
+
+def resources(recipe: Recipe, device: torch.device) -> tuple[int | None, int | None, float | None]:
+    """Registers and occupancy of the kernel that takes the most registers; the most bytes that any spills."""
+    calls = [step for step in recipe.steps if isinstance(step, KernelCall) and not step.weights_only]
+    if device.type != "cuda" or not calls:
+        return None, None, None
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    loaded = [(cuda.load(call.program, index), call) for call in calls]
+    kernel, call = max(loaded, key=lambda pair: pair[0].resources.registers)
+    threads = math.prod(call.block)
+    blocks = kernel.occupancy(threads, call.shared_bytes)
+    spill_bytes = max(loaded_kernel.resources.spill_bytes for loaded_kernel, _ in loaded)
+    return kernel.resources.registers, spill_bytes, blocks * threads / THREADS_PER_SM

@@ -1,0 +1,193 @@
+"""The climb: the rungs of an operation on one problem, beside the peers, each verified before it is timed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from escalade.bench import verify
+from escalade.bench.arms import Bench, Settings, Verified, blank_record
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.figures import with_gains
+from escalade.bench.peers import Peer, peers
+from escalade.bench.store import Record
+from escalade.ops.accuracy import relative_error
+from escalade.ops.ladder import Operation, Rung
+
+DEFAULTS = Settings()
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def climb(
+    operation: Operation[Any],
+    problem: Any,
+    device: torch.device,
+    settings: Settings = DEFAULTS,
+    ceilings: Ceilings | None = None,
+    say: Say = _silent,
+) -> list[Record]:
+    """A record for every peer and every supporting rung of every dtype and layout; failures among them."""
+    chosen = [operation.ladder.rung(name) for name in settings.rungs] or list(operation.ladder)
+    records: list[Record] = []
+    for dtype in settings.dtypes or operation.dtypes:
+        asked = replace(problem, dtype=dtype)
+        records += _climb_dtype(operation, asked, chosen, device, settings, ceilings, say)
+        free(device)
+    return with_gains(records, operation.ladder)
+
+
+def ablate(
+    operation: Operation[Any],
+    problem: Any,
+    device: torch.device,
+    settings: Settings = DEFAULTS,
+    ceilings: Ceilings | None = None,
+    say: Say = _silent,
+) -> list[Record]:
+    """Rungs that offer it, with one idea off at a time: `gain` is how many times faster the idea makes it."""
+    records: list[Record] = []
+    plain = replace(settings, with_peers=False)
+    for base, variants in ablations(operation).items():
+        rungs = [operation.ladder.rung(base), *variants.values()]
+        for dtype in settings.dtypes or operation.dtypes:
+            asked = replace(problem, dtype=dtype)
+            found = _climb_dtype(operation, asked, rungs, device, plain, ceilings, say)
+            whole = {r.layout: r for r in found if r.rung == base and r.median_us is not None}
+            for record in found:
+                if record.rung != base and record.median_us is not None and record.timing != "twin":
+                    with_idea = whole.get(record.layout)
+                    if with_idea:
+                        record = replace(record, gain=record.time / with_idea.time, gain_over=base)
+                records.append(replace(record, workload=f"{operation.name}_ablation"))
+            free(device)
+    return records
+
+
+def ablations(operation: Operation[Any]) -> dict[str, dict[str, Rung[Any]]]:
+    """By rung: idea -> the rung without it, from the `ablations()` of the modules that define the rungs."""
+    found: dict[str, dict[str, Rung[Any]]] = {}
+    for module in dict.fromkeys(type(rung).__module__ for rung in operation.ladder):
+        offered = getattr(sys.modules[module], "ablations", None)
+        for idea, variant in (offered() if offered else {}).items():
+            found.setdefault(variant.name.removesuffix(f"-without-{idea}"), {})[idea] = variant
+    return found
+
+
+def crossover(operation: Operation[Any]) -> tuple[Any, ...]:
+    """The sweep of problems that shows where one algorithm overtakes another, if the operation has one."""
+    return tuple(getattr(sys.modules[type(operation).__module__], "CROSSOVER", ()))
+
+
+def free(device: torch.device) -> None:
+    """Gives the memory of one problem back before the next one asks for it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _climb_dtype(
+    operation: Operation[Any],
+    problem: Any,
+    rungs: Sequence[Rung[Any]],
+    device: torch.device,
+    settings: Settings,
+    ceilings: Ceilings | None,
+    say: Say,
+) -> list[Record]:
+    say(f"{problem.name} {problem.dtype}: verifying")
+    layouts = settings.layouts or operation.layouts
+    planned = [
+        job
+        for layout in layouts
+        for rung in rungs
+        for job in verify.rung_jobs(
+            rung, replace(problem, layout=layout), device, "all" if settings.tune else "default"
+        )
+    ]
+    if not any(job.config for job in planned):
+        return [_failure(operation, job) for job in planned if job.failure]
+    case = verify.Case(operation, problem, device, settings.seed)
+    records, verified = _verify(operation, case, planned)
+    rivals = _verified_peers(operation, case, settings, say) if device.type == "cuda" else []
+    del case
+    bench = Bench(
+        operation, problem, device, [v.rung.recipe(v.problem, v.config) for v in verified], settings, ceilings
+    )
+    if settings.tune:
+        say(f"{problem.name} {problem.dtype}: screening {len(verified)} configs")
+        verified = bench.screen(verified)
+    say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(rivals)} peers")
+    return _in_order(records + bench.measure(verified, rivals), rungs, layouts)
+
+
+def _in_order(records: list[Record], rungs: Sequence[Rung[Any]], layouts: Sequence[str]) -> list[Record]:
+    """The peers, then the rungs from the foot to the summit, each in all its layouts."""
+    height = {rung.name: position for position, rung in enumerate(rungs)}
+    return sorted(records, key=lambda r: (height.get(r.rung, -1), layouts.index(r.layout) if r.rung else -1))
+
+
+def _verify(
+    operation: Operation[Any], case: verify.Case, planned: Iterable[verify.Job]
+) -> tuple[list[Record], list[Verified]]:
+    """What may be timed; and a failure for each rung and layout of which no config may."""
+    right: dict[tuple[str, str], list[Verified]] = {}
+    wrong: dict[tuple[str, str], list[Record]] = {}
+    for job in planned:
+        key = (job.rung.name, job.problem.layout)
+        if job.config is None:
+            if job.failure:
+                wrong.setdefault(key, []).append(_failure(operation, job))
+            continue
+        outcome = case.check(job.rung, job.problem.layout, job.config)
+        if outcome.passed:
+            right.setdefault(key, []).append(Verified(job.rung, job.problem, job.config, outcome))
+        else:
+            wrong.setdefault(key, []).append(
+                _failure(operation, replace(job, failure=outcome.failure), outcome)
+            )
+    verified = []
+    for key, group in right.items():
+        bad = wrong.pop(key, [])
+        note = (
+            f"{len(bad)} of {len(bad) + len(group)} configs failed, the first: {bad[0].failure}"
+            if bad
+            else ""
+        )
+        verified += [replace(one, note=note) for one in group]
+    return [records[0] for records in wrong.values()], verified
+
+
+def _failure(operation: Operation[Any], job: verify.Job, outcome: verify.Outcome | None = None) -> Record:
+    return replace(
+        blank_record(operation, job.problem, "escalade", job.rung.name),
+        config=job.config.as_dict() if job.config else {},
+        error=outcome.error if outcome else None,
+        tolerance=outcome.tolerance if outcome else None,
+        predicted_gain=job.rung.predicted_gain,
+        failure=job.failure,
+    )
+
+
+def _verified_peers(
+    operation: Operation[Any], case: verify.Case, settings: Settings, say: Say
+) -> list[tuple[Peer, float]]:
+    """The peers that can do the problem, with their errors. One that cannot is said, and left out."""
+    found = []
+    for peer in peers(operation, case.problem) if settings.with_peers else ():
+        problem = replace(case.problem, layout=peer.layout)
+        try:
+            error = relative_error(peer.run(problem, case.inputs_in(peer.layout)), case.expected)
+        except RuntimeError as refused:
+            say(f"{problem.name} {problem.dtype}: {peer.system} refuses: {str(refused).splitlines()[0]}")
+            continue
+        found.append((peer, error))
+    return found

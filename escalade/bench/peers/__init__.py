@@ -1,0 +1,31 @@
+"""Other systems, measured beside ours in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade.ops.ladder import Operation
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A system that does a problem in one layout; `run` gives its result."""
+
+    system: str
+    layout: str
+    run: Callable[[Any, Inputs], torch.Tensor]
+
+
+def peers(operation: Operation[Any], problem: Any) -> tuple[Peer, ...]:
+    """Those that can do this problem of this operation, whatever its layout."""
+    if operation.name == "conv2d":
+        from escalade.bench.peers.torch_conv2d import conv2d_peers
+
+        return conv2d_peers(problem)
+    return tuple(Peer(f"torch-{layout}", layout, operation.peer) for layout in operation.layouts)

@@ -1,0 +1,58 @@
+"""PyTorch's convolution (cuDNN) as users have it at its best: autotuned, either layout, fused where it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.bench.peers import Peer
+from escalade.ops.conv2d.problem import Conv2dProblem
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+def conv2d_peers(problem: Conv2dProblem) -> tuple[Peer, ...]:
+    found = [Peer("torch-nchw", "nchw", eager), Peer("torch-nhwc", "nhwc", eager)]
+    if problem.relu:  # cuDNN's own fusions; PyTorch has them for a ReLU at the end only
+        found += [Peer("cudnn-fused-nchw", "nchw", fused), Peer("cudnn-fused-nhwc", "nhwc", fused)]
+    return tuple(found)
+
+
+def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
+    """The convolution with its bias, then the residual and the ReLU in place."""
+    p = problem
+
+    def compute() -> torch.Tensor:
+        y = F.conv2d(
+            inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups
+        )
+        if p.residual:
+            y.add_(inputs["residual"])
+        return y.relu_() if p.relu else y
+
+    return with_cudnn(p.dtype, compute)
+
+
+def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
+    """cuDNN's convolution + bias (+ residual) + ReLU in one call."""
+    p = problem
+    x, weight, bias = inputs["x"], inputs["weight"], inputs.get("bias")
+
+    def compute() -> torch.Tensor:
+        if p.residual:
+            return torch.cudnn_convolution_add_relu(
+                x, weight, inputs["residual"], 1.0, bias, p.stride, p.padding, p.dilation, p.groups
+            )
+        return torch.cudnn_convolution_relu(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
+
+    return with_cudnn(p.dtype, compute)
+
+
+def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """cuDNN choosing by measurement among all it has (limit 0), with TF32 products only where asked for."""
+    with torch.backends.cudnn.flags(
+        enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
+    ):
+        return compute()

@@ -1,0 +1,300 @@
+"""Measurements as JSON lines: `results/<gpu>/<workload>.jsonl`, one record a line.
+
+A record says what was measured, how fast it was, how right it was, and how to repeat it. A new
+measurement of the same thing replaces the old one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+import escalade
+from escalade.errors import EscaladeError
+
+DEFAULT_FOLDER = pathlib.Path("results")
+_OUTPUT_OPTIONS = ("--results", "--json")
+
+
+class StoreError(EscaladeError, ValueError):
+    """A file of results does not hold what it should."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a figure comes from, and the command that repeats it."""
+
+    gpu: str
+    driver: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement. Times are microseconds; None stands for what does not apply or was not measured."""
+
+    workload: str
+    problem: str
+    dtype: str
+    layout: str
+    batch: int
+    system: str
+    """`escalade`, or the peer."""
+    rung: str
+    """Of Escalade's ladder; empty for a peer."""
+    config: dict[str, Any] = field(default_factory=dict)
+    timing: str = ""
+    """`graph`, `eager` or `twin`: see `escalade.bench.timing`."""
+    samples: int = 0
+    median_us: float | None = None
+    p20_us: float | None = None
+    p80_us: float | None = None
+    tflops: float | None = None
+    """Operations of the plain algorithm over the median time, whatever a rung really does."""
+    gbps: float | None = None
+    """The fewest bytes over the median time."""
+    floor_us: float | None = None
+    peak_pct: float | None = None
+    """`tflops` in percent of a large matrix product of the same dtype, measured in the same run."""
+    error: float | None = None
+    tolerance: float | None = None
+    predicted_gain: float | None = None
+    gain: float | None = None
+    gain_over: str = ""
+    """The rung, dtype and layout that `gain` compares with."""
+    peer_gain: float | None = None
+    peer: str = ""
+    """The fastest peer of the same dtype, which `peer_gain` compares with."""
+    registers: int | None = None
+    spill_bytes: int | None = None
+    occupancy: float | None = None
+    """Resident threads of an SM over the 2,048 it has room for."""
+    workspace_bytes: int | None = None
+    peak_bytes: int | None = None
+    failure: str = ""
+    """Why there is no time: a wrong result, an error. A failed record has no times."""
+    note: str = ""
+    gpu: str = ""
+    driver: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    date: str = ""
+    command: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (self.workload, self.problem, self.dtype, self.layout, self.system, self.rung)
+
+    @property
+    def time(self) -> float:
+        """The median, of a record that was timed."""
+        if self.median_us is None:
+            raise StoreError(
+                f"the record of {' '.join(self.key)} has no time: {self.failure or 'it was not timed'}"
+            )
+        return self.median_us
+
+    def stamped(self, provenance: Provenance) -> Record:
+        return dataclasses.replace(self, **dataclasses.asdict(provenance))
+
+
+def gpu_folder(gpu: str) -> str:
+    """`NVIDIA H200` becomes `h200`."""
+    name = re.sub(r"\b(nvidia|geforce)\b", " ", gpu.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown"
+
+
+def to_line(record: Record) -> str:
+    """Figures with six digits: more than any clock gives."""
+    values = {name: _shortened(value) for name, value in dataclasses.asdict(record).items()}
+    return json.dumps(values, sort_keys=False, allow_nan=False)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if value == value and abs(value) != float("inf") else None
+    return value
+
+
+def load(path: pathlib.Path) -> list[Record]:
+    """Every record of a file; a line that is none is an error that names it."""
+    records = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.strip():
+            records.append(_parse(line, f"{path}, line {number}"))
+    return records
+
+
+def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
+    """All records under `results`, by GPU folder."""
+    if not folder.is_dir():
+        return {}
+    found = {
+        gpu.name: [record for path in sorted(gpu.glob("*.jsonl")) for record in load(path)]
+        for gpu in sorted(folder.iterdir())
+        if gpu.is_dir()
+    }
+    return {gpu: records for gpu, records in found.items() if records}
+
+
+def write(path: pathlib.Path, records: Sequence[Record]) -> None:
+    """Adds the records to a file, in place of older ones of the same key; other lines stay where they are."""
+    newest = {record.key: record for record in records}
+    kept = [newest.pop(old.key, old) for old in (load(path) if path.exists() else [])]
+    lines = [to_line(record) for record in (*kept, *newest.values())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".writing-", delete=False) as file:
+        file.write("".join(f"{line}\n" for line in lines))
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.Path]:
+    """Each record into the file of its GPU and workload; the files that changed."""
+    groups: dict[pathlib.Path, list[Record]] = {}
+    for record in records:
+        path = folder / gpu_folder(record.gpu) / f"{record.workload}.jsonl"
+        groups.setdefault(path, []).append(record)
+    for path, group in groups.items():
+        write(path, group)
+    return list(groups)
+
+
+def _parse(line: str, where: str) -> Record:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise StoreError(f"{where} is not JSON ({error}); mend or delete the line") from error
+    if not isinstance(values, dict):
+        raise StoreError(f"{where} holds a {type(values).__name__}; a record is an object")
+    fields = _field_types()
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise StoreError(f"{where} has fields that no record has: {', '.join(unknown)}")
+    required = [f.name for f in dataclasses.fields(Record) if _has_no_default(f)]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise StoreError(f"{where} lacks {', '.join(missing)}")
+    for name, value in values.items():
+        if not _fits(value, fields[name]):
+            raise StoreError(f"{where}: {name} is {value!r}, which is not of type {_spell(fields[name])}")
+    return Record(**values)
+
+
+def _has_no_default(entry: dataclasses.Field[Any]) -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+@cache
+def _field_types() -> dict[str, Any]:
+    return typing.get_type_hints(Record)
+
+
+def _fits(value: object, expected: Any) -> bool:
+    if isinstance(expected, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(expected))
+    if typing.get_origin(expected) is dict:
+        return isinstance(value, dict)
+    if isinstance(value, bool):
+        return expected is bool
+    if expected is float:
+        return isinstance(value, int | float)
+    return isinstance(value, expected)
+
+
+def _spell(expected: Any) -> str:
+    return getattr(expected, "__name__", str(expected)) if not typing.get_args(expected) else str(expected)
+
+
+def provenance(device: torch.device, command: str | None = None) -> Provenance:
+    """Of what runs now, in this process."""
+    on_gpu = device.type == "cuda"
+    return Provenance(
+        gpu=torch.cuda.get_device_name(device) if on_gpu else f"twin on {platform.machine()}",
+        driver=driver_version() if on_gpu else "",
+        versions=versions(),
+        commit=commit(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command or shlex.join(["escalade", *_without_outputs(sys.argv[1:])]),
+    )
+
+
+def _without_outputs(arguments: Sequence[str]) -> list[str]:
+    """Where the records went is no part of how they were made."""
+    kept: list[str] = []
+    given = iter(arguments)
+    for argument in given:
+        if argument in _OUTPUT_OPTIONS:
+            next(given, None)
+        elif not argument.startswith(tuple(f"{option}=" for option in _OUTPUT_OPTIONS)):
+            kept.append(argument)
+    return kept
+
+
+def versions() -> dict[str, str]:
+    from escalade.device.nvrtc import compiler_version
+
+    found = {
+        "escalade": escalade.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "cudnn": str(torch.backends.cudnn.version() or "none") if torch.cuda.is_available() else "none",
+    }
+    try:
+        found["nvrtc"] = compiler_version().removeprefix("nvrtc ")
+    except Exception:  # whatever a missing library raises; `escalade doctor` says what to do
+        found["nvrtc"] = "none"
+    return found
+
+
+@cache
+def driver_version() -> str:
+    asked = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    if asked:
+        return asked.splitlines()[0].strip()
+    kernel_module = pathlib.Path("/proc/driver/nvidia/version")
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", kernel_module.read_text()) if kernel_module.is_file() else None
+    return found[0] if found else "unknown"
+
+
+@cache
+def commit() -> str:
+    """The checkout's commit, with `+changes` when the package differs from it.
+
+    Outside a checkout (a copy of the sources on another machine) `ESCALADE_COMMIT` says it, or nobody does.
+    """
+    package = pathlib.Path(escalade.__file__).parent
+    name = _output("git", "-C", str(package), "rev-parse", "--short=12", "HEAD")
+    if not name:
+        return os.environ.get("ESCALADE_COMMIT", "unknown")
+    changed = _output("git", "-C", str(package), "status", "--porcelain", "--", ".")
+    return name.strip() + ("+changes" if changed else "")
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

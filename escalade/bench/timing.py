@@ -1,0 +1,246 @@
+"""How long something takes: CUDA graphs, interleaved arms, medians.
+
+Every arm is captured into a CUDA graph that repeats its calls until one replay takes long enough to be
+timed by events. The arms then take turns (A B C A B C …), so that a card that warms up slows all of
+them alike. An arm whose share of the time is spent leaves the turns; the others go on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from escalade.errors import EscaladeError, UnsupportedError
+
+L2_MULTIPLE = 3  # input sets of three times the L2 leave nothing of the last turn in it
+MAX_SETS = 512
+MAX_GRAPH_CALLS = 20_000
+ENQUEUE_CYCLES = 1_000_000  # some 0.5 ms: longer than the CPU needs to launch one large graph
+ENQUEUE_CYCLES_PER_ARM = 50_000
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contender. `calls` do the same work over rotated input sets."""
+
+    name: str
+    calls: Sequence[Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    samples: int
+    how: str
+    """`graph` (CUDA graph replay), `eager` (events around plain calls) or `twin` (wall clock, not a speed)."""
+    note: str = ""
+
+
+class Sampler(Protocol):
+    """An arm made ready: `start` enqueues one sample, `finish` gives its microseconds per call."""
+
+    calls: int
+    how: str
+    note: str
+
+    def start(self) -> None: ...
+    def finish(self) -> float: ...
+
+
+def rotation(bytes_per_set: int, l2_bytes: int) -> int:
+    """How many input sets it takes for none of a set to be in the L2 when its turn comes again."""
+    if bytes_per_set <= 0 or l2_bytes <= 0:
+        return 1
+    return min(MAX_SETS, max(1, math.ceil(L2_MULTIPLE * l2_bytes / bytes_per_set)))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def time_interleaved(
+    arms: Sequence[Arm],
+    device: torch.device,
+    *,
+    seconds_per_arm: float = 0.3,
+    min_rounds: int = 5,
+    max_rounds: int = 400,
+    replay_us: float = 500.0,
+) -> dict[str, Timing]:
+    """The timing of every arm, by name. On the CPU (the twin) one wall-clock run of each, marked as such."""
+    names = [arm.name for arm in arms]
+    if len(set(names)) != len(names):
+        raise UnsupportedError(f"arms are told apart by their names, and these repeat: {names}")
+    if any(not arm.calls for arm in arms):
+        raise UnsupportedError(
+            f"an arm without calls cannot be timed: {[a.name for a in arms if not a.calls]}"
+        )
+    if device.type != "cuda":
+        clocks: dict[str, Sampler] = {arm.name: WallSampler(arm) for arm in arms}
+        return interleave(clocks, seconds_per_arm=0.0, min_rounds=1, max_rounds=1)
+    with torch.cuda.device(device):
+        samplers: dict[str, Sampler] = {arm.name: _cuda_sampler(arm, replay_us) for arm in arms}
+        return interleave(
+            samplers,
+            seconds_per_arm=seconds_per_arm,
+            min_rounds=min_rounds,
+            max_rounds=max_rounds,
+            before_round=_keep_busy,
+        )
+
+
+def interleave(
+    samplers: Mapping[str, Sampler],
+    *,
+    seconds_per_arm: float,
+    min_rounds: int,
+    max_rounds: int,
+    before_round: Callable[[int], None] = lambda turns: None,
+) -> dict[str, Timing]:
+    """Rounds in which every arm takes one turn, until each has spent its time.
+
+    All turns of a round are enqueued before the first is waited for; `before_round` keeps the GPU busy
+    meanwhile, so that no sample contains the CPU's time to launch it.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    spent = dict.fromkeys(samplers, 0.0)
+    running = list(samplers)
+    for finished in range(1, max_rounds + 1):
+        before_round(len(running))
+        for name in running:
+            samplers[name].start()
+        for name in running:
+            microseconds = samplers[name].finish()
+            samples[name].append(microseconds)
+            spent[name] += microseconds * samplers[name].calls / 1e6
+        if finished >= min_rounds:
+            running = [name for name in running if spent[name] < seconds_per_arm]
+        if not running:
+            break
+    return {
+        name: summarize(values, samplers[name].how, samplers[name].note) for name, values in samples.items()
+    }
+
+
+def summarize(values: Sequence[float], how: str, note: str = "") -> Timing:
+    return Timing(
+        statistics.median(values), percentile(values, 20), percentile(values, 80), len(values), how, note
+    )
+
+
+class WallSampler:
+    """One run by the wall clock. For the twin: it says that something ran, not how fast it would be."""
+
+    calls = 1
+    how = "twin"
+    note = "wall clock of the CPU twin; not a speed"
+
+    def __init__(self, arm: Arm) -> None:
+        self._call = arm.calls[0]
+
+    def start(self) -> None:
+        pass  # the twin runs in the calling thread: the run itself is in `finish`
+
+    def finish(self) -> float:
+        began = time.perf_counter()
+        self._call()
+        return (time.perf_counter() - began) * 1e6
+
+
+class EventSampler:
+    """Events around `enqueue`, which does `calls` calls."""
+
+    def __init__(self, enqueue: Callable[[], None], calls: int, how: str, note: str = "") -> None:
+        self.calls = calls
+        self.how = how
+        self.note = note
+        self._enqueue = enqueue
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def start(self) -> None:
+        self._begin.record()
+        self._enqueue()
+        self._end.record()
+
+    def finish(self) -> float:
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) * 1e3 / self.calls
+
+
+def _cuda_sampler(arm: Arm, replay_us: float) -> EventSampler:
+    """Warmed up, captured, and captured again with as many repetitions as one replay needs."""
+    for call in arm.calls:  # compiles, allocates, lets cuDNN choose
+        call()
+    torch.cuda.synchronize()
+    try:
+        once = EventSampler(_capture(arm.calls, 1), len(arm.calls), "graph")
+    except (RuntimeError, EscaladeError) as error:
+        torch.cuda.synchronize()
+        return _eager_sampler(arm, replay_us, error)
+    repetitions = _repetitions(once, replay_us)
+    if repetitions == 1:
+        return once
+    repeated = EventSampler(_capture(arm.calls, repetitions), repetitions * len(arm.calls), "graph")
+    _replay_time(repeated)
+    return repeated
+
+
+def _repetitions(once: EventSampler, replay_us: float) -> int:
+    replay = _replay_time(once)
+    if replay < replay_us:  # short enough to be worth a second look: the first replay also uploads the graph
+        replay = min(_replay_time(once) for _ in range(3))
+    wanted = math.ceil(replay_us / max(replay, 0.1))
+    return max(1, min(wanted, MAX_GRAPH_CALLS // once.calls))
+
+
+def _keep_busy(turns: int) -> None:
+    """The GPU waits while the CPU enqueues that many turns, so that none of them waits for the CPU."""
+    torch.cuda._sleep(ENQUEUE_CYCLES + ENQUEUE_CYCLES_PER_ARM * turns)
+
+
+def _replay_time(once: EventSampler) -> float:
+    _keep_busy(1)
+    once.start()
+    return once.finish() * once.calls
+
+
+def _capture(calls: Sequence[Callable[[], None]], repetitions: int) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repetitions):
+            for call in calls:
+                call()
+    return graph.replay
+
+
+def _eager_sampler(arm: Arm, replay_us: float, error: Exception) -> EventSampler:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    note = f"could not be captured into a CUDA graph ({reason}); timed by events around plain calls"
+
+    def turn(repetitions: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(repetitions):
+                for call in arm.calls:
+                    call()
+
+        return run
+
+    once = EventSampler(turn(1), len(arm.calls), "eager", note)
+    repetitions = _repetitions(once, replay_us)
+    return EventSampler(turn(repetitions), repetitions * len(arm.calls), "eager", note)

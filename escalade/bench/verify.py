@@ -1,0 +1,253 @@
+"""Is it right? Every rung on fresh random inputs, against the operation's float64 reference.
+
+Outputs and workspaces are poisoned with NaN before a run, inputs are compared with their originals
+after it, and on the GPU the memory on both sides of the output is guarded. A result passes if its
+error over the whole output is within the rung's tolerance and no single element stands out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade.device.cuda import architecture
+from escalade.device.recipe import Recipe
+from escalade.device.run import TwinOptions, bind
+from escalade.errors import EscaladeError
+from escalade.ops.accuracy import relative_error
+from escalade.ops.ladder import Config, Operation, Problem, Rung
+
+WORST_ELEMENT = 32.0
+"""How far one element may be off, in tolerances of the output's root mean square. Rounding errors reach 6 or 8."""
+GUARD_BYTES = 4096
+_CANARY = 0xA5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rung and config on one problem."""
+
+    rung: str
+    problem: Problem
+    config: Config | None
+    passed: bool
+    error: float | None = None
+    tolerance: float | None = None
+    refusal: str = ""
+    """Why the rung does not take the problem; such an outcome is skipped, neither passed nor failed."""
+    failure: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return not self.passed and not self.refusal
+
+    @property
+    def label(self) -> str:
+        return f"{self.rung} on {self.problem.name} {self.problem.dtype} {self.problem.layout}"
+
+
+class Case:
+    """A problem in one dtype: its inputs, what they should give, and how well PyTorch does."""
+
+    def __init__(self, operation: Operation[Any], problem: Any, device: torch.device, seed: int) -> None:
+        self.operation = operation
+        self.device = device
+        self.problem = replace(problem, layout=operation.layouts[0])
+        self.inputs = operation.inputs(self.problem, device, seed)
+        self.expected = operation.reference(self.problem, self.inputs)
+        self.peer_error = relative_error(operation.peer(self.problem, self.inputs), self.expected)
+        elements = max(1, self.expected.numel())
+        self.typical = float(torch.linalg.vector_norm(self.expected)) / elements**0.5
+
+    def inputs_in(self, layout: str) -> dict[str, torch.Tensor]:
+        """Copies, so that a kernel that writes to its inputs cannot harm the originals."""
+        return {name: in_layout(tensor, layout) for name, tensor in self.inputs.items()}
+
+    def check(
+        self, rung: Rung[Any], layout: str, config: Config, options: TwinOptions = TwinOptions()
+    ) -> Outcome:
+        """One run, judged. Errors of compiling and launching are failures too."""
+        problem = replace(self.problem, layout=layout)
+        tolerance = rung.tolerance(problem, self.peer_error)
+        began = time.perf_counter()
+
+        def outcome(failure: str = "", error: float | None = None) -> Outcome:
+            seconds = time.perf_counter() - began
+            return Outcome(rung.name, problem, config, not failure, error, tolerance, "", failure, seconds)
+
+        try:
+            recipe = rung.recipe(problem, config)
+            inputs = self.inputs_in(layout)
+            output, guard = self._output(problem)
+            label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
+            bind(recipe, {**inputs, **poisoned(recipe, self.device), "y": output}, label, options)()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
+            self._require_healthy_device(rung, problem, error)
+            return outcome(f"{type(error).__name__}: {error}")
+        return self._judge(inputs, output, guard, tolerance, outcome)
+
+    def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
+        """After an illegal access every further call of the process fails: better to stop than to blame others."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as broken:
+            raise EscaladeError(
+                f"rung {rung.name} left the GPU unusable for this process on {problem.name} {problem.dtype} "
+                f"{problem.layout}: {error}. Leave it out with --rung, or run `escalade verify --rung {rung.name} "
+                "--device twin --checks` to see what it does"
+            ) from broken
+
+    def _judge(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        output: torch.Tensor,
+        guard: tuple[torch.Tensor, torch.Tensor] | None,
+        tolerance: float,
+        outcome: Callable[..., Outcome],
+    ) -> Outcome:
+        for name, tensor in inputs.items():
+            if not torch.equal(tensor, self.inputs[name]):
+                return outcome(f"it changed its input {name}")
+        if guard is not None and not all(bool((side == _CANARY).all()) for side in guard):
+            return outcome("it wrote outside its output")
+        error = relative_error(output, self.expected)
+        unwritten = int(torch.isnan(output).sum())
+        if unwritten:
+            return outcome(
+                f"{unwritten} of {output.numel()} outputs are NaN: unwritten, or computed from nothing", error
+            )
+        if not error <= tolerance:
+            return outcome(f"its error is {error:.2e}, more than the {tolerance:.2e} allowed", error)
+        worst = float((output.double() - self.expected).abs().max()) if output.numel() else 0.0
+        if worst > WORST_ELEMENT * tolerance * self.typical:
+            return outcome(
+                f"one output is off by {worst:.2e}, where a typical one is {self.typical:.2e}", error
+            )
+        return outcome("", error)
+
+    def _output(self, problem: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds)."""
+        plain = self.operation.output(problem, self.device)
+        if self.device.type != "cuda" or plain.numel() == 0:
+            return plain.fill_(float("nan")), None
+        size = plain.numel() * plain.element_size()
+        memory = torch.full((size + 2 * GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=self.device)
+        inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
+        output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
+        return output.fill_(float("nan")), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+
+
+def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy; images and filters are four-dimensional and follow the layout, the rest has only one."""
+    channels_last = layout == "nhwc" and tensor.dim() == 4
+    return tensor.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def poisoned(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
+    """Workspaces full of ones: NaN in every floating type."""
+    return {
+        workspace.name: torch.full((workspace.bytes,), 0xFF, dtype=torch.uint8, device=device)
+        for workspace in recipe.workspaces
+    }
+
+
+def refusal(rung: Rung[Any], problem: Any, device: torch.device) -> str:
+    """Why this rung cannot do this problem on this device; empty if it can."""
+    sentence = rung.supports(problem)
+    if sentence:
+        return sentence
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        here = architecture(index)
+        if here not in rung.architectures:
+            return f"its kernels are for {', '.join(rung.architectures)}; this GPU is {here}"
+    return ""
+
+
+def default_problems(operation: Operation[Any], device: torch.device) -> tuple[Any, ...]:
+    small = tuple(operation.small_problems)
+    return small + tuple(operation.problems) if device.type == "cuda" else small
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rung and config on one problem (in its dtype and layout), or why there is nothing to run."""
+
+    problem: Any
+    rung: Rung[Any]
+    config: Config | None
+    refusal: str = ""
+    failure: str = ""
+
+
+def jobs(
+    operation: Operation[Any],
+    device: torch.device,
+    *,
+    problems: Sequence[Any] | None = None,
+    rungs: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    layouts: Sequence[str] | None = None,
+    configs: str = "default",
+) -> list[Job]:
+    """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`."""
+    chosen = tuple(operation.ladder.rung(name) for name in rungs) if rungs else tuple(operation.ladder)
+    return [
+        job
+        for problem in (default_problems(operation, device) if problems is None else problems)
+        for dtype in dtypes or operation.dtypes
+        for layout in layouts or operation.layouts
+        for rung in chosen
+        for job in rung_jobs(rung, replace(problem, dtype=dtype, layout=layout), device, configs)
+    ]
+
+
+def rung_jobs(rung: Rung[Any], problem: Any, device: torch.device, configs: str = "default") -> list[Job]:
+    try:
+        sentence = refusal(rung, problem, device)
+        if sentence:
+            return [Job(problem, rung, None, refusal=sentence)]
+        offered = rung.configs(problem)
+    except Exception as error:  # a broken rung is a failure of its own, not of the run
+        return [Job(problem, rung, None, failure=f"{type(error).__name__}: {error}")]
+    return [Job(problem, rung, config) for config in (offered if configs == "all" else offered[:1])]
+
+
+def run(
+    operation: Operation[Any],
+    device: torch.device,
+    planned: Sequence[Job],
+    seed: int = 0,
+    options: TwinOptions = TwinOptions(),
+) -> Iterator[Outcome]:
+    """The outcomes, in order. Neighbouring jobs of one problem and dtype share inputs and reference."""
+    case: Case | None = None
+    for job in planned:
+        if job.config is None:
+            yield Outcome(job.rung.name, job.problem, None, False, refusal=job.refusal, failure=job.failure)
+            continue
+        if case is None or replace(case.problem, layout=job.problem.layout) != job.problem:
+            case = None  # frees the last one's tensors before the next one's are made
+            case = Case(operation, job.problem, device, seed)
+        yield case.check(job.rung, job.problem.layout, job.config, options)
+
+
+def verify(
+    operation: Operation[Any],
+    device: torch.device,
+    *,
+    seed: int = 0,
+    options: TwinOptions = TwinOptions(),
+    **which: Any,
+) -> Iterator[Outcome]:
+    """Every rung on every problem, dtype and layout, or those that `which` names (see `jobs`)."""
+    return run(operation, device, jobs(operation, device, **which), seed, options)

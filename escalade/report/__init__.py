@@ -1,0 +1,1 @@
+"""Tables and plots, on the terminal and in the docs, from records."""

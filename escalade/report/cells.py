@@ -1,0 +1,61 @@
+"""One figure each, as the tables spell it. What was not measured is an empty cell."""
+
+from __future__ import annotations
+
+from escalade.bench.store import Record
+
+
+def who(record: Record) -> str:
+    return record.rung or record.system
+
+
+def microseconds(record: Record) -> str:
+    value = record.median_us
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value < 100 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def gflops(record: Record) -> str:
+    return whole(None if record.tflops is None else record.tflops * 1000)
+
+
+def whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f}%"
+
+
+def times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}×"
+
+
+def over_floor(record: Record) -> str:
+    if record.median_us is None or not record.floor_us:
+        return ""
+    return f"{record.median_us / record.floor_us:.2f}"
+
+
+def error(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def integer(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def config(record: Record) -> str:
+    """Switches by name where they are on, numbers by name and value."""
+    parts = []
+    for name, value in record.config.items():
+        if value is True:
+            parts.append(name)
+        elif value is not False:
+            parts.append(f"{name}={value}")
+    return " ".join(parts)

@@ -1,0 +1,284 @@
+"""The tables of README.md and docs/ladder.md, generated from the records in results/: no figure is typed by hand."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+
+from escalade.bench.store import Record, load_folder
+from escalade.errors import EscaladeError
+from escalade.ops import OPERATIONS
+from escalade.report import cells
+
+BEGIN = "<!-- ladder:begin -->"
+END = "<!-- ladder:end -->"
+README_PROBLEM = "64to64_56_k3s1_b256"
+PREFERRED_GPU = "h200"
+PLOT = pathlib.Path("docs/images/ladder.svg")
+_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """Brings the generated files up to date; those that were written."""
+    records = load_folder(results)
+    written = []
+    for path, text in _wanted(records, root).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        written.append(path)
+    climb = _climb(_workload(_chosen(records), "conv2d"))
+    if climb:
+        from escalade.report.plot import ladder_plot
+
+        written.append(ladder_plot(climb, README_PROBLEM, root / PLOT))
+    return written
+
+
+def stale(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """The generated files that are not what the records say."""
+    wanted = _wanted(load_folder(results), root)
+    return [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+
+
+def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathlib.Path, str]:
+    readme = root / "README.md"
+    if not readme.is_file():
+        raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
+    return {
+        readme: replaced(readme.read_text(), readme_block(_chosen(records))),
+        root / "docs" / "ladder.md": ladder_page(records),
+    }
+
+
+def replaced(text: str, block: str) -> str:
+    """The text with what stands between the markers exchanged."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise EscaladeError(f"README.md needs the lines {BEGIN} and {END} around the generated table")
+    return f"{before}{BEGIN}\n{block}{END}{after}"
+
+
+def _chosen(records: dict[str, list[Record]]) -> list[Record]:
+    """The GPU that the README speaks of."""
+    if PREFERRED_GPU in records:
+        return records[PREFERRED_GPU]
+    return records[min(records)] if records else []
+
+
+def _workload(records: Iterable[Record], workload: str) -> list[Record]:
+    return [record for record in records if record.workload == workload]
+
+
+def _problems(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(record.problem for record in records))
+
+
+def _is_timed(record: Record) -> bool:
+    return record.median_us is not None
+
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    return min(filter(_is_timed, records), key=lambda record: record.time, default=None)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table; the first `left` columns are text, the others figures."""
+    rules = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [header, rules, *rows]
+    return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# README ---------------------------------------------------------------------------------------------------------
+
+
+def readme_block(records: Sequence[Record]) -> str:
+    """One climb, and the summit of every problem; empty until there are records."""
+    convolutions = _workload(records, "conv2d")
+    if not convolutions:
+        return ""
+    gpu = convolutions[0].gpu
+    climb = _climb(convolutions)
+    parts = []
+    if climb:
+        parts.append(
+            f"`{README_PROBLEM}` on an {gpu}, each rung in the first dtype it has and its faster layout:\n\n"
+        )
+        parts.append(_climb_table(climb))
+        parts.append(f"\n![The climb]({PLOT.as_posix()})\n\n")
+    parts.append("The fastest rung of every problem, in TFLOP/s, and how it stands to PyTorch's best:\n\n")
+    parts.append(_summits(convolutions))
+    parts.append("\nAll rungs, dtypes and layouts: [docs/ladder.md](docs/ladder.md).\n")
+    return "".join(parts)
+
+
+def _climb(convolutions: Sequence[Record]) -> list[Record]:
+    """The peers and rungs of the README's problem: each rung once, in the first dtype that it was measured in."""
+    own = [r for r in convolutions if r.problem == README_PROBLEM and _is_timed(r)]
+    rungs = [rung for rung in _ladder_order() if any(r.rung == rung for r in own)]
+    climb = []
+    for rung in rungs:
+        dtype = next(d for d in _DTYPES if any(r.rung == rung and r.dtype == d for r in own))
+        best = _fastest(r for r in own if r.rung == rung and r.dtype == dtype)
+        if best:
+            climb.append(best)
+    peers = [
+        peer
+        for dtype in dict.fromkeys(record.dtype for record in climb)
+        if (peer := _fastest(r for r in own if r.system != "escalade" and r.dtype == dtype))
+    ]
+    return peers + climb
+
+
+def _ladder_order() -> list[str]:
+    return [rung.name for rung in OPERATIONS["conv2d"].ladder]
+
+
+def _summary(record: Record) -> str:
+    if record.system != "escalade":
+        return "PyTorch with cuDNN, its best"
+    return next((r.summary for r in OPERATIONS["conv2d"].ladder if r.name == record.rung), "")
+
+
+def _climb_table(climb: Sequence[Record]) -> str:
+    header = (
+        "rung",
+        "what it changes",
+        "dtype",
+        "layout",
+        "µs",
+        "GFLOP/s",
+        "% of ceiling",
+        "gain",
+        "predicted",
+    )
+    rows = [
+        (
+            cells.who(r), _summary(r), r.dtype, r.layout, cells.microseconds(r), cells.gflops(r),
+            cells.percent(r.peak_pct), cells.times(r.gain), cells.times(r.predicted_gain),
+        )
+        for r in climb
+    ]  # fmt: skip
+    return markdown(header, rows, left=4)
+
+
+def _summits(convolutions: Sequence[Record]) -> str:
+    dtypes = [dtype for dtype in _DTYPES if any(record.dtype == dtype for record in convolutions)]
+    rows = []
+    for problem in _problems(convolutions):
+        row = [f"`{problem}`"]
+        for dtype in dtypes:
+            ours = [
+                r
+                for r in convolutions
+                if r.problem == problem and r.dtype == dtype and r.system == "escalade"
+            ]
+            best = _fastest(ours)
+            row.append("" if best is None else _summit(best))
+        rows.append(row)
+    return markdown(["problem", *dtypes], rows)
+
+
+def _summit(best: Record) -> str:
+    rate = "" if best.tflops is None else f"{best.tflops:.1f}"
+    return f"{rate} ({cells.times(best.peer_gain)})" if best.peer_gain is not None else rate
+
+
+# docs/ladder.md -------------------------------------------------------------------------------------------------
+
+
+def ladder_page(records: dict[str, list[Record]]) -> str:
+    parts = [
+        "# The ladders, measured\n\n"
+        "Generated by `escalade tables` from the records in `results/`; do not edit. "
+        "How it was measured: [measuring.md](measuring.md).\n"
+    ]
+    if not records:
+        parts.append("\nThere are no records yet. On a machine with a GPU: "
+                     "`escalade ladder conv2d --tune --results results`, then `escalade tables`.\n")  # fmt: skip
+    for gpu in sorted(records, key=lambda name: (name != PREFERRED_GPU, name)):
+        parts.append(_gpu_section(records[gpu]))
+    return "".join(parts)
+
+
+def _gpu_section(records: Sequence[Record]) -> str:
+    parts = [f"\n## {records[0].gpu}\n\n", _origin(records)]
+    ceilings = _workload(records, "ceilings")
+    if ceilings:
+        rows = [
+            (r.problem, r.dtype, "" if r.tflops is None else f"{r.tflops:.1f}", cells.whole(r.gbps))
+            for r in ceilings
+        ]
+        parts += ["\n### Ceilings\n\n", markdown(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
+    sections: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
+        ("", "", _problem_table),
+        ("_crossover", "Filter sizes, and which algorithm wins: ", _problem_table),
+        ("_ablation", "One idea switched off: ", _ablation_table),
+    )
+    for operation in OPERATIONS:
+        for suffix, title, table in sections:
+            own = _workload(records, operation + suffix)
+            for problem in _problems(own):
+                parts.append(f"\n### {title}{operation} `{problem}`\n\n")
+                parts.append(table([record for record in own if record.problem == problem]))
+    return "".join(parts)
+
+
+def _origin(records: Sequence[Record]) -> str:
+    """Drivers, versions, commits, days and commands of all records, each once."""
+    drivers = ", ".join(sorted({record.driver for record in records}))
+    versions = sorted({", ".join(f"{name} {value}" for name, value in r.versions.items()) for r in records})
+    commits = ", ".join(sorted({record.commit for record in records}))
+    days = sorted({record.date[:10] for record in records})
+    commands = "".join(f"- `{command}`\n" for command in sorted({record.command for record in records}))
+    return (
+        f"Driver {drivers}; {'; '.join(versions)}; commit {commits}; {' to '.join(dict.fromkeys((days[0], days[-1])))}."
+        f" Repeated by:\n\n{commands}"
+    )
+
+
+def _problem_table(records: Sequence[Record]) -> str:
+    header = (
+        "dtype", "layout", "rung", "config", "µs", "p20–p80", "GFLOP/s", "% of ceiling", "GB/s", "× floor", "gain",
+        "predicted", "over", "vs peer", "error", "registers", "occupancy",
+    )  # fmt: skip
+    order = {name: position for position, name in enumerate(_ladder_order())}
+    ordered = sorted(
+        records,
+        key=lambda r: (
+            _DTYPES.index(r.dtype),
+            r.system == "escalade",
+            r.layout,
+            order.get(r.rung, -1),
+            r.system,
+        ),
+    )
+    return markdown(header, [_problem_row(record) for record in ordered], left=4)
+
+
+def _problem_row(r: Record) -> Sequence[str]:
+    who = cells.who(r)
+    if r.failure:
+        return (r.dtype, r.layout, who, f"failed: {r.failure.splitlines()[0]}", *[""] * 13)
+    spread = "" if r.p20_us is None or r.p80_us is None else f"{r.p20_us:.4g}–{r.p80_us:.4g}"
+    spilled = f" ({r.spill_bytes} B spilled)" if r.spill_bytes else ""
+    return (
+        r.dtype, r.layout, who, cells.config(r), cells.microseconds(r), spread, cells.gflops(r),
+        cells.percent(r.peak_pct), cells.whole(r.gbps), cells.over_floor(r), cells.times(r.gain),
+        cells.times(r.predicted_gain), r.gain_over, cells.times(r.peer_gain), cells.error(r.error),
+        cells.integer(r.registers) + spilled, cells.share(r.occupancy),
+    )  # fmt: skip
+
+
+def _ablation_table(records: Sequence[Record]) -> str:
+    header = ("dtype", "layout", "rung", "µs", "GFLOP/s", "the idea's gain", "error")
+    rows = [
+        (r.dtype, r.layout, r.rung, cells.microseconds(r) or f"failed: {r.failure.splitlines()[0]}", cells.gflops(r),
+         cells.times(r.gain), cells.error(r.error))
+        for r in records
+    ]  # fmt: skip
+    return markdown(header, rows, left=3)

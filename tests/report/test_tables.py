@@ -1,0 +1,80 @@
+"""Generated tables: what is in them comes from records, and they are the same every time."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+from escalade.bench import store
+from escalade.bench.store import Record
+from escalade.errors import EscaladeError
+from escalade.report import tables
+
+DIRECT = Record(
+    "conv2d", tables.README_PROBLEM, "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256},
+    timing="graph", samples=9, median_us=60000.0, p20_us=59000.0, p80_us=61000.0, tflops=1.0, gbps=7.0, floor_us=1200.0,
+    peak_pct=2.0, error=1.5e-7, registers=40, occupancy=0.75, gpu="NVIDIA H200", driver="580.1", commit="abc",
+    date="2026-01-02T03:04:05+00:00", command="escalade ladder conv2d", versions={"torch": "2.11"},
+)  # fmt: skip
+TILED = replace(
+    DIRECT, rung="input_tile", median_us=30000.0, tflops=2.0, gain=2.0, predicted_gain=1.5, peer_gain=0.1,
+    gain_over="direct fp32 nchw", config={"rows": 8, "padded": True, "vector": False},
+)  # fmt: skip
+PEER = replace(DIRECT, system="torch-nhwc", layout="nhwc", rung="", config={}, median_us=3000.0, tflops=20.0)
+FAILED = replace(DIRECT, rung="restrict", median_us=None, tflops=None, failure="its error is 3\nand more")
+OTHER = replace(TILED, problem="128to128_28_k3s1_b256", dtype="fp16", peer_gain=1.25, tflops=600.0)
+ABLATION = replace(TILED, workload="conv2d_ablation", rung="tuned-without-padded_tile", gain=1.3)
+RECORDS = [DIRECT, TILED, PEER, FAILED, OTHER, ABLATION]
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}\n{tables.END}\nafter\n")
+    return tmp_path
+
+
+def test_without_records_the_block_is_empty_and_the_page_says_so(root: pathlib.Path) -> None:
+    tables.write(root / "results", root)
+    assert (root / "README.md").read_text() == f"before\n{tables.BEGIN}\n{tables.END}\nafter\n"
+    assert "no records yet" in (root / "docs/ladder.md").read_text()
+    assert tables.stale(root / "results", root) == []
+
+
+def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
+    store.file_away(root / "results", RECORDS)
+    assert [path.name for path in tables.stale(root / "results", root)] == ["README.md", "ladder.md"]
+    written = tables.write(root / "results", root)
+    assert tables.stale(root / "results", root) == []
+    assert (root / tables.PLOT) in written and (root / tables.PLOT).read_text().startswith("<?xml")
+    readme = (root / "README.md").read_text()
+    assert readme.startswith("before\n") and readme.endswith("after\n")
+    row = next(line for line in readme.splitlines() if line.startswith("| input_tile |"))
+    assert "30,000" in row and "2,000" in row and "2.00×" in row and "1.50×" in row
+    assert "600.0 (1.25×)" in readme
+    page = (root / "docs/ladder.md").read_text()
+    assert "rows=8 padded" in page and "vector" not in page
+    assert "failed: its error is 3 |" in page and "and more" not in page
+    assert "tuned-without-padded_tile" in page and "1.30×" in page
+    assert "`escalade ladder conv2d`" in page and "580.1" in page
+
+
+def test_the_same_records_give_the_same_files(root: pathlib.Path) -> None:
+    store.file_away(root / "results", RECORDS)
+    first = {path: path.read_bytes() for path in tables.write(root / "results", root)}
+    again = {path: path.read_bytes() for path in tables.write(root / "results", root)}
+    assert first == again
+
+
+def test_a_changed_record_makes_the_tables_stale(root: pathlib.Path) -> None:
+    store.file_away(root / "results", RECORDS)
+    tables.write(root / "results", root)
+    store.file_away(root / "results", [replace(DIRECT, median_us=50000.0)])
+    assert tables.stale(root / "results", root)
+
+
+def test_missing_markers_are_an_error(root: pathlib.Path) -> None:
+    (root / "README.md").write_text("no markers")
+    with pytest.raises(EscaladeError, match="ladder:begin"):
+        tables.write(root / "results", root)
