@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 
 from escalade.bench.peers import Peer
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.reference import with_cudnn
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -48,11 +49,3 @@ def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
         return torch.cudnn_convolution_relu(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
 
     return with_cudnn(p.dtype, compute)
-
-
-def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """cuDNN choosing by measurement among all it has (limit 0), with TF32 products only where asked for."""
-    with torch.backends.cudnn.flags(
-        enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
-    ):
-        return compute()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -77,13 +77,24 @@ def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     sum 16-bit products in 16 bits.
     """
     if inputs["x"].is_cuda:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=problem.dtype == "tf32"):
-            return compute(problem, inputs)
+        return with_cudnn(problem.dtype, lambda: compute(problem, inputs))
     if problem.dtype == "tf32":
         rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
         return compute(problem, rounded)
     wide = {name: tensor.float() for name, tensor in inputs.items()}
     return _finish(problem, _convolve(problem, wide).to(storage(problem)), inputs)
+
+
+def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """cuDNN choosing by measurement among all it has (limit 0), with TF32 products only where asked for.
+
+    PyTorch remembers the first choice for a problem, however it was made: a single call without
+    `benchmark` would fix every later one of the process to what cuDNN guesses.
+    """
+    with torch.backends.cudnn.flags(
+        enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
+    ):
+        return compute()
 
 
 def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
