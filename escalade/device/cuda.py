@@ -13,7 +13,7 @@ import torch
 
 from escalade.device.arguments import ArgumentList
 from escalade.device.driver import check
-from escalade.device.nvrtc import Resources, compile_program
+from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall
 from escalade.device.tensor_map import encode
@@ -38,7 +38,11 @@ class CudaKernel:
     program: Program
     library: Any
     handle: Any
-    resources: Resources
+    cubin: Cubin
+
+    @property
+    def resources(self) -> Resources:
+        return self.cubin.resources
 
     def occupancy(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of this kernel a multiprocessor holds at once."""
@@ -62,7 +66,7 @@ def load(program: Program, device_index: int) -> CudaKernel:
         cubin = compile_program(program, architecture(device_index))
         library = check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {program}")
         handle = check(driver.cuLibraryGetKernel(library, program.entry.encode()), f"finding {program}")
-    return CudaKernel(program, library, handle, cubin.resources)
+    return CudaKernel(program, library, handle, cubin)
 
 
 class CudaLaunch:

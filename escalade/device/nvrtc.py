@@ -15,7 +15,8 @@ from escalade.device.cache import cache_key, default_cache
 from escalade.device.program import KERNELS, Program, read
 from escalade.errors import CompileError
 
-_OPTIONS = {"std": "c++17", "lineinfo": True, "device_as_default_execution_space": False}
+# No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
+_OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
 _RESOURCES = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?",

@@ -5,11 +5,19 @@
 
 namespace twin {
 
+// A parameter's value. Where it lies need not be aligned as its type is, and x86 faults on aligned moves from there.
+template <class P>
+__attribute__((no_sanitize("thread", "address", "undefined"), always_inline)) inline P parameter(const void* address) {
+    P value;
+    __builtin_memcpy(&value, address, sizeof value);
+    return value;
+}
+
 // Calls the kernel with parameters as cuLaunchKernel takes them: the address of each.
 template <class... P>
 __attribute__((no_sanitize("thread", "address", "undefined"))) void call(void (*kernel)(P...), void** parameters) {
     [&]<size_t... I>(std::index_sequence<I...>) __attribute__((no_sanitize("thread"))) {
-        kernel(*static_cast<std::remove_const_t<P>*>(parameters[I])...);
+        kernel(parameter<std::remove_const_t<P>>(parameters[I])...);
     }(std::index_sequence_for<P...>{});
 }
 
