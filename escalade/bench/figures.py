@@ -49,8 +49,8 @@ def _is_speed(record: Record) -> bool:
 def _with_gain(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -> Record:
     if record.system != "escalade" or not _is_speed(record):
         return record
-    below = ladder.rung(record.rung).below
-    base = _base(record, [r for r in records if r.system == "escalade" and r.rung == below and _is_speed(r)])
+    below = ladder.rung(record.rung).stands_on
+    base = _base(record, [r for r in records if r.system == "escalade" and r.rung in below and _is_speed(r)])
     if base is None:
         return record
     return replace(record, gain=base.time / record.time, gain_over=f"{base.rung} {base.dtype} {base.layout}")

@@ -68,8 +68,8 @@ class Rung(ABC, Generic[P]):
     name: str
     summary: str
     """What this rung changes, in one sentence."""
-    below: str | None
-    """The rung that this one adds its idea to; None at the foot of a branch."""
+    below: str | tuple[str, ...] | None
+    """The rung that this one adds its idea to; several if it depends on the layout, None at the foot of a branch."""
     predicted_gain: float | None
     """How many times faster than the rung below it should be, written down before it was measured."""
 
@@ -84,6 +84,13 @@ class Rung(ABC, Generic[P]):
     @abstractmethod
     def recipe(self, problem: P, config: Config) -> Recipe:
         """The launches. A pure function; buffers are named as in `Operation.inputs`."""
+
+    @property
+    def stands_on(self) -> tuple[str, ...]:
+        """`below`, whatever its form."""
+        if self.below is None:
+            return ()
+        return (self.below,) if isinstance(self.below, str) else self.below
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -110,8 +117,9 @@ class Ladder(Generic[P]):
         if len(set(names)) != len(names):
             raise ValueError(f"the ladder of {self.operation} names a rung twice: {names}")
         for position, rung in enumerate(self.rungs):
-            if rung.below is not None and rung.below not in names[:position]:
-                raise ValueError(f"rung {rung.name} stands on {rung.below}, which is not below it")
+            for below in rung.stands_on:
+                if below not in names[:position]:
+                    raise ValueError(f"rung {rung.name} stands on {below}, which is not below it")
 
     def __iter__(self) -> Iterator[Rung[P]]:
         return iter(self.rungs)

@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool multiplies = warp < SUM_WARPS;
 
     // The two kinds of warps have code of their own, for the registers of one kind to be free in the other; they meet
-    // at a barrier that may be reached from both.
+    // at a barrier that may be reached from both (which PTX allows, and compute-sanitizer's synccheck reports).
     const auto meet = [] { named_barrier_sync(1, THREADS); };
     if (!multiplies) {
         const int thread = threadIdx.x - SUM_WARPS * 32;

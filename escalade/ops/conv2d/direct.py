@@ -198,7 +198,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Tiled("nhwc", "channels innermost: inputs and weights are loaded along channels",
           "register_blocking", 1.05, _BLOCKED, ("nhwc",)),
     Tiled("restrict", "pointers are promised not to overlap",
-          "register_blocking", 1.0, (*_BLOCKED, "restrict"), _BOTH),
+          ("register_blocking", "nhwc"), 1.0, (*_BLOCKED, "restrict"), _BOTH),
     Tiled("unrolled", "taps are unrolled, and a row of inputs slides over them in registers", "restrict", 1.3,
           (*_BLOCKED, "restrict", "unrolled"), _BOTH),
     Tiled("tuned", "tile, outputs a thread and chunk of channels are chosen for the problem", "unrolled", 1.2,
