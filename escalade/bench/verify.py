@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.cuda import architecture
+from escalade.device.cuda import architecture_of
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.errors import EscaladeError
@@ -160,19 +160,6 @@ def poisoned(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
     }
 
 
-def refusal(rung: Rung[Any], problem: Any, device: torch.device) -> str:
-    """Why this rung cannot do this problem on this device; empty if it can."""
-    sentence = rung.supports(problem)
-    if sentence:
-        return sentence
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        here = architecture(index)
-        if here not in rung.architectures:
-            return f"its kernels are for {', '.join(rung.architectures)}; this GPU is {here}"
-    return ""
-
-
 def default_problems(operation: Operation[Any], device: torch.device) -> tuple[Any, ...]:
     small = tuple(operation.small_problems)
     return small + tuple(operation.problems) if device.type == "cuda" else small
@@ -213,7 +200,7 @@ def jobs(
 
 def rung_jobs(rung: Rung[Any], problem: Any, device: torch.device, configs: str = "default") -> list[Job]:
     try:
-        sentence = refusal(rung, problem, device)
+        sentence = rung.refusal(problem, architecture_of(device))
         if sentence:
             return [Job(problem, rung, None, refusal=sentence)]
         offered = rung.configs(problem)

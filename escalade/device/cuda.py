@@ -31,6 +31,13 @@ def architecture(device_index: int) -> str:
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
+def architecture_of(device: torch.device) -> str | None:
+    """The architecture of a CUDA device; None for the CPU, where the twin runs everything."""
+    if device.type != "cuda":
+        return None
+    return architecture(device.index if device.index is not None else torch.cuda.current_device())
+
+
 @dataclass(frozen=True)
 class CudaKernel:
     """A compiled program, loaded; `handle` works in every context of the process."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -72,6 +72,8 @@ class Rung(ABC, Generic[P]):
     """The rung that this one adds its idea to; several if it depends on the layout, None at the foot of a branch."""
     predicted_gain: float | None
     """How many times faster than the rung below it should be, written down before it was measured."""
+    intended_spill: ClassVar[str | None] = None
+    """Why a rung's kernels may spill registers; without a reason a spill is a failed test."""
 
     @abstractmethod
     def supports(self, problem: P) -> str | None:
@@ -96,6 +98,13 @@ class Rung(ABC, Generic[P]):
     def architectures(self) -> tuple[str, ...]:
         """The GPU architectures that this rung's kernels compile for."""
         return ALL_ARCHITECTURES
+
+    def refusal(self, problem: P, architecture: str | None) -> str | None:
+        """Like `supports`, on a GPU of that architecture; None is the twin, which runs everything."""
+        sentence = self.supports(problem)
+        if sentence is None and architecture is not None and architecture not in self.architectures:
+            return f"its kernels are for {', '.join(self.architectures)}; this GPU is {architecture}"
+        return sentence
 
     def tolerance(self, problem: P, peer_error: float) -> float:
         """The largest error that counts as correct: twice PyTorch's own, in the same dtype and on the same inputs.

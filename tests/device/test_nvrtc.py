@@ -154,8 +154,7 @@ def test_every_rung_compiles_and_keeps_its_registers(
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
     assert problems, f"rung {rung.name} supports none of its operation's problems"
-    # A rung that is meant to spill says why in an attribute `intended_spill`.
-    intended = getattr(rung, "intended_spill", None)
+    intended = rung.intended_spill
     for problem in problems:
         for program in rung.recipe(problem, rung.configs(problem)[0]).programs:
             cubin = compile_program(program, architecture)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -145,17 +146,26 @@ def layout_of(x: torch.Tensor) -> str:
     return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
 
 
-def _executable(problem: Conv2dProblem, rung: str | None, device: torch.device) -> Executable:
-    """Chosen, compiled and loaded once for each thread, since an executable's pointers are state."""
+@dataclass(frozen=True)
+class _Ready:
+    """The chosen rung, compiled and loaded, and the form of the problem that it takes."""
+
+    problem: Conv2dProblem
+    executable: Executable
+
+
+def _ready(problem: Conv2dProblem, rung: str | None, device: torch.device) -> _Ready:
+    """Made once for each thread, since an executable's pointers are state."""
     from escalade.tune import choose
 
-    known: dict[tuple[Conv2dProblem, str | None, torch.device], Executable]
-    known = _local.__dict__.setdefault("executables", {})
+    known: dict[tuple[Conv2dProblem, str | None, torch.device], _Ready]
+    known = _local.__dict__.setdefault("ready", {})
     found = known.get((problem, rung, device))
     if found is None:
         choice = choose("conv2d", problem, device, rung)
-        label = f"{problem.name} {problem.dtype} {problem.layout}, rung {choice.rung.name}, {choice.config}"
-        found = Executable(choice.rung.recipe(problem, choice.config), device, label)
+        taken: Conv2dProblem = choice.problem
+        label = f"{taken.name} {taken.dtype} {taken.layout}, rung {choice.rung.name}, {choice.config}"
+        found = _Ready(taken, Executable(choice.rung.recipe(taken, choice.config), device, label))
         if len(known) >= _MOST_EXECUTABLES:
             known.pop(next(iter(known)))
         known[problem, rung, device] = found
@@ -176,33 +186,33 @@ def _run(
     rung: str | None = None,
 ) -> torch.Tensor:
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
-    y = empty_output(problem, x.device)
     if problem.batch == 0:
-        return y
-    memory_format = MEMORY_FORMAT[problem.layout]
-    executable = _executable(problem, rung, x.device)
+        return empty_output(problem, x.device)
+    ready = _ready(problem, rung, x.device)
+    memory_format = MEMORY_FORMAT[ready.problem.layout]
+
+    def laid_out(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        return _aligned(
+            tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor.contiguous()
+        )
+
+    y = empty_output(ready.problem, x.device)
     # From PyTorch's allocator at each call: what one stream still uses, another is not given.
     workspaces = {
         workspace.name: torch.empty(workspace.bytes, dtype=torch.uint8, device=x.device)
-        for workspace in executable.recipe.workspaces
+        for workspace in ready.executable.recipe.workspaces
     }
-    executable.bind(
-        {
-            "x": _aligned(x.contiguous(memory_format=memory_format)),
-            "weight": _aligned(weight.contiguous(memory_format=memory_format)),
-            "bias": None if bias is None else _aligned(bias.contiguous()),
-            "residual": None
-            if residual is None
-            else _aligned(residual.contiguous(memory_format=memory_format)),
-            "y": y,
-            **workspaces,
-        }
+    given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
+    ready.executable.bind(
+        {**{name: laid_out(tensor) for name, tensor in given.items()}, "y": y, **workspaces}
     )
     try:
-        executable()
+        ready.executable()
     finally:
-        executable.release()
-    return y
+        ready.executable.release()
+    return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
