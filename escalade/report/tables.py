@@ -218,7 +218,6 @@ def _gpu_section(records: Sequence[Record]) -> str:
         parts += ["\n### Ceilings\n\n", markdown(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
     sections: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
         ("", "", _problem_table),
-        ("_crossover", "Filter sizes, and which algorithm wins: ", _problem_table),
         ("_ablation", "One idea switched off: ", _ablation_table),
     )
     for operation in OPERATIONS:
@@ -227,6 +226,10 @@ def _gpu_section(records: Sequence[Record]) -> str:
             for problem in _problems(own):
                 parts.append(f"\n### {title}{operation} `{problem}`\n\n")
                 parts.append(table([record for record in own if record.problem == problem]))
+        sweep = _workload(records, f"{operation}_crossover")
+        if sweep:
+            parts.append(f"\n### Which algorithm wins as the filter grows: {operation}\n\n")
+            parts.append(_crossover_table(sweep))
     return "".join(parts)
 
 
@@ -284,3 +287,20 @@ def _ablation_table(records: Sequence[Record]) -> str:
         for r in records
     ]  # fmt: skip
     return markdown(header, rows, left=3)
+
+
+def _crossover_table(records: Sequence[Record]) -> str:
+    """A row for each problem of the sweep: PyTorch's and every rung's best layout in µs, and who is the fastest."""
+    order = {name: position for position, name in enumerate(_ladder_order())}
+    rungs = sorted({r.rung for r in records if r.rung}, key=lambda rung: order.get(rung, -1))
+    rows = []
+    for problem, dtype in dict.fromkeys((r.problem, r.dtype) for r in records):
+        own = [r for r in records if (r.problem, r.dtype) == (problem, dtype) and _is_timed(r)]
+        peer = _fastest(r for r in own if r.system != "escalade")
+        best = [_fastest(r for r in own if r.rung == rung) for rung in rungs]
+        winner = _fastest(own)
+        rows.append(
+            (f"`{problem}`", dtype, *(cells.microseconds(r) if r else "" for r in (peer, *best)),
+             f"{cells.who(winner)} {winner.layout}" if winner else "")
+        )  # fmt: skip
+    return markdown(("problem", "dtype", "PyTorch", *rungs, "the fastest"), rows, left=2)

@@ -23,7 +23,8 @@ PREFERENCE = {
 }
 LARGE_FILTER = {"conv2d": ("fft_fused", "fft")}
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
-LARGE_FILTER_TAPS = 81
+LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
+"""In fp32 by the measured crossover (docs/ladder.md), with room for few channels; on tensor cores an estimate."""
 WORTH_CONVERTING = {"conv2d": ("fused_epilogue",)}
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
@@ -62,7 +63,8 @@ def choose(operation: str, problem: Problem, device: torch.device, rung: str | N
 
 
 def _preferred(operation: str, problem: Problem) -> tuple[str, ...]:
-    first = LARGE_FILTER.get(operation, ()) if getattr(problem, "taps", 0) >= LARGE_FILTER_TAPS else ()
+    large = getattr(problem, "taps", 0) >= LARGE_FILTER_TAPS[problem.dtype]
+    first = LARGE_FILTER.get(operation, ()) if large else ()
     return first + PREFERENCE[operation][problem.dtype]
 
 
