@@ -72,9 +72,10 @@ class Executable:
                 self._workspaces[workspace.name] = room
             self._tensors[workspace.name] = self._workspaces[workspace.name]
         addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
-        for name, tensor in self._tensors.items():
-            storage = tensor.untyped_storage()
-            self._sizes[name] = (storage.data_ptr(), storage.nbytes())
+        if self.device.type == "cpu":  # the twin is held to them
+            for name, tensor in self._tensors.items():
+                storage = tensor.untyped_storage()
+                self._sizes[name] = (storage.data_ptr(), storage.nbytes())
         for step in self._steps:
             step.point(addresses)
         return self
