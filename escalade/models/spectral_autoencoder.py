@@ -1,0 +1,45 @@
+"""An autoencoder of a few spectrogram frames, by whose reconstruction error odd machine sounds are found."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.errors import UnsupportedError
+
+
+class SpectralAutoencoder(nn.Module):
+    """Frames of mel bands, encoded one by one, joined, projected on a small basis of unit vectors, and back."""
+
+    def __init__(self, bands: int = 64, frames: int = 5, latent: int = 32) -> None:
+        super().__init__()
+        if min(bands, frames, latent) < 1:
+            raise UnsupportedError(
+                f"bands={bands}, frames={frames}, latent={latent}: each must be at least 1"
+            )
+        self.bands, self.frames = bands, frames
+        self.frame_norm = nn.LayerNorm(bands)
+        self.frame_encoder = nn.Linear(bands, bands)
+        self.basis = nn.Parameter(torch.randn(latent, frames * bands))
+        self.latent_norm = nn.LayerNorm(latent)
+        self.latent_layer = nn.Linear(latent, latent)
+        self.frame_decoder = nn.Linear(bands, bands)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x and the result are [batch, frames * bands]."""
+        if x.dim() != 2 or x.shape[1] != self.frames * self.bands:
+            raise UnsupportedError(
+                f"x has shape {tuple(x.shape)}; this network takes [batch, {self.frames * self.bands}], "
+                f"{self.frames} frames of {self.bands} bands"
+            )
+        split = x.view(-1, self.frames, self.bands)
+        joined = F.gelu(self.frame_encoder(self.frame_norm(split))).flatten(1)
+        basis = F.normalize(self.basis, dim=1)
+        latent = F.gelu(self.latent_layer(self.latent_norm(joined @ basis.T)))
+        decoded = (latent @ basis).view(-1, self.frames, self.bands)
+        return self.frame_decoder(decoded).flatten(1)
+
+    def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean squared error of each item's reconstruction."""
+        return (self(x) - x).square().mean(1)
