@@ -142,7 +142,7 @@ def _ladder_order() -> list[str]:
 
 def _summary(record: Record) -> str:
     if record.system != "escalade":
-        return "PyTorch with cuDNN, its best"
+        return "PyTorch with cuDNN, its faster layout"
     return next((r.summary for r in OPERATIONS["conv2d"].ladder if r.name == record.rung), "")
 
 

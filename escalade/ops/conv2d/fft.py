@@ -372,8 +372,9 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         below="implicit_gemm",
         # 31x31, 32 to 32 channels, 64x64, batch 32: 257 GFLOP at some 32 TFLOP/s are 8 ms. One 80x80 tile an image:
         # 3072 transforms of x, filters and y, bound by their 10,000 warp instructions, 14 ns each on the whole
-        # GPU; 0.1 G complex products at 60% of the multiply-add rate and 79 MB of spectra, 25 to 40 us; 90 us in all.
-        predicted_gain=85,
+        # GPU; 0.1 G complex products at 60% of the multiply-add rate and 79 MB of spectra, 25 to 40 us; 90 us in all,
+        # and launches.
+        predicted_gain=80,
     ),
     FftFused(
         name="fft_fused",

@@ -262,11 +262,11 @@ RUNGS = (
         "F(4x4,3x3): 36 products for 16 outputs, 4 times fewer; V and M grow by 2.25 instead of 4",
         "winograd_f2", 1.7, tile=4,
     ),
-    # 72% of the instructions are products, but 32 x 32 blocks read 1.85 GB from the L2 cache: 28 TFLOP/s, 530 us.
+    # Predicted for a first version, in which every warp both transformed and multiplied.
     Fused(
         "winograd_f4_fused",
         "F(4x4,3x3) in one launch: the 36 sums of 32 tiles and 32 filters in registers",
-        "winograd_f4", 1.15, tile=4, shapes=(FusedConfig(3, 32),),
+        "winograd_f4", 1.0, tile=4, shapes=(FusedConfig(3, 32),),
     ),
     # V and M at the L2 cache's rate instead of the memory's saves 60 us; 45 launches cost most of that again.
     Staged(
