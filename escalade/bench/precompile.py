@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,16 +48,21 @@ def precompile(
     """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found."""
     if len(wanted) <= _FEW or workers == 1:
         return [failure for program in wanted if (failure := _one(program, architecture, done))]
-    failures = []
     count = min(workers or os.cpu_count() or 1, len(wanted))
     context = multiprocessing.get_context("spawn")  # a fork of a process that uses CUDA is broken
     with ProcessPoolExecutor(count, mp_context=context) as pool:
         waiting = {pool.submit(_compile, program, architecture): program for program in wanted}
-        for future in as_completed(waiting):
-            message = future.result()
-            if message:
-                failures.append(Failure(waiting[future], message))
-            done(waiting[future])
+        return _gather(waiting, done)
+
+
+def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[Failure]:
+    """What failed, with each one reported as it is done; an empty message is a success."""
+    failures = []
+    for future in as_completed(waiting):
+        message = future.result()
+        if message:
+            failures.append(Failure(waiting[future], message))
+        done(waiting[future])
     return failures
 
 
@@ -68,15 +73,9 @@ def build_for_twin(
     done: Callable[[Program], None] = lambda program: None,
 ) -> list[Failure]:
     """The same for the twin. Threads will do: the work is g++'s."""
-    failures = []
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, program, checks): program for program in wanted}
-        for future in as_completed(waiting):
-            message = future.result()
-            if message:
-                failures.append(Failure(waiting[future], message))
-            done(waiting[future])
-    return failures
+        return _gather(waiting, done)
 
 
 def _build(program: Program, checks: bool) -> str:

@@ -187,6 +187,8 @@ def _run(
 ) -> torch.Tensor:
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
     if problem.batch == 0:
+        if rung is not None:
+            _require_rung(rung)
         return empty_output(problem, x.device)
     ready = _ready(problem, rung, x.device)
     memory_format = MEMORY_FORMAT[ready.problem.layout]
@@ -213,6 +215,13 @@ def _run(
     finally:
         ready.executable.release()
     return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+
+
+def _require_rung(name: str) -> None:
+    """A name that no rung has is wrong even where there is nothing to do."""
+    from escalade.ops import operation
+
+    operation("conv2d").ladder.rung(name)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

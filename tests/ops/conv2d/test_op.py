@@ -220,6 +220,12 @@ def test_an_empty_batch(memory_format: torch.memory_format) -> None:
     assert y.shape == (0, 16, 9, 9) and y.dtype == x.dtype
 
 
+def test_an_empty_batch_does_not_hide_a_wrong_rung() -> None:
+    x, weight = tensors()
+    with pytest.raises(UnsupportedError, match="no rung 'fastest'"):
+        conv2d(x[:0], weight, rung="fastest", **SETTINGS)
+
+
 def test_an_empty_batch_has_gradients() -> None:
     x, weight = (tensor.requires_grad_() for tensor in tensors())
     conv2d(x[:0], weight, relu=True, **SETTINGS).sum().backward()
