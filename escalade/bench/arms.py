@@ -156,6 +156,9 @@ class Bench:
     def _workspaces(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         found, start = {}, 0
         for workspace in recipe.workspaces:
+            if workspace.zeroed:
+                found[workspace.name] = workspace.allocate(self.device)
+                continue
             found[workspace.name] = self._scratch[start : start + workspace.bytes]
             start += _aligned(workspace.bytes)
         return found

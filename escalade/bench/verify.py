@@ -153,10 +153,11 @@ def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def poisoned(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
-    """Workspaces full of ones: NaN in every floating type."""
+    """Workspaces full of ones, NaN in every floating type, unless a recipe relies on zeros."""
     return {
         workspace.name: torch.full((workspace.bytes,), 0xFF, dtype=torch.uint8, device=device)
         for workspace in recipe.workspaces
+        if not workspace.zeroed
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from escalade.device.program import Program
 
 Size3 = tuple[int, int, int]
@@ -88,7 +90,10 @@ class KernelCall:
     """Dynamic shared memory."""
     cluster: Size3 = (1, 1, 1)
     overlap: bool = False
-    """Programmatic dependent launch: may start before the launch in front of it has finished."""
+    """Programmatic dependent launch: may start before the launch in front of it has finished.
+
+    For kernels that call `wait_for_previous_launch` before they touch what another kernel writes or reads.
+    """
     weights_only: bool = False
     """Depends on nothing but the weights, so a network's plan can do it once."""
 
@@ -113,6 +118,12 @@ class Workspace:
 
     name: str
     bytes: int
+    zeroed: bool = False
+    """All zeros before the first launch, and left so by the last: counters that blocks meet at."""
+
+    def allocate(self, device: torch.device) -> torch.Tensor:
+        make = torch.zeros if self.zeroed else torch.empty
+        return make(self.bytes, dtype=torch.uint8, device=device)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,7 @@ class Executable:
             if workspace.name in self._tensors:
                 continue
             if workspace.name not in self._workspaces:
-                room = torch.empty(workspace.bytes, dtype=torch.uint8, device=self.device)
-                self._workspaces[workspace.name] = room
+                self._workspaces[workspace.name] = workspace.allocate(self.device)
             self._tensors[workspace.name] = self._workspaces[workspace.name]
         addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         if self.device.type == "cpu":  # the twin is held to them

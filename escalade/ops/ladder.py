@@ -160,6 +160,14 @@ class Operation(ABC, Generic[P]):
     layouts: tuple[str, ...]
 
     @abstractmethod
+    def preferred(self, problem: P) -> tuple[str, ...]:
+        """Names of rungs, the one expected to be fastest first: what is tried where no measurement is at hand."""
+
+    def forms(self, rung: str, problem: P) -> tuple[P, ...]:
+        """The problem, and other layouts of it that are worth a conversion for this rung."""
+        return (problem,)
+
+    @abstractmethod
     def parse(self, name: str) -> P:
         """The problem of a name such as `problem.name` gives."""
 

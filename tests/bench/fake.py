@@ -90,6 +90,9 @@ class Scale(Operation[ScaleProblem]):
         self.ladder = Ladder("scale", rungs)
         self.inputs_made = 0
 
+    def preferred(self, problem: ScaleProblem) -> tuple[str, ...]:
+        return tuple(rung.name for rung in self.ladder)
+
     def parse(self, name: str) -> ScaleProblem:
         return ScaleProblem(int(name.removeprefix("scale_")))
 

@@ -1,5 +1,5 @@
 // Hopper's own PTX instructions (compute capability 9.0a), each one a named function: mbarriers, bulk tensor
-// copies (TMA), clusters, named barriers, register hand-over, wgmma, programmatic dependent launch.
+// copies (TMA), clusters, named barriers, register hand-over, wgmma.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -197,14 +197,6 @@ __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
     return v;
 }
-
-// ------------------------------------------------------------------ programmatic dependent launch
-
-// What the launch in front has written is visible from here on.
-__device__ __forceinline__ void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// The launch behind may start; it still waits for this one's writes.
-__device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ------------------------------------------------------------------ fp16 pairs
 

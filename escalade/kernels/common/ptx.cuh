@@ -159,3 +159,17 @@ __device__ __forceinline__ u32 to_tf32(float value) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
     return rounded;
 }
+
+// ------------------------------------------------------------------ programmatic dependent launch
+//
+// Nothing to do before Hopper, where a launch starts when the one in front has finished.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What the launches in front have written is visible from here on, and nothing of theirs is still being read.
+__device__ __forceinline__ void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The launch behind may start once all blocks have said so; it still waits for this one's writes.
+__device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+__device__ __forceinline__ void wait_for_previous_launch() {}
+__device__ __forceinline__ void let_next_launch_start() {}
+#endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -54,6 +55,21 @@ SMALL_PROBLEMS = (
 """Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square."""
 
 
+PREFERENCE = {
+    "fp32": ("implicit_gemm", "tuned", "direct"),
+    "tf32": ("fused_epilogue", "tuned", "direct"),
+    "fp16": ("fused_epilogue", "tuned", "direct"),
+    "bf16": ("fused_epilogue", "tuned", "direct"),
+}
+"""From the fastest known to the one that can do everything."""
+LARGE_FILTER = ("fft_fused", "fft")
+"""Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
+LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
+"""In fp32 by the measured crossover (docs/ladder.md), with room for few channels; on tensor cores an estimate."""
+WORTH_CONVERTING = ("fused_epilogue",)
+"""Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
+
+
 class Conv2d(Operation[Conv2dProblem]):
     name = "conv2d"
     ladder = Ladder("conv2d", (*direct.RUNGS, *gemm.RUNGS, *tensor_core.RUNGS, *winograd.RUNGS, *fft.RUNGS))
@@ -61,6 +77,16 @@ class Conv2d(Operation[Conv2dProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = ("fp32", "tf32", "fp16", "bf16")
     layouts = ("nchw", "nhwc")
+
+    def preferred(self, problem: Conv2dProblem) -> tuple[str, ...]:
+        large = problem.taps >= LARGE_FILTER_TAPS[problem.dtype]
+        return (LARGE_FILTER if large else ()) + PREFERENCE[problem.dtype]
+
+    def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
+        if rung not in WORTH_CONVERTING:
+            return (problem,)
+        others = (layout for layout in self.layouts if layout != problem.layout)
+        return (problem, *(replace(problem, layout=layout) for layout in others))
 
     def parse(self, name: str) -> Conv2dProblem:
         return Conv2dProblem.parse(name)

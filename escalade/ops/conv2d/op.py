@@ -6,14 +6,12 @@ It runs on the caller's current stream and device, and works under autograd, `to
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
+from escalade.ops.call import aligned, ready
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
 
@@ -22,12 +20,9 @@ _SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[2] stride=1, "
     "int[2] padding=0, int[2] dilation=1, int groups=1, bool relu=False, bool tf32=False, str? rung=None) -> Tensor"
 )
-_ALIGNMENT = 16
 _TF32_POSITION = 9
 _library = torch.library.Library("escalade", "FRAGMENT")
 _library.define(_SCHEMA)
-_local = threading.local()
-_MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
 
 
 def conv2d(
@@ -146,32 +141,6 @@ def layout_of(x: torch.Tensor) -> str:
     return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """The chosen rung, compiled and loaded, and the form of the problem that it takes."""
-
-    problem: Conv2dProblem
-    executable: Executable
-
-
-def _ready(problem: Conv2dProblem, rung: str | None, device: torch.device) -> _Ready:
-    """Made once for each thread, since an executable's pointers are state."""
-    from escalade.tune import choose
-
-    known: dict[tuple[Conv2dProblem, str | None, torch.device], _Ready]
-    known = _local.__dict__.setdefault("ready", {})
-    found = known.get((problem, rung, device))
-    if found is None:
-        choice = choose("conv2d", problem, device, rung)
-        taken: Conv2dProblem = choice.problem
-        label = f"{taken.name} {taken.dtype} {taken.layout}, rung {choice.rung.name}, {choice.config}"
-        found = _Ready(taken, Executable(choice.rung.recipe(taken, choice.config), device, label))
-        if len(known) >= _MOST_EXECUTABLES:
-            known.pop(next(iter(known)))
-        known[problem, rung, device] = found
-    return found
-
-
 def _run(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -190,30 +159,19 @@ def _run(
         if rung is not None:
             _require_rung(rung)
         return empty_output(problem, x.device)
-    ready = _ready(problem, rung, x.device)
-    memory_format = MEMORY_FORMAT[ready.problem.layout]
+    prepared = ready("conv2d", problem, x.device, rung)
+    memory_format = MEMORY_FORMAT[prepared.problem.layout]
 
     def laid_out(tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
             return None
-        return _aligned(
+        return aligned(
             tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor.contiguous()
         )
 
-    y = empty_output(ready.problem, x.device)
-    # From PyTorch's allocator at each call: what one stream still uses, another is not given.
-    workspaces = {
-        workspace.name: torch.empty(workspace.bytes, dtype=torch.uint8, device=x.device)
-        for workspace in ready.executable.recipe.workspaces
-    }
+    y = empty_output(prepared.problem, x.device)
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
-    ready.executable.bind(
-        {**{name: laid_out(tensor) for name, tensor in given.items()}, "y": y, **workspaces}
-    )
-    try:
-        ready.executable()
-    finally:
-        ready.executable.release()
+    prepared.run({**{name: laid_out(tensor) for name, tensor in given.items()}, "y": y})
     return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
 
 
@@ -222,11 +180,6 @@ def _require_rung(name: str) -> None:
     from escalade.ops import operation
 
     operation("conv2d").ladder.rung(name)
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Kernels load 16 bytes at a time; a tensor that starts inside another's memory may lie between."""
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def _on_cuda(x: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -176,9 +176,3 @@ template <size_t REGISTERS>
 void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wgmma_issue(twin::Element::tf32, d, 2 * REGISTERS, a, b, accumulate, where);
 }
-
-// ------------------------------------------------------------------ programmatic dependent launch
-
-// Launches run one after another here, so what the one before has written is always there.
-inline void wait_for_previous_launch() {}
-inline void let_next_launch_start() {}

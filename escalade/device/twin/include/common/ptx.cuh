@@ -87,3 +87,9 @@ inline u32 to_tf32(float value) {
     if ((bits & 0x7F800000) == 0x7F800000) return bits & 0x007FFFFF ? 0x7FFFFFFF : bits;
     return (bits + 0x1000) & ~0x1FFFu;
 }
+
+// ------------------------------------------------------------------ programmatic dependent launch
+
+// Launches run one after another here, so what the one before has written is always there.
+inline void wait_for_previous_launch() {}
+inline void let_next_launch_start() {}
