@@ -22,8 +22,17 @@ class Choice:
     why: str
 
 
-def choose(operation: str, problem: Problem, device: torch.device, rung: str | None = None) -> Choice:
-    """The rung of that name, or the first of the preferred ones that can do the problem on the device."""
+def choose(
+    operation: str,
+    problem: Problem,
+    device: torch.device,
+    rung: str | None = None,
+    avoid: frozenset[str] = frozenset(),
+) -> Choice:
+    """The rung of that name, or the first of the preferred ones that can do the problem on the device.
+
+    `avoid` holds rungs that have failed here before, as `operation/rung`.
+    """
     asked_of = ops.operation(operation)
     ladder = asked_of.ladder
     here = architecture_of(device)
@@ -35,6 +44,9 @@ def choose(operation: str, problem: Problem, device: torch.device, rung: str | N
         return Choice(asked, asked.configs(problem)[0], problem, "asked for by name")
     refusals = []
     for name in asked_of.preferred(problem):
+        if f"{operation}/{name}" in avoid:
+            refusals.append(f"{name}: it failed before.")
+            continue
         candidate = ladder.rung(name)
         for form in asked_of.forms(name, problem):
             refusal = candidate.refusal(form, here)

@@ -1,0 +1,7 @@
+"""Whole networks: capture -> passes -> plan -> run."""
+
+from escalade.engine.compile import compile
+from escalade.engine.engine import Engine
+from escalade.engine.file import load
+
+__all__ = ["Engine", "compile", "load"]

@@ -1,0 +1,94 @@
+"""From a PyTorch model to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from escalade.engine.capture import capture
+from escalade.engine.engine import MOST_PLANS, TWIN, Engine
+from escalade.engine.forms import require_dtype
+from escalade.engine.graph import Graph, Node
+from escalade.errors import UnsupportedError
+
+Normalization = tuple[Sequence[float], Sequence[float]]
+
+
+def compile(
+    model: torch.nn.Module,
+    example_inputs: torch.Tensor | Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
+    *,
+    dtype: str = "fp32",
+    device: torch.device | str | None = None,
+    normalize: Normalization | None = None,
+    calibration: Iterable[Any] | None = None,
+    plans: int = MOST_PLANS,
+) -> Engine:
+    """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
+
+    `dtype` is fp32 (fp32's accuracy), tf32, fp16, bf16 or fp8 (which takes `calibration`, batches to measure value
+    ranges on). `device` is where it runs: the model's own device if not given; "cpu" runs PyTorch's operators,
+    "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images of 0 to 255, uint8 or
+    not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are kept ready.
+    """
+    require_dtype(dtype)
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    where = _device(model, inputs, device)
+    graph = capture(model, _floats(inputs), example_keywords)
+    if normalize is not None:
+        _normalise(graph, normalize)
+    engine = Engine(graph, dtype, where, plans)
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
+        engine.program(*(tensor.to(engine.device) for tensor in tensors))
+    return engine
+
+
+def _device(
+    model: torch.nn.Module, inputs: Sequence[Any], device: torch.device | str | None
+) -> torch.device | str:
+    if device is not None:
+        if device != TWIN and torch.device(device).type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
+        if device != TWIN and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
+        return device
+    for tensor in (*model.parameters(), *model.buffers(), *inputs):
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _floats(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Images of bytes are captured as what the model takes: floats."""
+    return tuple(
+        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value for value in inputs
+    )
+
+
+def _normalise(graph: Graph, normalize: Normalization) -> None:
+    """A node in front of everything that reads the image."""
+    images = [given for given in graph.inputs if len(given.shape) == 4]
+    if len(images) != 1:
+        raise UnsupportedError(f"normalize is for models with one image input; this one has {len(images)}")
+    image = images[0]
+    mean, std = (torch.tensor(list(values), dtype=torch.float64) for values in normalize)
+    if mean.shape != (image.shape[1],) or std.shape != mean.shape or not bool((std > 0).all()):
+        raise UnsupportedError(
+            f"normalize takes {image.shape[1]} means and {image.shape[1]} positive standard deviations, one for each channel"
+        )
+    name = graph.fresh("normalise")
+    scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())
+    shift = graph.add_constant("normalise_shift", (-mean / std).float())
+    node = Node(name, "normalise", {}, {}, image.shape, image.dtype)
+    graph.replace_uses(image.name, name)
+    placed = replace(node, inputs={"x": image.name, "scale": scale, "shift": shift})
+    first = next(iter(graph.nodes), None)
+    if first is None:
+        graph.append(placed)
+    else:
+        graph.insert_before(first, placed)

@@ -1,0 +1,230 @@
+"""A compiled network: plans for the batch sizes that it has met, and calls that look like the model's own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.engine.constants import Constants, require_finite
+from escalade.engine.forms import InputFormat, require_dtype
+from escalade.engine.graph import Batch, Graph, fixed
+from escalade.engine.passes import optimise
+from escalade.engine.plan import Plan, make_plan
+from escalade.engine.program import KernelProgram, Program, ReferenceProgram
+from escalade.errors import CompileError, UnsupportedError
+
+logger = logging.getLogger("escalade")
+
+MOST_PLANS = 8
+"""Batch sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
+TWIN = "twin"
+_IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+
+
+class Engine:
+    """A network compiled for one dtype. Call it like the model; `stream` feeds it from host memory.
+
+    It may be called from any thread and on any stream. A new batch size is planned when it first comes, which takes
+    part of a second; nothing is allocated by calls after that but their results.
+    """
+
+    def __init__(self, graph: Graph, dtype: str, device: torch.device | str, plans: int = MOST_PLANS) -> None:
+        require_dtype(dtype)
+        require_finite(graph)
+        self.dtype = dtype
+        self.device = torch.device("cpu" if device == TWIN else device)
+        self.on_twin = device == TWIN
+        if plans < 1:
+            raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
+        self._captured = graph
+        self._graph = optimise(graph, dtype)
+        self._structure = pytree.treespec_loads(graph.structure)
+        self._arguments = pytree.treespec_loads(graph.arguments)
+        self._output_types = tuple(_output_type(graph, name) for name in graph.outputs)
+        self._plans: OrderedDict[tuple[Any, ...], _Ready] = OrderedDict()
+        self._most_plans = plans
+        self._constants: dict[torch.device, Constants] = {}
+        self._avoid: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def graph(self) -> Graph:
+        """As it was captured."""
+        return self._captured
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        tensors = self._flatten(arguments, keywords)
+        ready = self._ready(tensors)
+        results = ready.call(tensors, self._output_types)
+        return pytree.tree_unflatten(results, self._structure)
+
+    def plan(self, *arguments: Any, **keywords: Any) -> Plan:
+        """The plan for inputs like these."""
+        return self._ready(self._flatten(arguments, keywords)).program.plan
+
+    def program(self, *tensors: torch.Tensor) -> Program:
+        """The plan for inputs like these, made ready: its static inputs and outputs, and `run`."""
+        return self._ready(tensors).program
+
+    def stream(
+        self, batches: Iterable[Any], *, depth: int = 2
+    ) -> Iterator[Any]:
+        """Results of host batches in order, copies overlapped with compute; see `escalade.engine.stream`."""
+        from escalade.engine.stream import stream
+
+        return stream(self, batches, depth=depth)
+
+    def save(self, path: Any) -> None:
+        """The network in one file, for `escalade.load`."""
+        from escalade.engine.file import save
+
+        save(self, path)
+
+    def _flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        if not keywords and all(type(value) is torch.Tensor for value in arguments):
+            tensors = tuple(arguments)
+            if len(tensors) == len(self._captured.inputs):
+                return tensors
+        leaves, structure = pytree.tree_flatten((tuple(arguments), dict(keywords)))
+        if structure != self._arguments or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            expected = ", ".join(f"{given.name} {_spell(given.shape)}" for given in self._captured.inputs)
+            raise UnsupportedError(f"the engine is called like the model it was compiled from: with {expected}")
+        return tuple(leaves)
+
+    def _ready(self, tensors: Sequence[torch.Tensor]) -> _Ready:
+        key = tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+            batch = self._check(tensors)
+            while len(self._plans) >= self._most_plans:
+                self._plans.popitem(last=False)
+            found = _Ready(self._make(batch, tensors))
+            self._plans[key] = found
+            return found
+
+    def _check(self, tensors: Sequence[torch.Tensor]) -> int:
+        """The batch size of inputs that the engine can take."""
+        batch = None
+        for given, tensor in zip(self._captured.inputs, tensors, strict=True):
+            if tensor.device.type != self.device.type:
+                raise UnsupportedError(
+                    f"{given.name} is on {tensor.device}, the engine runs on "
+                    f"{'the twin (CPU tensors)' if self.on_twin else self.device}; move it there"
+                )
+            if tensor.device != tensors[0].device:
+                raise UnsupportedError(f"the inputs are on {tensors[0].device} and {tensor.device}; they must be on one device")
+            if given.shape and isinstance(given.shape[0], Batch) and tensor.dim() == len(given.shape):
+                batch = tensor.shape[0] // given.shape[0].times
+        for given, tensor in zip(self._captured.inputs, tensors, strict=True):
+            expected = fixed(given.shape, batch or 1)
+            if tuple(tensor.shape) != expected:
+                raise UnsupportedError(
+                    f"{given.name} has shape {tuple(tensor.shape)}; the engine was compiled for {_spell(given.shape)}. "
+                    "Compile the model again for other sizes"
+                )
+            self._check_type(given.name, given.dtype, tensor)
+        if batch == 0:
+            raise UnsupportedError("a batch of 0: there is nothing to run")
+        return batch or 1
+
+    def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
+        wanted = getattr(torch, expected)
+        if not wanted.is_floating_point:
+            if tensor.dtype != wanted:
+                raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
+            return
+        if tensor.dtype == torch.uint8 and not any(
+            node.op in ("convert", "stem") and node.inputs["x"] == name and "scale" in node.inputs for node in self._graph
+        ):
+            raise UnsupportedError(
+                f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
+            )
+        if tensor.dtype not in _IMAGE_TYPES:
+            raise UnsupportedError(f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8")
+
+    def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Program:
+        """A kernel that does not compile is passed over for the next rung, and said so once."""
+        device = tensors[0].device
+        graph = self._graph.at(batch)
+        given = zip(self._captured.inputs, tensors, strict=True)
+        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
+        while True:
+            plan = make_plan(graph, self.dtype, device, formats, self._avoid)
+            if device.type == "cpu" and not self.on_twin:
+                return ReferenceProgram(plan)
+            constants = self._constants.setdefault(device, Constants(self.dtype, device))
+            try:
+                return KernelProgram(plan, constants, device)
+            except CompileError as error:
+                failed = _failing(plan, error)
+                if failed is None or failed in self._avoid:
+                    raise
+                logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
+                self._avoid |= {failed}
+
+
+def _failing(plan: Plan, error: CompileError) -> str | None:
+    """The rung whose program the message names."""
+    for step in plan.steps:
+        if step.recipe and step.choice and step.lowered:
+            if any(str(program) in str(error) for program in step.recipe.programs):
+                return f"{step.lowered.operation}/{step.choice.rung.name}"
+    return None
+
+
+def _output_type(graph: Graph, name: str) -> torch.dtype:
+    if name in graph.nodes:
+        return getattr(torch, graph.nodes[name].dtype)
+    if name in graph.constants:
+        return graph.constants[name].dtype
+    return getattr(torch, next(given.dtype for given in graph.inputs if given.name == name))
+
+
+def _spell(shape: Sequence[Any]) -> str:
+    return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
+
+
+class _Ready:
+    """A program and the order of its calls: it has one set of buffers, so one call waits for another."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._lock = threading.Lock()
+        self._done: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def call(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]
+    ) -> list[torch.Tensor]:
+        device = tensors[0].device
+        if device.type != "cuda":
+            with self._lock:
+                return self._run(tensors, types)
+        with self._lock, torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device)
+            if self._stream is not None and self._stream != stream and self._done is not None:
+                stream.wait_event(self._done)
+            results = self._run(tensors, types)
+            if self._done is None:
+                self._done = torch.cuda.Event()
+            self._done.record(stream)
+            self._stream = stream
+            return results
+
+    def _run(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        for room, tensor in zip(self.program.inputs, tensors, strict=True):
+            room.copy_(tensor, non_blocking=True)
+        self.program.run()
+        return [
+            output.to(dtype, copy=True)
+            for output, dtype in zip(self.program.outputs, types, strict=True)
+        ]

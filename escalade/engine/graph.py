@@ -1,0 +1,193 @@
+"""A network as data: nodes over named values, with shapes that may depend on the batch.
+
+Capture makes a graph, passes rewrite it, a plan chooses kernels for it. Nodes name their inputs by role
+(`x`, `weight`, `residual`, …), the names that the kernels' recipes use for their buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A size that grows with the batch: `times` for each item."""
+
+    times: int = 1
+
+
+Dimension = int | Batch
+Shape = tuple[Dimension, ...]
+
+ATEN = "aten"
+"""The op of a node that PyTorch does: its attributes name the operator and hold its arguments."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value among the arguments of an `aten` node: the role under which the node's inputs name it."""
+
+    role: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation; its result is the value of the same name."""
+
+    name: str
+    op: str
+    inputs: Mapping[str, str]
+    attributes: Mapping[str, Any]
+    shape: Shape
+    dtype: str
+    """The result's: a floating type here means the plan's own, whatever it is."""
+    source: str = ""
+    """Where in the model it comes from, such as `layer1.0.conv1`."""
+
+    def with_inputs(self, **changed: str | None) -> Node:
+        """The same with these inputs changed; None takes one away."""
+        merged = {**self.inputs, **changed}
+        return replace(self, inputs={role: name for role, name in merged.items() if name is not None})
+
+    def with_attributes(self, **changed: Any) -> Node:
+        return replace(self, attributes={**self.attributes, **changed})
+
+    @property
+    def is_floating(self) -> bool:
+        return getattr(torch, self.dtype).is_floating_point
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the caller gives."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+
+@dataclass
+class Graph:
+    """Inputs, constants and nodes in the order in which they can run."""
+
+    inputs: tuple[Input, ...]
+    nodes: dict[str, Node]
+    constants: dict[str, torch.Tensor]
+    outputs: tuple[str, ...]
+    structure: str = ""
+    """How the outputs are given back: a tree of PyTorch's, as JSON."""
+    arguments: str = ""
+    """How the caller gives the inputs, in the same form."""
+    notes: list[str] = field(default_factory=list)
+    """What passes have to say to the user."""
+
+    def __iter__(self) -> Iterator[Node]:
+        """In order, each as it is by then: the graph may be rewritten on the way."""
+        for name in tuple(self.nodes):
+            if name in self.nodes:
+                yield self.nodes[name]
+
+    def copy(self) -> Graph:
+        """Nodes are frozen and constants are not written to, so a shallow copy is enough."""
+        return replace(
+            self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes)
+        )
+
+    def users(self) -> dict[str, list[Node]]:
+        """Which nodes read each value."""
+        found: dict[str, list[Node]] = {}
+        for node in self:
+            for name in dict.fromkeys(node.inputs.values()):
+                found.setdefault(name, []).append(node)
+        return found
+
+    def only_user(self, name: str) -> Node | None:
+        """The one node that reads a value, if there is one and the value is not an output."""
+        if name in self.outputs:
+            return None
+        readers = [node for node in self if name in node.inputs.values()]
+        return readers[0] if len(readers) == 1 else None
+
+    def shape_of(self, name: str) -> Shape:
+        if name in self.nodes:
+            return self.nodes[name].shape
+        if name in self.constants:
+            return tuple(self.constants[name].shape)
+        return next(given.shape for given in self.inputs if given.name == name)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has yet."""
+        taken = self.nodes.keys() | self.constants.keys() | {given.name for given in self.inputs}
+        number, candidate = 1, name
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        return candidate
+
+    def add_constant(self, name: str, tensor: torch.Tensor) -> str:
+        name = self.fresh(name)
+        self.constants[name] = tensor
+        return name
+
+    def replace_uses(self, old: str, new: str) -> None:
+        """Whoever read `old` reads `new`."""
+        for node in self:
+            if old in node.inputs.values():
+                changed = {role: new if name == old else name for role, name in node.inputs.items()}
+                self.nodes[node.name] = replace(node, inputs=changed)
+        self.outputs = tuple(new if name == old else name for name in self.outputs)
+
+    def remove(self, node: Node, instead: str) -> None:
+        """Takes a node out; its users read `instead`."""
+        self.replace_uses(node.name, instead)
+        del self.nodes[node.name]
+
+    def insert_before(self, place: str, node: Node) -> None:
+        self._rebuild((n for old in self for n in ((node, old) if old.name == place else (old,))))
+
+    def append(self, node: Node) -> None:
+        self.nodes[node.name] = node
+
+    def _rebuild(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+
+    def at(self, batch: int) -> Graph:
+        """The same graph for one batch size: every size a number."""
+        return replace(
+            self.copy(),
+            inputs=tuple(replace(given, shape=fixed(given.shape, batch)) for given in self.inputs),
+            nodes={
+                node.name: replace(
+                    node,
+                    shape=fixed(node.shape, batch),
+                    attributes=map_leaves(lambda leaf: _fix(leaf, batch), node.attributes),
+                )
+                for node in self
+            },
+        )
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether it works for other batch sizes than the one that it was captured with."""
+        return any(isinstance(size, Batch) for given in self.inputs for size in given.shape)
+
+
+def _fix(leaf: Any, batch: int) -> Any:
+    return leaf.times * batch if isinstance(leaf, Batch) else leaf
+
+
+def fixed(shape: Shape, batch: int) -> tuple[int, ...]:
+    return tuple(_fix(size, batch) for size in shape)
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Attributes are trees of dicts, lists and tuples; lists come back as tuples."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(change, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return tuple(map_leaves(change, value) for value in tree)
+    return change(tree)

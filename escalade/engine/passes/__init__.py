@@ -1,0 +1,33 @@
+"""Rewritings of a captured graph, in the order in which they help each other."""
+
+from __future__ import annotations
+
+from escalade.engine.graph import Graph
+from escalade.engine.passes.batch_norm import fold_batch_norm
+from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
+from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
+from escalade.engine.passes.simplify import fold_constants, remove_dead_code
+from escalade.engine.passes.stem import fuse_stem
+
+TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
+STEM_DTYPES = ("fp16", "bf16", "fp8")
+
+
+def optimise(graph: Graph, dtype: str) -> Graph:
+    """The graph that a plan of this dtype is made for."""
+    graph = graph.copy()
+    remove_dead_code(graph)
+    fold_constants(graph)
+    fold_batch_norm(graph)
+    fuse_activations(graph)
+    fuse_residuals(graph)
+    fuse_activations(graph)
+    if dtype in TENSOR_CORE_DTYPES:  # the kernels that can take two inputs
+        fuse_shortcuts(graph)
+    if dtype in STEM_DTYPES:
+        fuse_stem(graph)
+    reorder_flattened(graph)
+    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES)
+    convert_between(graph)
+    remove_dead_code(graph)
+    return graph

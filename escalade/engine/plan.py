@@ -1,0 +1,228 @@
+"""The plan of a network for one batch size: which kernels run, over which bytes of one arena.
+
+All of it is known before anything runs. Steps read and write values in the arena; weights lie outside it,
+packed once into the form that the chosen kernels want.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
+from escalade.engine.arena import Arena, Lifetime, assign
+from escalade.engine.forms import STORAGE, Form, InputFormat
+from escalade.engine.graph import Graph, Node
+from escalade.engine.lower import STORED, Forms, Lowered, lower
+from escalade.engine.passes.layout import layout_of
+from escalade.errors import UnsupportedError
+from escalade.tune import Choice, choose
+
+
+@dataclass(frozen=True)
+class ConstantForm:
+    """A constant as one kind of kernel wants it."""
+
+    name: str
+    form: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node, and who does it: a rung of a ladder, PyTorch, or nobody where the result is there already."""
+
+    node: Node
+    lowered: Lowered | None = None
+    choice: Choice | None = None
+    recipe: Recipe | None = None
+
+    @property
+    def is_alias(self) -> bool:
+        """The result is its input's bytes, seen differently."""
+        return self.lowered is None and self.node.op in ("reshape", "convert")
+
+    @property
+    def in_pytorch(self) -> bool:
+        return self.lowered is None and not self.is_alias
+
+    def workspace_name(self, workspace: Workspace) -> str:
+        return f"{self.node.name}/{workspace.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a network does for one batch size."""
+
+    dtype: str
+    graph: Graph
+    """With every size a number."""
+    steps: tuple[Step, ...]
+    forms: Mapping[str, Form]
+    places: Mapping[str, int]
+    """The offset of every value and of every workspace that a step uses only while it runs."""
+    arena_bytes: int
+    lasting: Mapping[str, Workspace]
+    """Workspaces that are written once, and counters: they keep what they hold from call to call."""
+    constants: tuple[ConstantForm, ...]
+
+    @property
+    def fallbacks(self) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.in_pytorch)
+
+    @property
+    def constant_bytes(self) -> int:
+        storage = STORAGE[self.dtype].itemsize
+        return sum(
+            self.graph.constants[entry.name].numel() * (4 if entry.form == "fp32" else storage)
+            for entry in self.constants
+        )
+
+    @property
+    def lasting_bytes(self) -> int:
+        return sum(workspace.bytes for workspace in self.lasting.values())
+
+    @property
+    def bytes(self) -> int:
+        """All the memory that a call uses, PyTorch's own steps apart."""
+        return self.arena_bytes + self.constant_bytes + self.lasting_bytes
+
+
+def make_plan(
+    graph: Graph, dtype: str, device: torch.device, formats: Mapping[str, InputFormat], avoid: frozenset[str] = frozenset()
+) -> Plan:
+    """Kernels for every node of a graph whose sizes are numbers, and a place for every value."""
+    forms = value_forms(graph, dtype, formats)
+    asking = Forms(dtype, forms, graph.constants)
+    steps = []
+    for node in graph:
+        steps.append(_step(node, asking, forms, device, avoid))
+    constants = dict.fromkeys(
+        ConstantForm(name, step.lowered.constants.get(role, STORED) if step.lowered else STORED)
+        for step in steps
+        for role, name in step.node.inputs.items()
+        if name in graph.constants
+    )
+    lasting = {
+        step.workspace_name(workspace): workspace
+        for step in steps
+        if step.recipe
+        for workspace in step.recipe.workspaces
+        if workspace.zeroed or workspace.name in _packed(step.recipe)
+    }
+    arena = _arena(graph, tuple(steps), forms, lasting)
+    return Plan(dtype, graph, tuple(steps), forms, arena.offsets, arena.bytes, lasting, tuple(constants))
+
+
+def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) -> dict[str, Form]:
+    """How every value lies in memory."""
+    storage = STORAGE[dtype]
+    forms = {
+        given.name: Form(given.shape, formats[given.name].dtype, formats[given.name].layout)  # type: ignore[arg-type]
+        for given in graph.inputs
+    }
+    for node in graph:
+        own = storage if node.is_floating else getattr(torch, node.dtype)
+        if node.op == "convert" and node.name in graph.outputs:
+            own = getattr(torch, node.dtype)
+        forms[node.name] = Form(node.shape, own, layout_of(node))  # type: ignore[arg-type]
+    return forms
+
+
+def _step(
+    node: Node, asking: Forms, forms: Mapping[str, Form], device: torch.device, avoid: frozenset[str]
+) -> Step:
+    if node.op == "reshape" or (node.op == "convert" and _same_bytes(node, forms)):
+        return Step(node)
+    lowered = lower(node, asking)
+    if lowered is None:
+        return Step(node)
+    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
+    if choice.problem != lowered.problem:
+        raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
+    return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+
+def _same_bytes(node: Node, forms: Mapping[str, Form]) -> bool:
+    """Whether a conversion changes nothing in memory."""
+    source, target = forms[node.inputs["x"]], forms[node.name]
+    if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
+        return False
+    one_channel_or_pixel = source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
+    return source.layout == target.layout or one_channel_or_pixel
+
+
+def _packed(recipe: Recipe) -> set[str]:
+    """The workspaces that only weights go into."""
+    own = {workspace.name for workspace in recipe.workspaces}
+    found: set[str] = set()
+    for step in recipe.steps:
+        if step.weights_only:
+            found |= own & _buffers(step)
+    return found
+
+
+def _buffers(step: KernelCall | ConstantCopy) -> set[str]:
+    if isinstance(step, ConstantCopy):
+        return {step.source.name}
+    buffers = [
+        argument.buffer if isinstance(argument, (TiledMap, Im2colMap)) else argument for argument in step.arguments
+    ]
+    return {buffer.name for buffer in buffers if isinstance(buffer, Buffer)}
+
+
+def _arena(
+    graph: Graph, steps: tuple[Step, ...], forms: Mapping[str, Form], lasting: Mapping[str, Workspace]
+) -> Arena:
+    """Inputs live from the start, outputs to the end, everything else from its step to its last reader's."""
+    end = len(steps)
+    owner: dict[str, str] = {}
+    """Values that share another's bytes."""
+
+    def root(name: str) -> str:
+        while name in owner:
+            name = owner[name]
+        return name
+
+    last: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for name in step.node.inputs.values():
+            last[name] = number
+        last.setdefault(step.node.name, number)
+    for name in graph.outputs:
+        last[name] = end
+    given = {entry.name for entry in graph.inputs}
+    first = dict.fromkeys(given, -1)
+    lives: dict[str, int] = {name: last.get(name, -1) for name in given}
+    for number, step in enumerate(steps):
+        name = step.node.name
+        first[name] = number
+        shared = None
+        if step.is_alias:
+            shared = step.node.inputs["x"]
+        elif step.lowered and step.lowered.in_place:
+            candidate = step.node.inputs[step.lowered.in_place]
+            if candidate in first and candidate not in given and forms[candidate].bytes == forms[name].bytes:
+                whole = root(candidate)
+                if lives[whole] == number and list(step.node.inputs.values()).count(candidate) == 1:
+                    shared = candidate
+        if shared is not None and shared in first:
+            owner[name] = shared
+            lives[root(name)] = max(lives[root(name)], last[name])
+        else:
+            lives[name] = last[name]
+    values = [
+        Lifetime(name, forms[name].bytes, first[name], lives[name]) for name in lives if name not in owner
+    ]
+    scratch = [
+        Lifetime(step.workspace_name(workspace), workspace.bytes, number, number)
+        for number, step in enumerate(steps)
+        if step.recipe
+        for workspace in step.recipe.workspaces
+        if step.workspace_name(workspace) not in lasting
+    ]
+    arena = assign([*values, *scratch])
+    aliases = {name: arena.offsets[root(name)] for name in owner}
+    return Arena({**arena.offsets, **aliases}, arena.bytes)

@@ -1,0 +1,179 @@
+"""A plan made ready on a device: memory, kernels, and on a GPU one CUDA graph of them all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from escalade.device.recipe import Recipe
+from escalade.device.run import Executable
+from escalade.engine import reference
+from escalade.engine.constants import Constants
+from escalade.engine.forms import STORAGE
+from escalade.engine.lower import STORED
+from escalade.engine.plan import ConstantForm, Plan, Step
+from escalade.errors import EscaladeError
+
+logger = logging.getLogger("escalade")
+
+
+class OutOfMemory(EscaladeError):
+    """The plan does not fit into what the device has left."""
+
+
+class Program(Protocol):
+    """What an engine runs: it fills `inputs`, calls `run`, and reads `outputs`."""
+
+    plan: Plan
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+    def run(self) -> None: ...
+
+
+class KernelProgram:
+    """The kernels of a plan over its arena: on the GPU, or on the twin for the CPU."""
+
+    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
+        self.plan = plan
+        self._device = device
+        try:
+            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
+            self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(device)
+            raise OutOfMemory(
+                f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
+                f"{plan.constant_bytes / 2**20:.0f} for weights); {device} has {free / 2**20:.0f} of "
+                f"{total / 2**20:.0f} MiB free. Take a smaller batch"
+            ) from error
+        self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
+        self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
+        self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            self._capture()
+
+    def run(self) -> None:
+        """On the GPU: on the current stream."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.run_steps()
+
+    def run_steps(self) -> None:
+        """One launch after another."""
+        for call in self.calls:
+            call()
+
+    def _capture(self) -> None:
+        """One run to load everything, then the recording."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device), torch.cuda.stream(side):
+            self._arena.zero_()
+            self.run_steps()
+            side.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                self.run_steps()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        self._graph = graph
+
+    def _value(self, name: str) -> torch.Tensor:
+        return self.plan.forms[name].view(self._arena, self.plan.places[name])
+
+    def _output(self, name: str) -> torch.Tensor:
+        if name in self.plan.graph.constants:
+            return self._constants[ConstantForm(name, STORED)]
+        return self._value(name)
+
+    def _call(self, step: Step) -> Callable[[], None]:
+        if step.recipe is None:
+            return self._pytorch(step)
+        assert step.lowered is not None
+        forms = step.lowered.constants
+        tensors = {
+            role: self._constants[ConstantForm(name, forms.get(role, STORED))]
+            if name in self.plan.graph.constants
+            else self._value(name)
+            for role, name in step.node.inputs.items()
+        }
+        tensors["y"] = self._value(step.node.name)
+        for workspace in step.recipe.workspaces:
+            name = step.workspace_name(workspace)
+            if name in self._lasting:
+                tensors[workspace.name] = self._lasting[name]
+            else:
+                offset = self.plan.places[name]
+                tensors[workspace.name] = self._arena[offset : offset + workspace.bytes]
+        absent = dict.fromkeys(("bias", "residual", "scale", "shift"))
+        bound = {**absent, **tensors}
+        once = tuple(part for part in step.recipe.steps if part.weights_only)
+        label = f"{step.node.source or step.node.name} ({step.lowered.problem.name})"
+        if once:
+            Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
+        each = tuple(part for part in step.recipe.steps if not part.weights_only)
+        return Executable(Recipe(each, step.recipe.workspaces), self._device, label).bind(bound)
+
+    def _pytorch(self, step: Step) -> Callable[[], None]:
+        """PyTorch's operator over views of the arena; its result is copied to its place."""
+        inputs = {
+            role: self._constants[ConstantForm(name, STORED)]
+            if name in self.plan.graph.constants
+            else self._value(name)
+            for role, name in step.node.inputs.items()
+        }
+        target = self._value(step.node.name)
+
+        def call() -> None:
+            with torch.no_grad():
+                target.copy_(reference.compute(step.node, inputs))
+
+        return call
+
+
+class ReferenceProgram:
+    """The same plan with PyTorch doing every node: what an engine on the CPU runs.
+
+    Values are rounded to the plan's type after every node, sums are fp32's.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._storage = STORAGE[plan.dtype]
+        self.inputs = tuple(self._room(given.name) for given in plan.graph.inputs)
+        self.outputs = tuple(self._room(name) for name in plan.graph.outputs)
+        self._constants = {
+            name: self._rounded(tensor).float() if tensor.is_floating_point() else tensor
+            for name, tensor in ((n, t.cpu()) for n, t in plan.graph.constants.items())
+        }
+
+    def run(self) -> None:
+        with torch.no_grad():
+            given = zip(self.plan.graph.inputs, self.inputs, strict=True)
+            values = {entry.name: _wide(tensor) for entry, tensor in given} | self._constants
+            for node in self.plan.graph:
+                inputs = {role: values[name] for role, name in node.inputs.items()}
+                result = reference.compute(node, inputs)
+                values[node.name] = _wide(self._rounded(result))
+            for room, name in zip(self.outputs, self.plan.graph.outputs, strict=True):
+                room.copy_(values[name])
+
+    def _room(self, name: str) -> torch.Tensor:
+        if name in self.plan.graph.constants:
+            return torch.empty_like(self.plan.graph.constants[name], device="cpu")
+        form = self.plan.forms[name]
+        return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._storage) if tensor.is_floating_point() else tensor
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums of 16-bit products in 16 bits are not what a GPU does."""
+    return tensor.float() if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor

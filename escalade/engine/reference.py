@@ -1,0 +1,138 @@
+"""What each node computes, by PyTorch: for constants, for plans without a GPU, and to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph import ATEN, Node, Reference, map_leaves
+from escalade.errors import UnsupportedError
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def compute(node: Node, inputs: Tensors) -> torch.Tensor:
+    """The node's result in the type of its inputs."""
+    return _COMPUTE[node.op](node, inputs)
+
+
+def _finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    if "residual" in inputs:
+        y = y + inputs["residual"]
+    return torch.relu(y) if node.attributes["relu"] else y
+
+
+def _conv2d(node: Node, inputs: Tensors) -> torch.Tensor:
+    a = node.attributes
+    y = F.conv2d(
+        inputs["x"], inputs["weight"], inputs.get("bias"), a["stride"], a["padding"], a["dilation"], a["groups"]
+    )
+    if "shortcut" in inputs:
+        y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
+    return _finish(node, y, inputs)
+
+
+def _stem(node: Node, inputs: Tensors) -> torch.Tensor:
+    a = node.attributes
+    x = _normalise(node, inputs) if "scale" in inputs else inputs["x"]
+    y = F.conv2d(x, inputs["weight"], inputs["bias"], a["stride"], a["padding"])
+    y = torch.relu(y) if a["relu"] else y
+    return F.max_pool2d(y, *a["pool"]) if a["pool"] else y
+
+
+def _normalise(node: Node, inputs: Tensors) -> torch.Tensor:
+    scale, shift = (inputs[role].view(1, -1, 1, 1) for role in ("scale", "shift"))
+    return inputs["x"] * scale + shift
+
+
+def _batch_norm(node: Node, inputs: Tensors) -> torch.Tensor:
+    y = F.batch_norm(
+        inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
+        eps=node.attributes["epsilon"],
+    )  # fmt: skip
+    return _finish(node, y, inputs)
+
+
+def _relu(node: Node, inputs: Tensors) -> torch.Tensor:
+    limit = node.attributes["limit"]
+    return torch.relu(inputs["x"]) if limit is None else inputs["x"].clamp(0, limit)
+
+
+def _add(node: Node, inputs: Tensors) -> torch.Tensor:
+    return _finish(node, inputs["x"], inputs)
+
+
+def _max_pool2d(node: Node, inputs: Tensors) -> torch.Tensor:
+    a = node.attributes
+    return F.max_pool2d(inputs["x"], a["kernel"], a["stride"], a["padding"], ceil_mode=a["ceil_mode"])
+
+
+def _linear(node: Node, inputs: Tensors) -> torch.Tensor:
+    return _finish(node, F.linear(inputs["x"], inputs["weight"], inputs.get("bias")), inputs)
+
+
+def _reshape(node: Node, inputs: Tensors) -> torch.Tensor:
+    x = inputs["x"]
+    if node.attributes.get("order") == "nhwc":
+        x = x.permute(0, 2, 3, 1)
+    return x.reshape(node.shape)  # type: ignore[arg-type]
+
+
+def _convert(node: Node, inputs: Tensors) -> torch.Tensor:
+    """Types and layouts are the caller's business; what is left is normalising and padding."""
+    x = _normalise(node, inputs) if "scale" in inputs else inputs["x"]
+    more = node.shape[1] - x.shape[1]  # type: ignore[operator]
+    return F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
+
+
+def aten(node: Node, inputs: Tensors) -> torch.Tensor:
+    """PyTorch's own operator, with tensors in the places of their references."""
+
+    def leaf(value: Any) -> Any:
+        return inputs[value.role] if isinstance(value, Reference) else value
+
+    operator = resolve(node.attributes["target"])
+    bound = map_leaves(leaf, node.attributes["arguments"])
+    if operator._schema.is_mutable:  # in a graph every result is a new value
+        first = operator._schema.arguments[0].name
+        bound[first] = bound[first].clone()
+    positional, named = [], {}
+    for argument in operator._schema.arguments:
+        if argument.name not in bound:
+            continue
+        if argument.kwarg_only or len(positional) < operator._schema.arguments.index(argument):
+            named[argument.name] = bound[argument.name]
+        else:
+            positional.append(bound[argument.name])
+    result = operator(*positional, **named)
+    return result[node.attributes["result"]] if "result" in node.attributes else result
+
+
+def resolve(target: str) -> Any:
+    """The operator of a name such as `aten::cat` or `aten::add.Tensor`."""
+    name, _, overload = target.removeprefix("aten::").partition(".")
+    packet = getattr(torch.ops.aten, name, None) if target.startswith("aten::") else None
+    operator = getattr(packet, overload or "default", None)
+    if operator is None:
+        raise UnsupportedError(f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses")
+    return operator
+
+
+_COMPUTE: dict[str, Callable[[Node, Tensors], torch.Tensor]] = {
+    "conv2d": _conv2d,
+    "stem": _stem,
+    "normalise": _normalise,
+    "batch_norm": _batch_norm,
+    "relu": _relu,
+    "add": _add,
+    "max_pool2d": _max_pool2d,
+    "adaptive_avg_pool2d": lambda node, inputs: F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"]),
+    "linear": _linear,
+    "reshape": _reshape,
+    "convert": _convert,
+    "softmax": lambda node, inputs: torch.softmax(inputs["x"], -1),
+    ATEN: aten,
+}
