@@ -1,3 +1,23 @@
-"""Escalade: convolutional-network kernels for NVIDIA GPUs, as ladders."""
+"""Escalade: convolutional-network kernels for NVIDIA GPUs, as ladders, and networks compiled to plans of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from escalade import ops
+    from escalade.engine import Engine, compile, load
 
 __version__ = "0.1.0"
+__all__ = ["Engine", "compile", "load", "ops"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names come when they are first used: compiler processes and `--help` do without PyTorch."""
+    import importlib
+
+    if name == "ops":
+        return importlib.import_module("escalade.ops")
+    if name in __all__:
+        return getattr(importlib.import_module("escalade.engine"), name)
+    raise AttributeError(f"module 'escalade' has no attribute {name!r}")

@@ -24,6 +24,17 @@ class Device(StrEnum):
     twin = "twin"
 
 
+class EngineDevice(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+    twin = "twin"
+
+
+class NetworkDevice(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
 Operation = Annotated[str, typer.Argument(help="The operation, such as conv2d.", show_default=False)]
 Problems = Annotated[
     list[str] | None,
@@ -38,6 +49,13 @@ Where = Annotated[
     Device | None,
     typer.Option(
         help="cuda, or twin: the kernels on the CPU. Without it: cuda if there is a GPU.", show_default=False
+    ),
+]
+
+NetworkWhere = Annotated[
+    NetworkDevice | None,
+    typer.Option(
+        help="cuda, or cpu: PyTorch's operators. Without it: cuda if there is a GPU.", show_default=False
     ),
 ]
 
@@ -154,6 +172,153 @@ def precompile(
         operation, tuple(problem or ()), tuple(rung or ()), tuple(dtype or ()), tuple(layout or ())
     )
     raise typer.Exit(commands.precompile(which, arch, tune, workers))
+
+
+@app.command()
+def tune(
+    networks: Annotated[
+        list[str], typer.Argument(help="Networks of escalade.models, such as resnet18.", show_default=False)
+    ],
+    dtype: Dtypes = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,256",
+    table: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="The table to fill; yours for this GPU without it.", show_default=False),
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Measure anew what the table already has.")] = False,
+) -> None:
+    """Measure every rung and config for the steps of networks, and remember the fastest. Needs a GPU."""
+    from escalade.tune import commands
+
+    try:
+        batches = [int(size) for size in batch.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--batch {batch}: numbers separated by commas") from None
+    raise typer.Exit(commands.tune(networks, tuple(dtype or ("fp16",)), batches, table, again))
+
+
+@app.command()
+def bench(
+    workload: Annotated[str, typer.Argument(help="resnet18, resnet34 or resnet50.", show_default=False)],
+    batch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--batch", "-b", help="Batch sizes such as 1,8,32; may be repeated.", show_default=False
+        ),
+    ] = None,
+    dtype: Dtypes = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="torch-eager, torch-graph, torch-compile (90 s a batch), jax; all, none. Without it: the quick ones.",
+            show_default=False,
+        ),
+    ] = None,
+    device: NetworkWhere = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.3,
+    phases: Annotated[bool, typer.Option(help="One image from the naive kernels to the engine.")] = True,
+    stream: Annotated[
+        bool, typer.Option(help="Also images from host memory, batches of 64 and 256.")
+    ] = False,
+    size: Annotated[int, typer.Option(help="Of the images.")] = 224,
+    seed: Annotated[int, typer.Option(help="Of the random weights and images.")] = 0,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the records to this file too.")] = None,
+    results: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File the records under this folder, as FOLDER/<gpu>/<workload>.jsonl."),
+    ] = None,
+    plot: Annotated[pathlib.Path | None, typer.Option(help="Draw the figures into this .png file.")] = None,
+) -> None:
+    """A network beside its peers, in one run: verified, then timed for every batch size and dtype."""
+    from escalade.bench.networks import commands
+
+    options = commands.BenchOptions(
+        workload, _numbers("--batch", _listed(batch)), _listed(dtype), _listed(peers), device, seconds,
+        phases, stream, size, seed, json, results, plot,
+    )  # fmt: skip
+    raise typer.Exit(commands.bench(options))
+
+
+@app.command()
+def explain(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model such as resnet18, or the file of a saved engine.", show_default=False),
+    ],
+    batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
+    ] = None,
+    device: NetworkWhere = None,
+    time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the plan to this file too.")] = None,
+) -> None:
+    """The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to PyTorch."""
+    from escalade.bench.networks import commands
+
+    raise typer.Exit(commands.explain(commands.ExplainOptions(model, batch, dtype, device, time, json)))
+
+
+def _listed(given: list[str] | None) -> tuple[str, ...]:
+    """`-b 1,8 -b 32` is three values."""
+    return tuple(part.strip() for text in given or () for part in text.split(",") if part.strip())
+
+
+def _numbers(option: str, given: tuple[str, ...]) -> tuple[int, ...]:
+    for text in given:
+        if not text.isdecimal():
+            raise typer.BadParameter(f"{text!r} is no whole number", param_hint=option)
+    return tuple(int(text) for text in given)
+
+
+@app.command()
+def classify(
+    images: Annotated[
+        list[pathlib.Path], typer.Argument(help="Image files, and folders of them.", show_default=False)
+    ],
+    weights: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            "--weights",
+            "-w",
+            help="A ResNet's .safetensors, .pth or .pt file, named as torchvision or timm do.",
+        ),
+    ] = None,
+    labels: Annotated[
+        pathlib.Path | None, typer.Option(help="The names of the classes: one a line, or a .json list.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.")] = "fp16",
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
+    device: Annotated[
+        EngineDevice | None,
+        typer.Option(
+            help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU: slow). "
+            "Without it: cuda if there is a GPU, else cpu.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 5,
+    mean: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(
+            help="Of red, green and blue, from 0 to 1. Without it: ImageNet's, or 0 for a CIFAR network."
+        ),
+    ] = None,
+    std: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."),
+    ] = None,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
+    csv: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
+) -> None:
+    """What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be read."""
+    from escalade import classify as images_to_classes
+
+    options = images_to_classes.Options(
+        tuple(images), weights, labels, dtype, batch, device, top, mean, std, json, csv
+    )
+    raise typer.Exit(images_to_classes.classify(options))
 
 
 @app.command()

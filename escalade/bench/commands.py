@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from escalade import ops
 from escalade.bench import ceilings as card
 from escalade.bench import ladder as climbing
-from escalade.bench import precompile as compiling
 from escalade.bench import store
 from escalade.bench import verify as verifying
 from escalade.bench.arms import Settings
+from escalade.device import precompile as compiling
 from escalade.device.cuda import architecture
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
@@ -119,7 +119,7 @@ def ladder(options: LadderOptions, console: Console | None = None) -> int:
         ceilings = card.measure(device)
         console.print(terminal.ceilings_line(ceilings))
     for problem in problems:
-        with _status(console) as say:
+        with status(console) as say:
             records = climbing.climb(operation, problem, device, settings, ceilings, say)
             if options.crossover:
                 records = [replace(record, workload=f"{operation.name}_crossover") for record in records]
@@ -195,7 +195,7 @@ def _compile_for(
     if device.type == "cuda":
         _compile_all(planned, architecture(device.index or 0), None, console)
         return
-    wanted = compiling.programs(planned)
+    wanted = verifying.programs(planned)
     with _progress(console) as progress:
         task = progress.add_task("compiling for the twin", total=len(wanted))
         compiling.build_for_twin(wanted, checks, done=lambda program: progress.advance(task))
@@ -228,7 +228,7 @@ def precompile(
 def _compile_all(
     planned: Sequence[verifying.Job], arch: str, workers: int | None, console: Console
 ) -> list[compiling.Failure]:
-    wanted = compiling.programs(planned, arch)
+    wanted = verifying.programs(planned, arch)
     began = time.perf_counter()
     with _progress(console) as progress:
         task = progress.add_task(f"compiling for {arch}", total=len(wanted))
@@ -285,7 +285,7 @@ def _progress(console: Console) -> Progress:
 
 
 @contextmanager
-def _status(console: Console) -> Iterator[climbing.Say]:
+def status(console: Console) -> Iterator[climbing.Say]:
     """One line that changes on a terminal, one line each in a log."""
     if not console.is_terminal:
         yield lambda text: console.print(escape(text))

@@ -30,7 +30,7 @@ import escalade
 from escalade.errors import EscaladeError
 
 DEFAULT_FOLDER = pathlib.Path("results")
-_OUTPUT_OPTIONS = ("--results", "--json")
+_OUTPUT_OPTIONS = ("--results", "--json", "--plot")
 
 
 class StoreError(EscaladeError, ValueError):
@@ -64,11 +64,14 @@ class Record:
     """Of Escalade's ladder; empty for a peer."""
     config: dict[str, Any] = field(default_factory=dict)
     timing: str = ""
-    """`graph`, `eager` or `twin`: see `escalade.bench.timing`."""
+    """`graph`, `eager`, `calls`, `cpu` or `twin`: see `escalade.bench.timing`."""
     samples: int = 0
     median_us: float | None = None
     p20_us: float | None = None
     p80_us: float | None = None
+    wall_us: float | None = None
+    """The median by the wall clock of one call as a user makes it, until its result is there."""
+    images_per_s: float | None = None
     tflops: float | None = None
     """Operations of the plain algorithm over the median time, whatever a rung really does."""
     gbps: float | None = None

@@ -42,7 +42,8 @@ class Timing:
     p80_us: float
     samples: int
     how: str
-    """`graph` (CUDA graph replay), `eager` (events around plain calls) or `twin` (wall clock, not a speed)."""
+    """`graph` (CUDA graph replay), `eager` (events around plain calls), `calls` (wall clock over calls in a row),
+    `cpu` (wall clock of a call on the CPU) or `twin` (wall clock, not a speed)."""
     note: str = ""
 
 
@@ -100,7 +101,7 @@ def time_interleaved(
             seconds_per_arm=seconds_per_arm,
             min_rounds=min_rounds,
             max_rounds=max_rounds,
-            before_round=_keep_busy,
+            before_round=keep_busy,
         )
 
 
@@ -165,7 +166,7 @@ class WallSampler:
 class EventSampler:
     """Events around `enqueue`, which does `calls` calls."""
 
-    def __init__(self, enqueue: Callable[[], None], calls: int, how: str, note: str = "") -> None:
+    def __init__(self, enqueue: Callable[[], object], calls: int, how: str, note: str = "") -> None:
         self.calls = calls
         self.how = how
         self.note = note
@@ -181,6 +182,53 @@ class EventSampler:
     def finish(self) -> float:
         self._end.synchronize()
         return self._begin.elapsed_time(self._end) * 1e3 / self.calls
+
+
+class ReplaySampler:
+    """Events around one replay of a graph that is captured already; `prepare` fills its inputs before.
+
+    A network's inputs share their memory with later values, so a replay over what the last one left would feed
+    a network its own results, again and again, until they are infinite.
+    """
+
+    calls = 1
+    how = "graph"
+    note = ""
+
+    def __init__(self, prepare: Callable[[], object], replay: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._replay = EventSampler(replay, 1, self.how)
+
+    def start(self) -> None:
+        self._prepare()
+        self._replay.start()
+
+    def finish(self) -> float:
+        return self._replay.finish()
+
+
+class CallSampler:
+    """The wall clock over calls as a user makes them: from an idle device until the last result is there."""
+
+    def __init__(
+        self, call: Callable[[], object], wait: Callable[[], None], calls: int = 1, how: str = "calls"
+    ) -> None:
+        self.calls = calls
+        self.how = how
+        self.note = ""
+        self._call = call
+        self._wait = wait
+
+    def start(self) -> None:
+        pass  # it would run into the turns of others: all of it is in `finish`
+
+    def finish(self) -> float:
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(self.calls):
+            self._call()
+        self._wait()
+        return (time.perf_counter() - began) * 1e6 / self.calls
 
 
 def _cuda_sampler(arm: Arm, replay_us: float) -> EventSampler:
@@ -209,13 +257,13 @@ def _repetitions(once: EventSampler, replay_us: float) -> int:
     return max(1, min(wanted, MAX_GRAPH_CALLS // once.calls))
 
 
-def _keep_busy(turns: int) -> None:
+def keep_busy(turns: int) -> None:
     """The GPU waits while the CPU enqueues that many turns, so that none of them waits for the CPU."""
     torch.cuda._sleep(ENQUEUE_CYCLES + ENQUEUE_CYCLES_PER_ARM * turns)
 
 
 def _replay_time(once: EventSampler) -> float:
-    _keep_busy(1)
+    keep_busy(1)
     once.start()
     return once.finish() * once.calls
 

@@ -8,13 +8,14 @@ error over the whole output is within the rung's tolerance and no single element
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from escalade.device.cuda import architecture_of
+from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.errors import EscaladeError
@@ -239,3 +240,17 @@ def verify(
 ) -> Iterator[Outcome]:
     """Every rung on every problem, dtype and layout, or those that `which` names (see `jobs`)."""
     return run(operation, device, jobs(operation, device, **which), seed, options)
+
+
+def programs(planned: Iterable[Job], architecture: str | None = None) -> list[Program]:
+    """What these jobs compile (for this architecture), each once. A rung that raises is left for the run to report."""
+    found: dict[Program, None] = {}
+    for job in planned:
+        if job.config is None or (architecture and architecture not in job.rung.architectures):
+            continue
+        try:
+            recipe = job.rung.recipe(job.problem, job.config)
+        except Exception:
+            continue
+        found.update(dict.fromkeys(recipe.programs))
+    return list(found)

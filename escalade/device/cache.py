@@ -82,6 +82,10 @@ class DiskCache:
         except FileNotFoundError:  # another process evicted it in this very moment
             return make()
 
+    def has(self, key: str) -> bool:
+        """Whether `get` would find it."""
+        return any((folder / f"{key}.bin").exists() for folder in self._folders())
+
     def file(self, key: str, suffix: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
         """The finished file of `key`; on a miss, `make` writes it to the path it is given."""
         name = f"{key}{suffix}"

@@ -57,15 +57,24 @@ class Cubin:
 
 def compile_program(program: Program, architecture: str) -> Cubin:
     """Compiled for `architecture` (such as "sm_90a"), from the cache if it was before."""
-    key = cache_key(
+    key = _key(program, architecture)
+    payload = default_cache().get(key, lambda: _compile_unspilled(program, architecture))
+    return _unpack(program, architecture, payload)
+
+
+def is_compiled(program: Program, architecture: str) -> bool:
+    """Whether the cache has it already."""
+    return default_cache().has(_key(program, architecture))
+
+
+def _key(program: Program, architecture: str) -> str:
+    return cache_key(
         program.text(),
         *(part for header in program.headers() for part in (header, read(header))),
         repr(sorted(_OPTIONS.items())),
         compiler_version(),
         architecture,
     )
-    payload = default_cache().get(key, lambda: _compile_unspilled(program, architecture))
-    return _unpack(program, architecture, payload)
 
 
 def _unpack(program: Program, architecture: str, payload: bytes) -> Cubin:

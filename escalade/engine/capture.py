@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from escalade.engine.graph import ATEN, Batch, Dimension, Graph, Input, Node, Reference, Shape, map_leaves
+from escalade.engine.graph import (
+    ATEN,
+    Batch,
+    Dimension,
+    Graph,
+    Input,
+    Node,
+    Reference,
+    Shape,
+    fixed,
+    map_leaves,
+)
 from escalade.engine.translate import translate
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -19,11 +32,15 @@ class CaptureError(UnsupportedError):
     """The model is not a graph of tensor operations."""
 
 
-def capture(model: torch.nn.Module, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Graph:
+def capture(
+    model: torch.nn.Module, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None
+) -> Graph:
     """The model's operations on inputs like these, for any batch size if the model allows it.
 
     The model is captured in evaluation mode, whatever mode it is in; it is not changed.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UnsupportedError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
     keywords = dict(keywords or {})
     _check_inputs(arguments, keywords)
     was_training = [module for module in model.modules() if module.training]
@@ -38,26 +55,81 @@ def capture(model: torch.nn.Module, arguments: Sequence[Any], keywords: Mapping[
 
 
 def _graph(model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Graph:
-    exported = _export_batched(model, arguments, keywords)
-    if exported is not None:
-        try:
-            return _Reader(exported).graph()
-        except _NotBatched:
-            pass
+    graph = _batched_graph(model, arguments, keywords)
+    if graph is not None:
+        return graph
     try:
         exported = torch.export.export(model, arguments, keywords, strict=False)
     except Exception as error:
         raise CaptureError(_explain(model, error)) from error
     graph = _Reader(exported).graph()
-    graph.notes.append("the model works for this batch size only: its sizes depend on the batch in other ways than by a factor")
+    graph.notes.append(
+        "the model works for this batch size only: what it does depends on the batch in other ways than by a factor"
+    )
     return graph
+
+
+def _batched_graph(
+    model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Graph | None:
+    """The graph for more than the batch size of these inputs; None if there is none."""
+    exported = _export_batched(model, arguments, keywords)
+    if exported is None:
+        return None
+    try:
+        graph = _Reader(exported).graph()
+    except _NotBatched:
+        return None
+    if not graph.is_batched:
+        return None
+    if graph.batches[0] == 1 and not _holds_for_one(model, arguments, keywords, graph):
+        graph.batches = (2, graph.batches[1])
+    leaves = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
+    example = next(
+        leaf.shape[0] // size.times
+        for leaf, given in zip(leaves, graph.inputs, strict=True)
+        for size in given.shape[:1]
+        if isinstance(size, Batch)
+    )
+    least, most = graph.batches
+    return graph if least <= example and (most is None or example <= most) else None
+
+
+def _holds_for_one(
+    model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], graph: Graph
+) -> bool:
+    """Whether the model's results have the graph's sizes for a batch of one too: `squeeze()` takes that away.
+
+    Export never tries it: it takes a size of one for a constant. The model runs on tensors without contents.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def first(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return mode.from_tensor(leaf[:1] if leaf.dim() > 1 else leaf)
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state: dict[str, torch.Tensor] = {
+        name: mode.from_tensor(value) for name, value in model.state_dict(keep_vars=True).items()
+    }
+    try:
+        given = pytree.tree_map(first, (arguments, keywords))
+        with mode:
+            results = torch.func.functional_call(model, state, *given)
+    except Exception:  # without contents it does not run: nothing is known against the graph
+        return True
+    shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    return shapes == [fixed(graph.shape_of(name), 1) for name in graph.outputs]
 
 
 def _check_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
     leaves = pytree.tree_leaves((tuple(arguments), dict(keywords)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
-        raise UnsupportedError("compile needs example inputs: tensors like those the model will be called with")
+        raise UnsupportedError(
+            "compile needs example inputs: tensors like those the model will be called with"
+        )
     for tensor in tensors:
         if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
             raise UnsupportedError(
@@ -84,21 +156,17 @@ def _export_batched(
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else None
 
     wide = pytree.tree_map(widened, (arguments, keywords))
-    shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
     try:
+        shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
         return torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
     except Exception:  # whatever it is, the attempt with fixed sizes will say it
         return None
 
 
 def _named_shapes(model: torch.nn.Module, shapes: tuple[Any, Any]) -> Any:
+    """By the names of the model's parameters, of which one may stand for several arguments."""
     positional, named = shapes
-    if not named:
-        return positional
-    import inspect
-
-    names = list(inspect.signature(model.forward).parameters)
-    return dict(zip(names, positional, strict=False)) | named
+    return dict(inspect.signature(model.forward).bind(*positional, **named).arguments)
 
 
 def _explain(model: torch.nn.Module, error: Exception) -> str:
@@ -122,6 +190,9 @@ class _Reader:
         self._exported = exported
         self._symbol: Any = None
         self._values: dict[torch.fx.Node, str] = {}
+        """What each tensor holds by now; of those changed in place, the tensor that they all are."""
+        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
+        """The results of operations in place, and the tensors that they are."""
 
     def graph(self) -> Graph:
         exported = self._exported
@@ -132,11 +203,12 @@ class _Reader:
             **signature.inputs_to_parameters, **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }  # fmt: skip
+        copies = _Copies()
         inputs: list[Input] = []
         for node in exported.graph.nodes:
             if node.op == "placeholder":
                 if node.name in targets:
-                    graph.constants[node.name] = tensors[targets[node.name]].detach()
+                    graph.constants[node.name] = copies.of(tensors[targets[node.name]])
                     self._values[node] = node.name
                 else:
                     inputs.append(self._input(node))
@@ -149,9 +221,15 @@ class _Reader:
                     f"the model has a branch or loop inside ({node.target}); a plan runs the same operations every time"
                 )
             elif node.op == "output":
-                graph.outputs = self._outputs(node)
-        graph.structure = pytree.treespec_dumps(exported.call_spec.out_spec)
-        graph.arguments = pytree.treespec_dumps(exported.call_spec.in_spec)
+                self._outputs(graph, node)
+        graph.structure = _spelt("returns", exported.call_spec.out_spec)
+        graph.arguments = _spelt("takes", exported.call_spec.in_spec)
+        if self._symbol is not None:
+            graph.batches = self._batches()
+        if graph.changes_inputs:
+            graph.notes.append(
+                "the model writes to its input; the engine leaves the caller's tensor as it is"
+            )
         return graph
 
     def _input(self, node: torch.fx.Node) -> Input:
@@ -161,15 +239,39 @@ class _Reader:
                 f"input {node.name!r} is {type(value).__name__}; a compiled model takes tensors only. Fix other "
                 "arguments with functools.partial or a wrapper module"
             )
+        for size in value.shape:
+            if self._symbol is None and isinstance(size, torch.SymInt):
+                symbols = size.node.expr.free_symbols
+                if len(symbols) == 1:
+                    self._symbol = next(iter(symbols))
         return Input(node.name, self._shape(value), _dtype_name(value.dtype))
 
-    def _outputs(self, node: torch.fx.Node) -> tuple[str, ...]:
-        found = []
-        for value in node.args[0]:  # type: ignore[union-attr]
-            if not isinstance(value, torch.fx.Node):
+    def _outputs(self, graph: Graph, node: torch.fx.Node) -> None:
+        specs = self._exported.graph_signature.output_specs
+        found, types = [], []
+        for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                graph.changes_inputs = True
+                continue
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise CaptureError(_state(spec.target))
+            if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
                 raise CaptureError(f"the model returns {value!r}; a compiled model returns tensors only")
-            found.append(self._values[value])
-        return tuple(found)
+            found.append(self._value(value))
+            types.append(_dtype_name(value.meta["val"].dtype))
+        graph.outputs, graph.output_types = tuple(found), tuple(types)
+
+    def _value(self, node: torch.fx.Node) -> str:
+        return self._values[self._same.get(node, node)]
+
+    def _batches(self) -> tuple[int, int | None]:
+        """The batch sizes for which the model takes the branches that it took."""
+        values = self._exported.range_constraints.get(self._symbol)
+        if values is None:
+            return 1, None
+        least = int(values.lower) if values.lower.is_Integer else 1
+        # Two is what export begins with, whatever the model is like.
+        return (1 if least <= 2 else least), (int(values.upper) if values.upper.is_Integer else None)
 
     def _shape(self, value: torch.Tensor) -> Shape:
         return tuple(self._dimension(size) for size in value.shape)
@@ -179,11 +281,12 @@ class _Reader:
         if isinstance(size, int):
             return size
         expression = size.node.expr
-        if self._symbol is None:
-            symbols = expression.free_symbols
-            if len(symbols) != 1:
-                raise CaptureError(f"a size of {expression}: compile takes one free size, the batch")
-            self._symbol = next(iter(symbols))
+        if any(symbol.name.startswith("u") for symbol in expression.free_symbols):
+            raise CaptureError(
+                "the model takes a size out of a tensor's values; a plan's sizes are fixed beforehand"
+            )
+        if self._symbol is None or expression.free_symbols != {self._symbol}:
+            raise _NotBatched(f"a size of {expression}")
         times = expression / self._symbol
         if not times.is_Integer:
             raise _NotBatched(f"a size of {expression}")
@@ -201,23 +304,35 @@ class _Reader:
             return  # sizes and results in several parts: whoever uses them reads them from their node
         if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
             raise CaptureError(f"{target} is no tensor operation; a plan runs the same operations every time")
+        if target.namespace != "aten":
+            raise CaptureError(
+                f"{target.name()} is not one of PyTorch's own operators; compile the parts of the model around it"
+            )
         self._refuse_state(call)
         node = self._node(graph, fx, call, target, value)
         if result is not None:
             node = node.with_attributes(result=result)
         known = translate(node, target, graph)
-        if isinstance(known, str):
-            self._values[fx] = known  # it changes nothing
-            return
-        graph.append(known)
-        self._values[fx] = known.name
+        if isinstance(known, str):  # it changes nothing
+            name = known
+        else:
+            graph.append(known)
+            name = known.name
+        tensor = fx
         if _mutates(call):
             changed = call.args[0]
             assert isinstance(changed, torch.fx.Node)
-            self._values[changed] = known.name  # from here on that tensor is this one
+            tensor = self._same[fx] = self._same.get(changed, changed)
+            graph.changes_inputs |= tensor.op == "placeholder"
+        self._values[tensor] = name  # from here on that tensor is this, whoever holds it
 
     def _node(
-        self, graph: Graph, fx: torch.fx.Node, call: torch.fx.Node, target: torch._ops.OpOverload, value: torch.Tensor
+        self,
+        graph: Graph,
+        fx: torch.fx.Node,
+        call: torch.fx.Node,
+        target: torch._ops.OpOverload,
+        value: torch.Tensor,
     ) -> Node:
         inputs: dict[str, str] = {}
 
@@ -228,7 +343,7 @@ class _Reader:
             if not isinstance(meta, torch.Tensor):
                 return self._dimension(meta)
             role = f"in{len(inputs)}"
-            inputs[role] = self._values[argument]
+            inputs[role] = self._value(argument)
             return Reference(role)
 
         names = [argument.name for argument in target._schema.arguments]
@@ -241,12 +356,43 @@ class _Reader:
 
     def _refuse_state(self, call: torch.fx.Node) -> None:
         signature = self._exported.graph_signature
+        own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         first = call.args[0] if call.args else None
-        if _mutates(call) and isinstance(first, torch.fx.Node) and first.name in signature.inputs_to_buffers:
-            raise CaptureError(
-                f"the model changes its own buffer {signature.inputs_to_buffers[first.name]} when it runs; compile "
-                "takes models without state"
-            )
+        if _mutates(call) and isinstance(first, torch.fx.Node) and first.name in own:
+            raise CaptureError(_state(own[first.name]))
+        names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[union-attr]
+        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        # These change their statistics when they train, though their schemas do not say so.
+        trains = bound.get("training") or bound.get("use_input_stats")
+        statistics = bound.get("running_mean")
+        if trains and isinstance(statistics, torch.fx.Node):
+            raise CaptureError(_state(own.get(statistics.name, statistics.name)))
+
+
+def _spelt(verb: str, structure: pytree.TreeSpec) -> str:
+    try:
+        return pytree.treespec_dumps(structure)
+    except NotImplementedError as error:
+        raise CaptureError(
+            f"the model {verb} {structure}; a compiled model {verb} tensors, and tuples, lists and dicts of them"
+        ) from error
+
+
+def _state(name: str | None) -> str:
+    return f"the model changes its own {name} when it runs; compile takes models without state"
+
+
+class _Copies:
+    """The engine's own weights, so that it stays as it is when the model is trained on; shared ones stay shared."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        if not tensor.numel() or key not in self._made:
+            self._made[key] = tensor.detach().clone()
+        return self._made[key]
 
 
 class _NotBatched(EscaladeError):
@@ -267,15 +413,29 @@ def _mutates(node: torch.fx.Node) -> bool:
 
 
 def _tangled(graph: torch.fx.Graph) -> bool:
-    """Whether a value that is changed in place shares memory with a view: PyTorch has to untangle that."""
-    changed = {node.args[0] for node in graph.nodes if _mutates(node)}
-    return any(_is_view(node) and (node in changed or node.args[0] in changed) for node in graph.nodes)
+    """Whether a value is changed in place of which there is a view by then: PyTorch has to untangle that."""
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+    viewed: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        first = node.args[0] if node.args else None
+        if not isinstance(first, torch.fx.Node):
+            continue
+        memory = owner.get(first, first)
+        if _mutates(node):
+            if memory in viewed:
+                return True
+            owner[node] = memory
+        elif _is_view(node) or node.target is operator.getitem:
+            viewed.add(memory)
+            owner[node] = memory
+    return False
 
 
 def _is_view(node: torch.fx.Node) -> bool:
     """Whether it shares memory with its first argument."""
     return isinstance(node.target, torch._ops.OpOverload) and any(
-        result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in node.target._schema.returns
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from escalade.engine.capture import capture
-from escalade.engine.engine import MOST_PLANS, TWIN, Engine
+from escalade.engine.engine import MOST_PLANS, Engine, require_device
 from escalade.engine.forms import require_dtype
 from escalade.engine.graph import Graph, Node
 from escalade.errors import UnsupportedError
@@ -38,7 +38,7 @@ def compile(
     require_dtype(dtype)
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     where = _device(model, inputs, device)
-    graph = capture(model, _floats(inputs), example_keywords)
+    graph = capture(model, inputs if normalize is None else _floats(inputs), example_keywords)
     if normalize is not None:
         _normalise(graph, normalize)
     engine = Engine(graph, dtype, where, plans)
@@ -52,10 +52,7 @@ def _device(
     model: torch.nn.Module, inputs: Sequence[Any], device: torch.device | str | None
 ) -> torch.device | str:
     if device is not None:
-        if device != TWIN and torch.device(device).type not in ("cpu", "cuda"):
-            raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
-        if device != TWIN and torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
+        require_device(device)
         return device
     for tensor in (*model.parameters(), *model.buffers(), *inputs):
         if isinstance(tensor, torch.Tensor):
@@ -66,7 +63,8 @@ def _device(
 def _floats(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Images of bytes are captured as what the model takes: floats."""
     return tuple(
-        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value for value in inputs
+        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value
+        for value in inputs
     )
 
 
@@ -79,7 +77,7 @@ def _normalise(graph: Graph, normalize: Normalization) -> None:
     mean, std = (torch.tensor(list(values), dtype=torch.float64) for values in normalize)
     if mean.shape != (image.shape[1],) or std.shape != mean.shape or not bool((std > 0).all()):
         raise UnsupportedError(
-            f"normalize takes {image.shape[1]} means and {image.shape[1]} positive standard deviations, one for each channel"
+            f"normalize takes {image.shape[1]} means and as many positive standard deviations, one for each channel"
         )
     name = graph.fresh("normalise")
     scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())

@@ -17,7 +17,9 @@ def require_finite(graph: Graph) -> None:
     """A NaN among the weights makes every result NaN: better to hear of it now."""
     for name, tensor in graph.constants.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UnsupportedError(f"the model's {readable(name)} holds values that are not finite (NaN or infinity)")
+            raise UnsupportedError(
+                f"the model's {readable(name)} holds values that are not finite (NaN or infinity)"
+            )
 
 
 def readable(name: str) -> str:
@@ -51,8 +53,5 @@ class Constants:
                 f"{readable(entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"
             )
-        if entry.form == NHWC:
-            made = made.contiguous(memory_format=torch.channels_last)
-        else:
-            made = made.contiguous()
-        return made.clone() if made.data_ptr() == tensor.data_ptr() else made
+        order = torch.channels_last if entry.form == NHWC else torch.contiguous_format
+        return made.contiguous(memory_format=order)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from escalade.engine.constants import Constants, require_finite
+from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import InputFormat, require_dtype
 from escalade.engine.graph import Batch, Graph, fixed
 from escalade.engine.passes import optimise
 from escalade.engine.plan import Plan, make_plan
 from escalade.engine.program import KernelProgram, Program, ReferenceProgram
+from escalade.engine.way import Way
 from escalade.errors import CompileError, UnsupportedError
 
 logger = logging.getLogger("escalade")
+
+Collect = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""Takes the outputs out of a program's memory."""
 
 MOST_PLANS = 8
 """Batch sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
@@ -34,8 +39,16 @@ class Engine:
     part of a second; nothing is allocated by calls after that but their results.
     """
 
-    def __init__(self, graph: Graph, dtype: str, device: torch.device | str, plans: int = MOST_PLANS) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        dtype: str,
+        device: torch.device | str,
+        plans: int = MOST_PLANS,
+        way: Way = Way.fused,
+    ) -> None:
         require_dtype(dtype)
+        require_device(device)
         require_finite(graph)
         self.dtype = dtype
         self.device = torch.device("cpu" if device == TWIN else device)
@@ -43,10 +56,14 @@ class Engine:
         if plans < 1:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
         self._captured = graph
-        self._graph = optimise(graph, dtype)
+        self.way = way
+        self._graph = optimise(graph, dtype, way)
         self._structure = pytree.treespec_loads(graph.structure)
         self._arguments = pytree.treespec_loads(graph.arguments)
-        self._output_types = tuple(_output_type(graph, name) for name in graph.outputs)
+        given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
+        self._positional = given == tuple(range(len(graph.inputs)))
+        self._names = tuple(named)
+        self._output_types = tuple(getattr(torch, name) for name in graph.output_types)
         self._plans: OrderedDict[tuple[Any, ...], _Ready] = OrderedDict()
         self._most_plans = plans
         self._constants: dict[torch.device, Constants] = {}
@@ -60,21 +77,28 @@ class Engine:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         tensors = self._flatten(arguments, keywords)
-        ready = self._ready(tensors)
-        results = ready.call(tensors, self._output_types)
+        results = self._ready(tensors).call(tensors, self._copies)
         return pytree.tree_unflatten(results, self._structure)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """The plan for inputs like these."""
         return self._ready(self._flatten(arguments, keywords)).program.plan
 
+    def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
+        """The plan for inputs like these, step by step; without inputs the plan that was used last."""
+        if arguments or keywords:
+            return explain(self.plan(*arguments, **keywords))
+        with self._lock:
+            latest = next(reversed(self._plans.values()), None)
+        if latest is None:
+            raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
+        return explain(latest.program.plan)
+
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these, made ready: its static inputs and outputs, and `run`."""
         return self._ready(tensors).program
 
-    def stream(
-        self, batches: Iterable[Any], *, depth: int = 2
-    ) -> Iterator[Any]:
+    def stream(self, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
         """Results of host batches in order, copies overlapped with compute; see `escalade.engine.stream`."""
         from escalade.engine.stream import stream
 
@@ -87,15 +111,24 @@ class Engine:
         save(self, path)
 
     def _flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        if not keywords and all(type(value) is torch.Tensor for value in arguments):
-            tensors = tuple(arguments)
-            if len(tensors) == len(self._captured.inputs):
-                return tensors
+        plain = self._positional and not keywords and len(arguments) == len(self._captured.inputs)
+        if plain and all(type(value) is torch.Tensor for value in arguments):
+            return tuple(arguments)
+        if keywords.keys() == set(self._names):
+            keywords = {name: keywords[name] for name in self._names}
         leaves, structure = pytree.tree_flatten((tuple(arguments), dict(keywords)))
         if structure != self._arguments or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             expected = ", ".join(f"{given.name} {_spell(given.shape)}" for given in self._captured.inputs)
-            raise UnsupportedError(f"the engine is called like the model it was compiled from: with {expected}")
+            raise UnsupportedError(
+                f"the engine is called like the model it was compiled from: with {expected}"
+            )
         return tuple(leaves)
+
+    def _copies(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Results of the caller's own, in the types that the model returns."""
+        return [
+            output.to(dtype, copy=True) for output, dtype in zip(outputs, self._output_types, strict=True)
+        ]
 
     def _ready(self, tensors: Sequence[torch.Tensor]) -> _Ready:
         key = tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
@@ -114,6 +147,8 @@ class Engine:
     def _check(self, tensors: Sequence[torch.Tensor]) -> int:
         """The batch size of inputs that the engine can take."""
         batch = None
+        if len(tensors) != len(self._captured.inputs):
+            raise UnsupportedError(f"{len(tensors)} tensors; the engine takes {len(self._captured.inputs)}")
         for given, tensor in zip(self._captured.inputs, tensors, strict=True):
             if tensor.device.type != self.device.type:
                 raise UnsupportedError(
@@ -121,20 +156,30 @@ class Engine:
                     f"{'the twin (CPU tensors)' if self.on_twin else self.device}; move it there"
                 )
             if tensor.device != tensors[0].device:
-                raise UnsupportedError(f"the inputs are on {tensors[0].device} and {tensor.device}; they must be on one device")
+                raise UnsupportedError(
+                    f"the inputs are on {tensors[0].device} and {tensor.device}; they must be on one device"
+                )
             if given.shape and isinstance(given.shape[0], Batch) and tensor.dim() == len(given.shape):
                 batch = tensor.shape[0] // given.shape[0].times
         for given, tensor in zip(self._captured.inputs, tensors, strict=True):
-            expected = fixed(given.shape, batch or 1)
+            expected = fixed(given.shape, 1 if batch is None else batch)
             if tuple(tensor.shape) != expected:
                 raise UnsupportedError(
                     f"{given.name} has shape {tuple(tensor.shape)}; the engine was compiled for {_spell(given.shape)}. "
                     "Compile the model again for other sizes"
                 )
             self._check_type(given.name, given.dtype, tensor)
+        if batch is None:
+            return 1
         if batch == 0:
             raise UnsupportedError("a batch of 0: there is nothing to run")
-        return batch or 1
+        least, most = self._captured.batches
+        if batch < least or (most is not None and batch > most):
+            raise UnsupportedError(
+                f"a batch of {batch}: the model does something else than for the batches of {least} to "
+                f"{most or 'any size'} that it was compiled for. Compile it again with an example of this size"
+            )
+        return batch
 
     def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
         wanted = getattr(torch, expected)
@@ -143,13 +188,16 @@ class Engine:
                 raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
             return
         if tensor.dtype == torch.uint8 and not any(
-            node.op in ("convert", "stem") and node.inputs["x"] == name and "scale" in node.inputs for node in self._graph
+            node.op in ("convert", "stem") and node.inputs["x"] == name and "scale" in node.inputs
+            for node in self._graph
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
             )
         if tensor.dtype not in _IMAGE_TYPES:
-            raise UnsupportedError(f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8")
+            raise UnsupportedError(
+                f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8"
+            )
 
     def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Program:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
@@ -158,10 +206,10 @@ class Engine:
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:
-            plan = make_plan(graph, self.dtype, device, formats, self._avoid)
-            if device.type == "cpu" and not self.on_twin:
-                return ReferenceProgram(plan)
+            plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.way)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
+            if device.type == "cpu" and not self.on_twin:
+                return ReferenceProgram(plan, constants)
             try:
                 return KernelProgram(plan, constants, device)
             except CompileError as error:
@@ -172,21 +220,27 @@ class Engine:
                 self._avoid |= {failed}
 
 
+def require_device(device: torch.device | str) -> None:
+    if device == TWIN:
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:  # no device that PyTorch knows
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
+
+
 def _failing(plan: Plan, error: CompileError) -> str | None:
     """The rung whose program the message names."""
     for step in plan.steps:
-        if step.recipe and step.choice and step.lowered:
-            if any(str(program) in str(error) for program in step.recipe.programs):
-                return f"{step.lowered.operation}/{step.choice.rung.name}"
+        if not (step.recipe and step.choice and step.lowered):
+            continue
+        if any(str(program) in str(error) for program in step.recipe.programs):
+            return f"{step.lowered.operation}/{step.choice.rung.name}"
     return None
-
-
-def _output_type(graph: Graph, name: str) -> torch.dtype:
-    if name in graph.nodes:
-        return getattr(torch, graph.nodes[name].dtype)
-    if name in graph.constants:
-        return graph.constants[name].dtype
-    return getattr(torch, next(given.dtype for given in graph.inputs if given.name == name))
 
 
 def _spell(shape: Sequence[Any]) -> str:
@@ -202,29 +256,27 @@ class _Ready:
         self._done: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def call(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]
-    ) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], collect: Collect) -> list[torch.Tensor]:
+        """One run on the current stream; `collect` copies the outputs before anyone else's run overwrites them."""
         device = tensors[0].device
         if device.type != "cuda":
             with self._lock:
-                return self._run(tensors, types)
+                return self._run(tensors, collect)
         with self._lock, torch.cuda.device(device):
             stream = torch.cuda.current_stream(device)
-            if self._stream is not None and self._stream != stream and self._done is not None:
-                stream.wait_event(self._done)
-            results = self._run(tensors, types)
+            if self._stream != stream:
+                self.program.used_on(stream)
+                if self._done is not None:
+                    stream.wait_event(self._done)
+            results = self._run(tensors, collect)
             if self._done is None:
                 self._done = torch.cuda.Event()
             self._done.record(stream)
             self._stream = stream
             return results
 
-    def _run(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    def _run(self, tensors: Sequence[torch.Tensor], collect: Collect) -> list[torch.Tensor]:
         for room, tensor in zip(self.program.inputs, tensors, strict=True):
             room.copy_(tensor, non_blocking=True)
         self.program.run()
-        return [
-            output.to(dtype, copy=True)
-            for output, dtype in zip(self.program.outputs, types, strict=True)
-        ]
+        return collect(self.program.outputs)

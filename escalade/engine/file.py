@@ -41,7 +41,10 @@ def save(engine: Engine, path: str | os.PathLike[str]) -> None:
         "graph": graph,
         "sha256": _digest(graph, engine.dtype, tensors),
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error}") from error
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata)
@@ -59,11 +62,11 @@ def load(
     metadata, tensors = _read(pathlib.Path(path))
     if metadata.get("format") != FORMAT:
         raise FileError(f"{path} is not an engine that Escalade has saved")
-    if int(metadata.get("version", 0)) != VERSION:
+    if metadata.get("version") != str(VERSION):
         raise FileError(
             f"{path} has version {metadata.get('version')} of the file format; this Escalade reads version {VERSION}"
         )
-    if metadata.get("sha256") != _digest(metadata["graph"], metadata["dtype"], tensors):
+    if metadata.get("sha256") != _digest(metadata.get("graph", ""), metadata.get("dtype", ""), tensors):
         raise FileError(f"{path} is damaged: its contents do not match its checksum")
     graph = _graph_from_json(json.loads(metadata["graph"]), tensors)
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -100,7 +103,7 @@ def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -118,6 +121,8 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         "outputs": list(graph.outputs),
         "structure": graph.structure,
         "arguments": graph.arguments,
+        "output_types": list(graph.output_types),
+        "batches": list(graph.batches),
         "notes": graph.notes,
     }  # fmt: skip
 
@@ -134,6 +139,8 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         outputs=tuple(data["outputs"]),
         structure=data["structure"],
         arguments=data["arguments"],
+        output_types=tuple(data["output_types"]),
+        batches=(data["batches"][0], data["batches"][1]),
         notes=list(data["notes"]),
     )
 

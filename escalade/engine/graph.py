@@ -82,6 +82,12 @@ class Graph:
     """How the outputs are given back: a tree of PyTorch's, as JSON."""
     arguments: str = ""
     """How the caller gives the inputs, in the same form."""
+    output_types: tuple[str, ...] = ()
+    """The element types that the model itself returns."""
+    batches: tuple[int, int | None] = (1, None)
+    """The smallest and the largest batch for which the model does just this; None: any."""
+    changes_inputs: bool = False
+    """Whether the model writes to what it is given; an engine never does."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
 
@@ -93,9 +99,7 @@ class Graph:
 
     def copy(self) -> Graph:
         """Nodes are frozen and constants are not written to, so a shallow copy is enough."""
-        return replace(
-            self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes)
-        )
+        return replace(self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes))
 
     def users(self) -> dict[str, list[Node]]:
         """Which nodes read each value."""
@@ -118,6 +122,14 @@ class Graph:
         if name in self.constants:
             return tuple(self.constants[name].shape)
         return next(given.shape for given in self.inputs if given.name == name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Floating types stand for the plan's own."""
+        if name in self.constants:
+            return self.constants[name].dtype
+        if name in self.nodes:
+            return getattr(torch, self.nodes[name].dtype)
+        return getattr(torch, next(given.dtype for given in self.inputs if given.name == name))
 
     def fresh(self, name: str) -> str:
         """A name that nothing has yet."""
@@ -147,7 +159,7 @@ class Graph:
         del self.nodes[node.name]
 
     def insert_before(self, place: str, node: Node) -> None:
-        self._rebuild((n for old in self for n in ((node, old) if old.name == place else (old,))))
+        self._rebuild(n for old in self for n in ((node, old) if old.name == place else (old,)))
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node

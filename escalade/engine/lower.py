@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 
@@ -47,6 +48,9 @@ class Forms:
     def value(self, name: str) -> Form:
         return self._values[name]
 
+    def is_constant(self, name: str) -> bool:
+        return name in self._constants
+
     def constant(self, name: str) -> tuple[int, ...]:
         return tuple(self._constants[name].shape)
 
@@ -66,11 +70,13 @@ def _conv2d(node: Node, forms: Forms) -> Lowered:
     batch, channels, height, width = forms.value(node.inputs["x"]).shape
     filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
     a = node.attributes
-    shortcut = {}
+    shortcut: dict[str, Any] = {}
     if "shortcut" in node.inputs:
+        _, more_channels, *size = forms.value(node.inputs["shortcut"]).shape
         shortcut = {
-            "shortcut_channels": forms.value(node.inputs["shortcut"]).shape[1],
+            "shortcut_channels": more_channels,
             "shortcut_stride": a["shortcut_stride"],
+            "shortcut_size": tuple(size),
         }
     problem = Conv2dProblem(
         batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
@@ -123,6 +129,8 @@ def _relu(node: Node, forms: Forms) -> Lowered | None:
 
 
 def _add(node: Node, forms: Forms) -> Lowered | None:
+    if any(forms.is_constant(node.inputs[role]) for role in ("x", "residual")):
+        return None  # it lies in PyTorch's order
     layouts = {forms.value(node.inputs[role]).layout for role in ("x", "residual")}
     if not node.is_floating or layouts != {forms.value(node.name).layout}:
         return None
@@ -132,23 +140,30 @@ def _add(node: Node, forms: Forms) -> Lowered | None:
 
 def _max_pool2d(node: Node, forms: Forms) -> Lowered:
     a = node.attributes
+    batch, channels, height, width = forms.value(node.inputs["x"]).shape
     problem = MaxPool2dProblem(
-        *forms.value(node.inputs["x"]).shape, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
+        batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
         forms.stored, "nhwc",
     )  # fmt: skip
     return Lowered("max_pool2d", problem)
 
 
 def _adaptive_avg_pool2d(node: Node, forms: Forms) -> Lowered:
-    shape = forms.value(node.inputs["x"]).shape
-    problem = AdaptiveAvgPool2dProblem(*shape, node.attributes["output"], forms.stored, "nhwc")
+    batch, channels, height, width = forms.value(node.inputs["x"]).shape
+    problem = AdaptiveAvgPool2dProblem(
+        batch, channels, height, width, node.attributes["output"], forms.stored, "nhwc"
+    )
     return Lowered("adaptive_avg_pool2d", problem)
 
 
-def _linear(node: Node, forms: Forms) -> Lowered:
+def _linear(node: Node, forms: Forms) -> Lowered | None:
+    if forms.value(node.name).layout == "nhwc":  # its rows are not the pixels' channels
+        return None
     outputs, features = forms.constant(node.inputs["weight"])
     rows = prod(forms.value(node.name).shape) // outputs
-    problem = LinearProblem(rows, features, outputs, "bias" in node.inputs, node.attributes["relu"], forms.dtype)
+    problem = LinearProblem(
+        rows, features, outputs, "bias" in node.inputs, node.attributes["relu"], forms.dtype
+    )
     return Lowered("linear", problem)
 
 

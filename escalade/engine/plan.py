@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from escalade.device.cuda import architecture_of
 from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
 from escalade.engine.arena import Arena, Lifetime, assign
 from escalade.engine.forms import STORAGE, Form, InputFormat
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph import Graph, Input, Node
 from escalade.engine.lower import STORED, Forms, Lowered, lower
 from escalade.engine.passes.layout import layout_of
+from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
+from escalade.ops import operation
 from escalade.tune import Choice, choose
 
 
@@ -47,6 +50,11 @@ class Step:
     @property
     def in_pytorch(self) -> bool:
         return self.lowered is None and not self.is_alias
+
+    def constant(self, role: str) -> ConstantForm:
+        """The constant of that role in the form in which the step takes it."""
+        forms = self.lowered.constants if self.lowered else {}
+        return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
 
     def workspace_name(self, workspace: Workspace) -> str:
         return f"{self.node.name}/{workspace.name}"
@@ -91,20 +99,25 @@ class Plan:
 
 
 def make_plan(
-    graph: Graph, dtype: str, device: torch.device, formats: Mapping[str, InputFormat], avoid: frozenset[str] = frozenset()
+    graph: Graph,
+    dtype: str,
+    device: torch.device,
+    formats: Mapping[str, InputFormat],
+    avoid: frozenset[str] = frozenset(),
+    way: Way = Way.fused,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value."""
     forms = value_forms(graph, dtype, formats)
     asking = Forms(dtype, forms, graph.constants)
     steps = []
     for node in graph:
-        steps.append(_step(node, asking, forms, device, avoid))
+        steps.append(_step(node, asking, forms, device, avoid, way))
     constants = dict.fromkeys(
-        ConstantForm(name, step.lowered.constants.get(role, STORED) if step.lowered else STORED)
+        step.constant(role)
         for step in steps
         for role, name in step.node.inputs.items()
         if name in graph.constants
-    )
+    ) | dict.fromkeys(ConstantForm(name, STORED) for name in graph.outputs if name in graph.constants)
     lasting = {
         step.workspace_name(workspace): workspace
         for step in steps
@@ -119,10 +132,7 @@ def make_plan(
 def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) -> dict[str, Form]:
     """How every value lies in memory."""
     storage = STORAGE[dtype]
-    forms = {
-        given.name: Form(given.shape, formats[given.name].dtype, formats[given.name].layout)  # type: ignore[arg-type]
-        for given in graph.inputs
-    }
+    forms = {given.name: _input_form(given, formats[given.name], storage) for given in graph.inputs}
     for node in graph:
         own = storage if node.is_floating else getattr(torch, node.dtype)
         if node.op == "convert" and node.name in graph.outputs:
@@ -131,18 +141,46 @@ def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) ->
     return forms
 
 
+def _input_form(given: Input, format: InputFormat, storage: torch.dtype) -> Form:
+    """Images lie as they come, for a kernel to convert; anything else as its readers want it, by the copy that
+    brings it in.
+    """
+    dtype = getattr(torch, given.dtype)
+    if dtype.is_floating_point and len(given.shape) == 4:
+        return Form(given.shape, format.dtype, format.layout)  # type: ignore[arg-type]
+    return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
+
+
 def _step(
-    node: Node, asking: Forms, forms: Mapping[str, Form], device: torch.device, avoid: frozenset[str]
+    node: Node,
+    asking: Forms,
+    forms: Mapping[str, Form],
+    device: torch.device,
+    avoid: frozenset[str],
+    way: Way,
 ) -> Step:
     if node.op == "reshape" or (node.op == "convert" and _same_bytes(node, forms)):
         return Step(node)
     lowered = lower(node, asking)
     if lowered is None:
         return Step(node)
-    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
+    if way is Way.naive:
+        choice = _foot(lowered, device)
+    else:
+        choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
     if choice.problem != lowered.problem:
         raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
     return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+
+def _foot(lowered: Lowered, device: torch.device) -> Choice:
+    """The lowest rung that can do it."""
+    here = architecture_of(device)
+    for rung in operation(lowered.operation).ladder:
+        if rung.refusal(lowered.problem, here) is None:
+            choice = choose(lowered.operation, lowered.problem, device, rung.name)
+            return replace(choice, why="the foot of its ladder")
+    raise UnsupportedError(f"no rung of {lowered.operation} can do {lowered.problem.name}")
 
 
 def _same_bytes(node: Node, forms: Mapping[str, Form]) -> bool:
@@ -168,7 +206,8 @@ def _buffers(step: KernelCall | ConstantCopy) -> set[str]:
     if isinstance(step, ConstantCopy):
         return {step.source.name}
     buffers = [
-        argument.buffer if isinstance(argument, (TiledMap, Im2colMap)) else argument for argument in step.arguments
+        argument.buffer if isinstance(argument, (TiledMap, Im2colMap)) else argument
+        for argument in step.arguments
     ]
     return {buffer.name for buffer in buffers if isinstance(buffer, Buffer)}
 
@@ -204,10 +243,15 @@ def _arena(
             shared = step.node.inputs["x"]
         elif step.lowered and step.lowered.in_place:
             candidate = step.node.inputs[step.lowered.in_place]
-            if candidate in first and candidate not in given and forms[candidate].bytes == forms[name].bytes:
-                whole = root(candidate)
-                if lives[whole] == number and list(step.node.inputs.values()).count(candidate) == 1:
-                    shared = candidate
+            whole = root(candidate)
+            if (
+                whole in lives
+                and whole not in given
+                and lives[whole] == number
+                and forms[candidate].bytes == forms[name].bytes
+                and list(step.node.inputs.values()).count(candidate) == 1
+            ):
+                shared = candidate
         if shared is not None and shared in first:
             owner[name] = shared
             lives[root(name)] = max(lives[root(name)], last[name])

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from escalade.device.cuda import architecture_of
+from escalade.device.precompile import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine import reference
@@ -32,6 +34,7 @@ class Program(Protocol):
     outputs: tuple[torch.Tensor, ...]
 
     def run(self) -> None: ...
+    def used_on(self, stream: torch.cuda.Stream) -> None: ...
 
 
 class KernelProgram:
@@ -51,6 +54,7 @@ class KernelProgram:
                 f"{plan.constant_bytes / 2**20:.0f} for weights); {device} has {free / 2**20:.0f} of "
                 f"{total / 2**20:.0f} MiB free. Take a smaller batch"
             ) from error
+        _compile_together(plan, device)
         self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
         self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
         self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
@@ -64,6 +68,11 @@ class KernelProgram:
             self._graph.replay()
         else:
             self.run_steps()
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
+        for tensor in (self._arena, *self._lasting.values(), *self._constants.values()):
+            tensor.record_stream(stream)
 
     def run_steps(self) -> None:
         """One launch after another."""
@@ -79,7 +88,8 @@ class KernelProgram:
             self.run_steps()
             side.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self.run_steps()
         torch.cuda.current_stream(self._device).wait_stream(side)
         self._graph = graph
@@ -92,17 +102,19 @@ class KernelProgram:
             return self._constants[ConstantForm(name, STORED)]
         return self._value(name)
 
-    def _call(self, step: Step) -> Callable[[], None]:
-        if step.recipe is None:
-            return self._pytorch(step)
-        assert step.lowered is not None
-        forms = step.lowered.constants
-        tensors = {
-            role: self._constants[ConstantForm(name, forms.get(role, STORED))]
+    def _inputs(self, step: Step) -> dict[str, torch.Tensor]:
+        return {
+            role: self._constants[step.constant(role)]
             if name in self.plan.graph.constants
             else self._value(name)
             for role, name in step.node.inputs.items()
         }
+
+    def _call(self, step: Step) -> Callable[[], None]:
+        if step.recipe is None:
+            return self._pytorch(step)
+        assert step.lowered is not None
+        tensors = self._inputs(step)
         tensors["y"] = self._value(step.node.name)
         for workspace in step.recipe.workspaces:
             name = step.workspace_name(workspace)
@@ -122,12 +134,7 @@ class KernelProgram:
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena; its result is copied to its place."""
-        inputs = {
-            role: self._constants[ConstantForm(name, STORED)]
-            if name in self.plan.graph.constants
-            else self._value(name)
-            for role, name in step.node.inputs.items()
-        }
+        inputs = self._inputs(step)
         target = self._value(step.node.name)
 
         def call() -> None:
@@ -137,36 +144,53 @@ class KernelProgram:
         return call
 
 
+def _compile_together(plan: Plan, device: torch.device) -> None:
+    """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
+    recipes = [step.recipe for step in plan.steps if step.recipe]
+    programs = list(dict.fromkeys(program for recipe in recipes for program in recipe.programs))
+    here = architecture_of(device)
+    if here is None:
+        build_for_twin(programs)
+    else:
+        precompile(programs, here)
+
+
 class ReferenceProgram:
     """The same plan with PyTorch doing every node: what an engine on the CPU runs.
 
     Values are rounded to the plan's type after every node, sums are fp32's.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, constants: Constants) -> None:
         self.plan = plan
         self._storage = STORAGE[plan.dtype]
+        self._constants = {entry: _wide(constants.get(entry, plan.graph)) for entry in plan.constants}
         self.inputs = tuple(self._room(given.name) for given in plan.graph.inputs)
         self.outputs = tuple(self._room(name) for name in plan.graph.outputs)
-        self._constants = {
-            name: self._rounded(tensor).float() if tensor.is_floating_point() else tensor
-            for name, tensor in ((n, t.cpu()) for n, t in plan.graph.constants.items())
-        }
 
     def run(self) -> None:
+        graph = self.plan.graph
         with torch.no_grad():
-            given = zip(self.plan.graph.inputs, self.inputs, strict=True)
-            values = {entry.name: _wide(tensor) for entry, tensor in given} | self._constants
-            for node in self.plan.graph:
-                inputs = {role: values[name] for role, name in node.inputs.items()}
-                result = reference.compute(node, inputs)
-                values[node.name] = _wide(self._rounded(result))
-            for room, name in zip(self.outputs, self.plan.graph.outputs, strict=True):
-                room.copy_(values[name])
+            values = {
+                given.name: tensor.float() if getattr(torch, given.dtype).is_floating_point else tensor
+                for given, tensor in zip(graph.inputs, self.inputs, strict=True)
+            }
+            for step in self.plan.steps:
+                inputs = {
+                    role: self._constants[step.constant(role)] if name in graph.constants else values[name]
+                    for role, name in step.node.inputs.items()
+                }
+                values[step.node.name] = _wide(self._rounded(reference.compute(step.node, inputs)))
+            for room, name in zip(self.outputs, graph.outputs, strict=True):
+                if name not in graph.constants:
+                    room.copy_(values[name])
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Nothing here is on a GPU."""
 
     def _room(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
-            return torch.empty_like(self.plan.graph.constants[name], device="cpu")
+            return self._constants[ConstantForm(name, STORED)]
         form = self.plan.forms[name]
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
 
@@ -176,4 +200,4 @@ class ReferenceProgram:
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """Sums of 16-bit products in 16 bits are not what a GPU does."""
-    return tensor.float() if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor
+    return tensor.float() if tensor.is_floating_point() else tensor

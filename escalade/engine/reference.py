@@ -28,7 +28,13 @@ def _finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
 def _conv2d(node: Node, inputs: Tensors) -> torch.Tensor:
     a = node.attributes
     y = F.conv2d(
-        inputs["x"], inputs["weight"], inputs.get("bias"), a["stride"], a["padding"], a["dilation"], a["groups"]
+        inputs["x"],
+        inputs["weight"],
+        inputs.get("bias"),
+        a["stride"],
+        a["padding"],
+        a["dilation"],
+        a["groups"],
     )
     if "shortcut" in inputs:
         y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
@@ -99,7 +105,8 @@ def aten(node: Node, inputs: Tensors) -> torch.Tensor:
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name
         bound[first] = bound[first].clone()
-    positional, named = [], {}
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
     for argument in operator._schema.arguments:
         if argument.name not in bound:
             continue
@@ -117,7 +124,9 @@ def resolve(target: str) -> Any:
     packet = getattr(torch.ops.aten, name, None) if target.startswith("aten::") else None
     operator = getattr(packet, overload or "default", None)
     if operator is None:
-        raise UnsupportedError(f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses")
+        raise UnsupportedError(
+            f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses"
+        )
     return operator
 
 

@@ -17,7 +17,9 @@ Translation = Node | str | None
 def translate(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node | str:
     """The node in Escalade's terms if it has them; as it is otherwise. A string: it gives an existing value."""
     name = target.name().removeprefix("aten::").split(".")[0]
-    name = name[:-1] if name.endswith("_") and name[:-1] in _TRANSLATORS else name  # relu_ is relu of a new value
+    name = (
+        name[:-1] if name.endswith("_") and name[:-1] in _TRANSLATORS else name
+    )  # relu_ is relu of a new value
     translator = _TRANSLATORS.get(name)
     if translator is None:
         return node
@@ -41,7 +43,9 @@ class _Call:
 
     def pair(self, name: str, default: int | Sequence[int]) -> tuple[int, int]:
         value = self(name, default)
-        values = (value,) if isinstance(value, int) else tuple(value) or (default,)  # an empty list is the default
+        if not isinstance(value, int) and not value:
+            value = default  # which is what an empty list means
+        values = (value,) if isinstance(value, int) else tuple(value)
         return (values[0], values[-1])
 
 
@@ -60,7 +64,7 @@ def _conv2d(node: Node, call: _Call, graph: Graph) -> Translation:
         return None  # kernels pack their weights once
     padding = call("padding", 0)
     if isinstance(padding, str):
-        weight = graph.constants[inputs["weight"]]  # type: ignore[index]
+        weight = graph.constants[inputs["weight"]]
         dilation = call.pair("dilation", 1)
         reach = [dilation[d] * (weight.shape[2 + d] - 1) for d in (0, 1)]
         if padding == "same" and any(r % 2 for r in reach):
@@ -78,14 +82,22 @@ def _conv2d(node: Node, call: _Call, graph: Graph) -> Translation:
 def _batch_norm(node: Node, call: _Call, graph: Graph) -> Translation:
     if call("training", False) or call("train", False):
         return None
-    names = {"x": "input", "weight": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
+    names = {
+        "x": "input",
+        "weight": "weight",
+        "bias": "bias",
+        "mean": "running_mean",
+        "variance": "running_var",
+    }
     inputs = {role: call.value(name) for role, name in names.items()}
     if inputs["mean"] is None or inputs["variance"] is None:
         return None  # normalised by its own batch
-    channels = graph.constants[inputs["mean"]].shape[0]
-    for role, fill in (("weight", torch.ones), ("bias", torch.zeros)):
+    if any(name not in graph.constants for role, name in inputs.items() if role != "x" and name is not None):
+        return None
+    mean = graph.constants[inputs["mean"]]
+    for role, fill in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
         if inputs[role] is None:
-            inputs[role] = graph.add_constant(f"{node.name}_{role}", fill(channels))
+            inputs[role] = graph.add_constant(f"{node.name}_{role}", fill(mean))
     return _made(node, "batch_norm", inputs, epsilon=call("eps"), relu=False)
 
 
@@ -108,8 +120,11 @@ def _add(node: Node, call: _Call, graph: Graph) -> Translation:
     x, other = call.value("self"), call.value("other")
     if x is None or other is None or call("alpha", 1) != 1:
         return None
-    if graph.shape_of(x) != node.shape or graph.shape_of(other) != node.shape:
-        return None
+    for value in (x, other):
+        if graph.shape_of(value) != node.shape:
+            return None
+        if graph.dtype_of(value).is_floating_point != node.is_floating:
+            return None
     return _made(node, "add", {"x": x, "residual": other}, relu=False)
 
 
@@ -147,7 +162,12 @@ def _mean(node: Node, call: _Call, graph: Graph) -> Translation:
     x = call.value("self")
     dims = call("dim", ())
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
-    if x is None or len(graph.shape_of(x)) != 4 or {d % 4 for d in dims} != {2, 3} or call("dtype") is not None:
+    if (
+        x is None
+        or len(graph.shape_of(x)) != 4
+        or {d % 4 for d in dims} != {2, 3}
+        or call("dtype") is not None
+    ):
         return None
     shape = graph.shape_of(x)
     pooled = _made(node, "adaptive_avg_pool2d", {"x": x}, output=(1, 1))
@@ -169,6 +189,8 @@ def _linear(node: Node, call: _Call, graph: Graph) -> Translation:
 def _reshape(node: Node, call: _Call, graph: Graph) -> Translation:
     x = call.value("self") or call.value("input")
     assert x is not None
+    if call("dtype") is not None:
+        return None  # the same bytes as numbers of another type
     if graph.shape_of(x) == node.shape:
         return x
     return _made(node, "reshape", {"x": x})
@@ -194,9 +216,7 @@ def _to(node: Node, call: _Call, graph: Graph) -> Translation:
     x = call.value("self")
     if x is None or not node.is_floating:
         return None
-    given = {entry.name: entry.dtype for entry in graph.inputs} | {n.name: n.dtype for n in graph}
-    source = given.get(x)
-    return x if source is not None and getattr(torch, source).is_floating_point else None
+    return x if x not in graph.constants and graph.dtype_of(x).is_floating_point else None
 
 
 _TRANSLATORS: dict[str, Callable[[Node, _Call, Graph], Translation]] = {

@@ -4,19 +4,37 @@ Nothing here knows of Escalade's kernels. Weights are read from files with `load
 """
 
 from escalade.models.autoencoder import ConvAutoencoder, load_autoencoder
+from escalade.models.densenet import DenseNet, densenet121
 from escalade.models.lenet import LeNet, load_lenet
-from escalade.models.resnet import ResNet, load_resnet, resnet18, resnet34, resnet50
+from escalade.models.mobilenet import MobileNetV2, mobilenet_v2
+from escalade.models.registry import MODELS, NAMES, example, model, settle
+from escalade.models.resnet import ResNet, load_resnet, read_resnet, resnet18, resnet34, resnet50
 from escalade.models.spectral_autoencoder import SpectralAutoencoder
+from escalade.models.unet import UNet
+from escalade.models.vgg import VGG, vgg16_bn
 
 __all__ = [
+    "MODELS",
+    "NAMES",
+    "VGG",
     "ConvAutoencoder",
+    "DenseNet",
     "LeNet",
+    "MobileNetV2",
     "ResNet",
     "SpectralAutoencoder",
+    "UNet",
+    "densenet121",
+    "example",
     "load_autoencoder",
     "load_lenet",
     "load_resnet",
+    "mobilenet_v2",
+    "model",
+    "read_resnet",
     "resnet18",
     "resnet34",
     "resnet50",
+    "settle",
+    "vgg16_bn",
 ]

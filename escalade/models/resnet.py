@@ -1,11 +1,16 @@
-"""ResNet-18, -34 and -50 for images, with torchvision's parameter names."""
+"""ResNet-18, -34 and -50 for images, with torchvision's parameter names, and their weights from files."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from escalade.errors import UnsupportedError
@@ -61,14 +66,23 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of blocks, global average, classifier."""
+    """Stem, four stages of blocks, global average, classifier.
+
+    The stem for small images, CIFAR's of 32x32, is one 3x3 convolution and keeps their size.
+    """
 
     def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], classes: int = 1000
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        classes: int = 1000,
+        small_images: bool = False,
     ) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _conv_bn(3, 64, 7, 2)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layers = sum(depths) * (2 if block is BasicBlock else 3) + 2
+        self.small_images = small_images
+        self.conv1, self.bn1 = _conv_bn(3, 64, 3) if small_images else _conv_bn(3, 64, 7, 2)
+        self.maxpool = nn.Identity() if small_images else nn.MaxPool2d(3, 2, 1)
         channels = 64
         stages = []
         for number, depth in enumerate(depths):
@@ -88,43 +102,92 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-def resnet18(classes: int = 1000) -> ResNet:
-    return ResNet(BasicBlock, (2, 2, 2, 2), classes)
+def resnet18(classes: int = 1000, small_images: bool = False) -> ResNet:
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, small_images)
 
 
-def resnet34(classes: int = 1000) -> ResNet:
-    return ResNet(BasicBlock, (3, 4, 6, 3), classes)
+def resnet34(classes: int = 1000, small_images: bool = False) -> ResNet:
+    return ResNet(BasicBlock, (3, 4, 6, 3), classes, small_images)
 
 
-def resnet50(classes: int = 1000) -> ResNet:
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes)
+def resnet50(classes: int = 1000, small_images: bool = False) -> ResNet:
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes, small_images)
 
 
 def load_resnet(model: ResNet, path: str | pathlib.Path) -> ResNet:
-    """Fills `model` from a `.safetensors` or `.pth` file with torchvision's names; evaluation mode, fp32.
+    """Fills `model` from a `.safetensors`, `.pth` or `.pt` file; evaluation mode, fp32.
 
-    Of a `.pth` file only tensors are read (`weights_only`), never code.
+    Names are torchvision's (which are timm's), or those usual for CIFAR (`shortcut`, `linear`).
+    Of a `.pth` or `.pt` file only tensors are read (`weights_only`), never code.
     """
     file = pathlib.Path(path)
+    return _fill(model, _read_state(file), file.name)
+
+
+def read_resnet(path: str | pathlib.Path) -> ResNet:
+    """The network whose weights are in a file, as `load_resnet` takes it: depth and classes follow from them."""
+    file = pathlib.Path(path)
+    state = _read_state(file)
+    stages = (re.match(r"layer(\d)\.(\d+)\.", name) for name in state)
+    blocks = {(int(match[1]), int(match[2])) for match in stages if match}
+    depths = [sum(stage == number for stage, _ in blocks) for number in range(1, 5)]
+    if not all(depths) or not {"conv1.weight", "fc.weight"} <= state.keys():
+        raise UnsupportedError(
+            f"{file.name} holds no ResNet with torchvision's names (conv1, layer1 to layer4, fc); "
+            f"its first tensors are {sorted(state)[:3]}"
+        )
+    block = Bottleneck if "layer1.0.conv3.weight" in state else BasicBlock
+    small_images = state["conv1.weight"].shape[2:] == (3, 3)
+    return _fill(ResNet(block, depths, state["fc.weight"].shape[0], small_images), state, file.name)
+
+
+_CONTAINERS = ("state_dict", "model", "net")
+"""Under which training scripts put the tensors, beside what else they keep."""
+
+
+def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, under torchvision's names."""
     if not file.is_file():
         raise UnsupportedError(f"there is no file {file}")
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(str(file))
-    elif file.suffix in (".pth", ".pt"):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    else:
+    if file.suffix not in (".safetensors", ".pth", ".pt"):
         raise UnsupportedError(f"{file.name}: weights are read from .safetensors, .pth and .pt files")
+    state: Any
+    try:
+        if file.suffix == ".safetensors":
+            state = load_file(str(file))
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UnsupportedError(f"{file.name} cannot be read as weights: {reason}") from error
+    for name in _CONTAINERS:
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UnsupportedError(
+            f"{file.name} holds something else than named tensors; save the model's state_dict()"
+        )
+    return {_torchvision_name(name): value for name, value in state.items()}
+
+
+def _torchvision_name(name: str) -> str:
+    name = name.removeprefix("module.")  # left by DataParallel and DDP
+    name = re.sub(r"^(layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
+    return re.sub(r"^linear\.", "fc.", name)
+
+
+def _fill(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> ResNet:
     wanted = model.state_dict()
-    counters = {name for name in wanted if name.endswith("num_batches_tracked")}
+    counters = {entry for entry in wanted if entry.endswith("num_batches_tracked")}
     missing = sorted(set(wanted) - set(state) - counters)
     extra = sorted(set(state) - set(wanted))
-    wrong = sorted(name for name in set(wanted) & set(state) if wanted[name].shape != state[name].shape)
+    wrong = sorted(entry for entry in set(wanted) & set(state) if wanted[entry].shape != state[entry].shape)
     if missing or extra or wrong:
         raise UnsupportedError(
-            f"{file.name} does not fit this network: {len(missing)} tensors are missing {missing[:3]}, "
+            f"{name} does not fit this network: {len(missing)} tensors are missing {missing[:3]}, "
             f"{len(extra)} are not known {extra[:3]}, {len(wrong)} have another shape {wrong[:3]}"
         )
-    model.load_state_dict({name: value.to(wanted[name].dtype) for name, value in state.items()}, strict=False)
+    model.load_state_dict(
+        {entry: value.to(wanted[entry].dtype) for entry, value in state.items()}, strict=False
+    )
     return model.eval()

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from escalade.errors import UnsupportedError
+from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, adaptive_avg_pool2d
+from escalade.ops.add import Add, add
+from escalade.ops.batch_norm import BatchNorm, BatchStatistics, batch_norm, batch_statistics
 from escalade.ops.conv2d import Conv2d, conv2d
+from escalade.ops.convert import Convert
 from escalade.ops.ladder import Config, Ladder, Operation, Problem, Rung
+from escalade.ops.linear import Linear, linear
+from escalade.ops.max_pool2d import MaxPool2d, max_pool2d
+from escalade.ops.relu import Relu, relu, relu_
+from escalade.ops.softmax import Softmax, softmax
+from escalade.ops.stem import Stem
+from escalade.ops.top_k import TopK, top_k
 
-OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Conv2d(),)}
+OPERATIONS: dict[str, Operation] = {
+    operation.name: operation
+    for operation in (
+        Conv2d(),
+        Stem(),
+        Relu(),
+        Add(),
+        BatchNorm(),
+        BatchStatistics(),
+        MaxPool2d(),
+        AdaptiveAvgPool2d(),
+        Convert(),
+        Linear(),
+        Softmax(),
+        TopK(),
+    )
+}
 
 
 def operation(name: str) -> Operation:
@@ -15,4 +41,23 @@ def operation(name: str) -> Operation:
     return OPERATIONS[name]
 
 
-__all__ = ["OPERATIONS", "Config", "Ladder", "Operation", "Problem", "Rung", "conv2d", "operation"]
+__all__ = [
+    "OPERATIONS",
+    "Config",
+    "Ladder",
+    "Operation",
+    "Problem",
+    "Rung",
+    "adaptive_avg_pool2d",
+    "add",
+    "batch_norm",
+    "batch_statistics",
+    "conv2d",
+    "linear",
+    "max_pool2d",
+    "operation",
+    "relu",
+    "relu_",
+    "softmax",
+    "top_k",
+]

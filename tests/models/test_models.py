@@ -39,6 +39,88 @@ def test_resnets_have_their_published_sizes(make: object, parameters: int) -> No
         assert model.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 1000)
 
 
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        (models.vgg16_bn, 138_365_992),
+        (models.mobilenet_v2, 3_504_872),
+        (models.densenet121, 7_978_856),
+        (models.UNet, 31_037_698),
+    ],
+)
+def test_other_networks_have_their_published_sizes(make: object, parameters: int) -> None:
+    with torch.device("meta"):
+        model = make()  # type: ignore[operator]
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (
+            models.VGG(((4,), (8, 8)), 5, 3, 8, 2),
+            {"features.0.weight", "features.8.running_var", "classifier.6.bias"},
+        ),
+        (
+            models.MobileNetV2(((1, 8, 1, 1), (6, 8, 1, 1)), 5, 3, 1.0, 8, 16),
+            {
+                "features.0.1.bias",
+                "features.1.conv.0.0.weight",
+                "features.2.conv.2.weight",
+                "classifier.1.weight",
+            },
+        ),
+        (
+            models.DenseNet((1, 2), 4, 8, 2, 5),
+            {
+                "features.conv0.weight",
+                "features.denseblock2.denselayer2.norm1.weight",
+                "features.transition1.conv.weight",
+                "features.norm5.bias",
+            },
+        ),
+        (models.UNet(3, 5, 4, 2), set()),
+        (models.UNet(3, 5, 4, 2, upsample=True), set()),
+    ],
+)
+def test_small_networks_run_and_have_torchvisions_names(model: torch.nn.Module, names: set[str]) -> None:
+    assert names <= set(model.state_dict())
+    with torch.no_grad():
+        y = model.eval()(torch.randn(2, 3, 32, 32))
+    assert y.shape[:2] == (2, 5) and y.shape[2:] in ((), (32, 32))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "lenet", "spectral_autoencoder"])
+def test_named_networks_are_the_same_every_time(name: str) -> None:
+    state = torch.get_rng_state()
+    (one, x), (two, y) = models.model(name), models.model(name)
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used up
+    assert torch.equal(x, y) and x.shape[0] == 1 and not one.training
+    for first, second in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
+        assert torch.equal(first, second)
+    with torch.no_grad():
+        result = one(x)
+    assert bool(result.isfinite().all()) and 1e-2 < float(result.std()) < 1e2
+
+
+def test_batch_norms_have_the_statistics_of_what_comes_in() -> None:
+    torch.manual_seed(2)
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)), torch.randn(8, 3, 9, 9)
+    models.settle(model, x)
+    norm = model[1]
+    inside = model[0](x).detach()
+    torch.testing.assert_close(norm.running_mean, inside.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.running_var, inside.var((0, 2, 3)))
+    assert not norm.training and norm.momentum == 0.1 and float(norm.weight.detach().std()) > 0
+
+
+def test_unknown_networks_are_named() -> None:
+    with pytest.raises(UnsupportedError, match="no model 'alexnet'; there is resnet18, "):
+        models.model("alexnet")
+    with pytest.raises(UnsupportedError, match="each must be at least 1"):
+        models.UNet(depth=0)
+
+
 def test_resnet_weights_survive_a_file(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(1)
     model, x = models.resnet18(10).eval(), torch.randn(1, 3, 64, 64)
@@ -166,3 +248,69 @@ def test_the_spectral_autoencoder_says_what_it_takes() -> None:
         models.SpectralAutoencoder()(torch.randn(4, 300))
     with pytest.raises(UnsupportedError, match="at least 1"):
         models.SpectralAutoencoder(latent=0)
+
+
+def cifar_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name.replace("downsample", "shortcut").replace("fc.", "linear."): value
+        for name, value in state.items()
+    }
+
+
+@pytest.mark.parametrize("small_images", [False, True])
+@pytest.mark.parametrize("make", [models.resnet18, models.resnet34, models.resnet50])
+def test_resnets_are_known_by_their_weights(make: object, small_images: bool, tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(1)
+    model = make(7, small_images).eval()  # type: ignore[operator]
+    state = cifar_names(model.state_dict()) if small_images else model.state_dict()
+    save_file(state, str(tmp_path / "w.safetensors"))
+    found = models.read_resnet(tmp_path / "w.safetensors")
+    assert (found.layers, found.small_images, found.fc.out_features) == (model.layers, small_images, 7)
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(found(x), model(x))
+
+
+def test_the_stem_for_small_images_keeps_their_size() -> None:
+    model = models.resnet18(10, small_images=True)
+    assert sum(p.numel() for p in model.parameters()) == 11_173_962  # published for CIFAR-10's ResNet-18
+    with torch.no_grad():
+        assert model.eval().layer1(model.maxpool(model.conv1(torch.randn(1, 3, 32, 32)))).shape == (
+            1,
+            64,
+            32,
+            32,
+        )
+
+
+def test_weights_come_out_of_checkpoints_and_wrappers(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(1)
+    model = models.resnet18(3, small_images=True).eval()
+    wrapped = {f"module.{name}": value for name, value in cifar_names(model.state_dict()).items()}
+    x = torch.randn(1, 3, 32, 32)
+    for container in ("state_dict", "model", "net"):
+        torch.save({container: wrapped, "epoch": 3, "acc": 94.2}, tmp_path / "w.pt")
+        with torch.no_grad():
+            assert torch.equal(models.read_resnet(tmp_path / "w.pt")(x), model(x))
+
+
+def test_files_without_a_resnet_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "w.pth"
+    for content, sentence in (
+        ({"weight": torch.zeros(3)}, "holds no ResNet with torchvision's names"),
+        ([torch.zeros(3)], "something else than named tensors"),
+        ({"epoch": 3}, "something else than named tensors"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(UnsupportedError, match=sentence):
+            models.read_resnet(path)
+    wide = {
+        name: value for name, value in models.resnet18(3).state_dict().items() if "layer3.1.conv2" not in name
+    }
+    torch.save(wide, path)
+    with pytest.raises(UnsupportedError, match="1 tensors are missing"):
+        models.read_resnet(path)
+    for name in ("broken.pth", "broken.safetensors"):
+        (tmp_path / name).write_bytes(b"not weights")
+        with pytest.raises(UnsupportedError, match=f"{name} cannot be read as weights"):
+            models.read_resnet(tmp_path / name)

@@ -8,16 +8,27 @@ from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_s
 from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
+from escalade.engine.way import Way
 
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 STEM_DTYPES = ("fp16", "bf16", "fp8")
 
 
-def optimise(graph: Graph, dtype: str) -> Graph:
+def optimise(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
     """The graph that a plan of this dtype is made for."""
     graph = graph.copy()
     remove_dead_code(graph)
     fold_constants(graph)
+    if way is Way.fused:
+        _fuse(graph, dtype)
+    reorder_flattened(graph)
+    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and way is not Way.naive)
+    convert_between(graph)
+    remove_dead_code(graph)
+    return graph
+
+
+def _fuse(graph: Graph, dtype: str) -> None:
     fold_batch_norm(graph)
     fuse_activations(graph)
     fuse_residuals(graph)
@@ -26,8 +37,3 @@ def optimise(graph: Graph, dtype: str) -> Graph:
         fuse_shortcuts(graph)
     if dtype in STEM_DTYPES:
         fuse_stem(graph)
-    reorder_flattened(graph)
-    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES)
-    convert_between(graph)
-    remove_dead_code(graph)
-    return graph

@@ -19,6 +19,8 @@ def fold_batch_norm(graph: Graph) -> None:
             continue
         if "residual" in layer.inputs or graph.only_user(layer.name) is not node:
             continue
+        if layer.op == "linear" and len(layer.shape) != 2:
+            continue  # what it normalises are the rows, not the features
         _fold(graph, layer, node)
 
 
@@ -39,8 +41,8 @@ def _fold(graph: Graph, layer: Node, norm: Node) -> None:
         shift = shift + graph.constants[layer.inputs["bias"]].double() * scale
     inputs = {
         **layer.inputs,
-        "weight": graph.add_constant(f"{layer.name}_weight", folded.to(weight.dtype)),
-        "bias": graph.add_constant(f"{layer.name}_bias", shift.to(weight.dtype)),
+        "weight": graph.add_constant(f"{layer.name}_weight", folded.float()),
+        "bias": graph.add_constant(f"{layer.name}_bias", shift.float()),
     }
     graph.nodes[layer.name] = replace(layer, inputs=inputs)
     graph.remove(norm, instead=layer.name)

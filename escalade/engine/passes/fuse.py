@@ -21,7 +21,9 @@ def fuse_residuals(graph: Graph) -> None:
             continue
         sides = [(node.inputs["x"], node.inputs["residual"]), (node.inputs["residual"], node.inputs["x"])]
         layers = [
-            (graph.nodes[side], rest) for side, rest in sides if side != rest and _can_add(graph, side, node)
+            (graph.nodes[side], rest)
+            for side, rest in sides
+            if side != rest and rest not in graph.constants and _can_add(graph, side, node)
         ]
         if not layers:
             continue
@@ -108,4 +110,4 @@ def _joint_bias(graph: Graph, node: Node, short: Node) -> str | None:
     if len(biases) < 2:
         return biases[0] if biases else None
     both = graph.constants[biases[0]].double() + graph.constants[biases[1]].double()
-    return graph.add_constant(f"{node.name}_bias", both.to(graph.constants[biases[0]].dtype))
+    return graph.add_constant(f"{node.name}_bias", both.float())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph import Graph, Node
-
-
 
 
 def reorder_flattened(graph: Graph) -> None:
@@ -41,7 +40,7 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
     """
     for given in graph.inputs:
         readers = graph.users().get(given.name, [])
-        if len(given.shape) != 4 or not readers:
+        if len(given.shape) != 4 or not getattr(torch, given.dtype).is_floating_point or not readers:
             continue
         normalise = next((node for node in readers if node.op == "normalise"), None)
         inputs = {"x": given.name}
@@ -99,7 +98,13 @@ def convert_between(graph: Graph) -> None:
             image = replace(node, name=graph.fresh(f"{node.name}_nchw"), inputs=graph.nodes[node.name].inputs)
             graph.insert_before(node.name, image.with_attributes(layout="nchw"))
             graph.nodes[node.name] = Node(
-                node.name, "convert", {"x": image.name}, {"layout": "nhwc"}, node.shape, node.dtype, node.source
+                node.name,
+                "convert",
+                {"x": image.name},
+                {"layout": "nhwc"},
+                node.shape,
+                node.dtype,
+                node.source,
             )
     for output in dict.fromkeys(graph.outputs):
         if len(graph.shape_of(output)) == 4 and _lies_in_nhwc(graph, output):

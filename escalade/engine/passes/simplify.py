@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from escalade.engine.graph import ATEN, Graph
-from escalade.engine.reference import compute
+import torch
+
+from escalade.engine.graph import ATEN, Batch, Graph, Node, map_leaves
+from escalade.engine.reference import compute, resolve
 
 
 def remove_dead_code(graph: Graph) -> None:
@@ -20,9 +22,19 @@ def remove_dead_code(graph: Graph) -> None:
 def fold_constants(graph: Graph) -> None:
     """What depends on constants alone is computed now."""
     for node in graph:
-        if node.op == ATEN and not node.inputs:
-            continue  # made from nothing: it may be random
+        if _is_random(node) or _depends_on_batch(node):
+            continue
         if all(name in graph.constants for name in node.inputs.values()):
             given = {role: graph.constants[name] for role, name in node.inputs.items()}
             graph.constants[node.name] = compute(node, given)
             del graph.nodes[node.name]
+
+
+def _is_random(node: Node) -> bool:
+    return node.op == ATEN and torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
+
+
+def _depends_on_batch(node: Node) -> bool:
+    leaves: list[object] = []
+    map_leaves(leaves.append, (node.attributes, node.shape))
+    return any(isinstance(leaf, Batch) for leaf in leaves)

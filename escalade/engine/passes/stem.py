@@ -11,7 +11,7 @@ MOST_FILTER_WIDTH = 8
 
 
 def fuse_stem(graph: Graph) -> None:
-    """normalise → conv2d (+ bias + ReLU) → max_pool2d of a graph input with few channels; pool and normalise optional."""
+    """normalise → conv2d (+ bias + ReLU) → max_pool2d of a graph input; the first and the last are optional."""
     given = {entry.name for entry in graph.inputs}
     for node in graph:
         if node.op != "conv2d" or not _is_stem(graph, node):
@@ -41,7 +41,9 @@ def fuse_stem(graph: Graph) -> None:
         if pool is not None and _poolable(pool):
             window = tuple(pool.attributes[key][0] for key in ("kernel", "stride", "padding"))
             stem = replace(
-                stem.with_attributes(pool=window), shape=pool.shape, source=", ".join((stem.source, pool.source))
+                stem.with_attributes(pool=window),
+                shape=pool.shape,
+                source=", ".join((stem.source, pool.source)),
             )
             graph.nodes[node.name] = stem
             graph.remove(pool, instead=stem.name)
@@ -69,5 +71,6 @@ def _poolable(pool: Node) -> bool:
         pool.op == "max_pool2d"
         and not attributes["ceil_mode"]
         and all(len(set(attributes[key])) == 1 for key in ("kernel", "stride", "padding"))
-        and (attributes["kernel"][0], attributes["stride"][0], attributes["padding"][0]) in ((3, 2, 1), (2, 2, 0))
+        and (attributes["kernel"][0], attributes["stride"][0], attributes["padding"][0])
+        in ((3, 2, 1), (2, 2, 0))
     )

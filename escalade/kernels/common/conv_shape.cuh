@@ -8,3 +8,8 @@ struct ConvShape {  // filled by escalade/ops/conv2d/arguments.py, in this order
     int groups;
     int output_height, output_width;
 };
+
+// A second image, which a 1x1 filter without padding takes to the size of the output; no channels: there is none.
+struct ShortcutShape {  // filled there too
+    int channels, height, width, stride;
+};

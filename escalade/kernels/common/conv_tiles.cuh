@@ -2,10 +2,12 @@
 //
 //   y[pixel][filter] = sum over k of input[pixel][k] * weight[filter][k],   k = (r * S + s) * C + c
 //
-// `weight` is stored just so. `input` is never stored: its row `pixel` is gathered from x, tap after tap.
+// `weight` is stored just so. `input` is never stored: its row `pixel` is gathered from x, tap after tap. With SHORTCUT
+// k goes on, from the next tile on, over the channels of a second image and a 1x1 filter's weights of its own.
 //
 // The including file's prelude defines Element, FILTER_HEIGHT, FILTER_WIDTH, COPY_BYTES (8 or 16, what one cp.async
-// moves; the channels are a multiple of it) and PARTIAL_CHANNELS (see TapWalk).
+// moves; the channels are a multiple of it), PARTIAL_CHANNELS (see TapWalk), SHORTCUT, and SHORTCUT_PARTIAL (its
+// channels are no multiple of TILE_K).
 #pragma once
 
 #include "common/conv_windows.cuh"
@@ -23,6 +25,12 @@ __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool 
         copy_async_8(shared, global, inside);
 }
 
+struct Shortcut {
+    const Element* x;
+    const Element* weight;
+    ShortcutShape shape;
+};
+
 // Copies tiles of TILE_M windows and TILE_N filters, TILE_K deep, for a block of THREADS threads. Neighbouring
 // threads copy neighbouring chunks of a row; a thread's chunk number is the same in all its rows.
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS>
@@ -39,6 +47,8 @@ struct TileCopier {
                   "every thread copies the same number of chunks");
     static_assert(ROWS_AT_ONCE % 8 == 0, "the swizzle is the same in all rows of a thread");
 
+    static constexpr bool DEPTH_CHECKED = PARTIAL_CHANNELS || (SHORTCUT && SHORTCUT_PARTIAL);
+
     const ConvShape& shape;
     const Chunk* images;     // the first image that the tile sees
     const Element* weights;  // this thread's chunk of its first filter
@@ -48,10 +58,14 @@ struct TileCopier {
     u32 target;              // this thread's first chunk, in a stage
     TapWalk<PARTIAL_CHANNELS, TILE_K, COPY_ELEMENTS> walk;
     Window windows[ROWS_A];
+    // With SHORTCUT only.
+    Shortcut shortcut;
+    int first_pixel, first_filter;
+    int taps_left;  // tiles before the shortcut's
 
     __device__ __forceinline__ TileCopier(const ConvShape& shape, const Element* x, const Element* weight,
-                                          int first_pixel, int first_filter, int first_k)
-        : shape(shape) {
+                                          int first_pixel, int first_filter, int first_k, const Shortcut& shortcut = {})
+        : shape(shape), shortcut(shortcut), first_pixel(first_pixel), first_filter(first_filter) {
         const int row = threadIdx.x / COPIES_IN_ROW;
         const int chunk = threadIdx.x % COPIES_IN_ROW;
         const int k = first_k + chunk * COPY_ELEMENTS;
@@ -73,11 +87,15 @@ struct TileCopier {
             windows[i] = Window::of(pixel, first_image, pixel_chunks, image_chunks, shape);
             if (!PARTIAL_CHANNELS) windows[i].offset += chunk;
         }
+        if (SHORTCUT) {
+            taps_left = (depth + TILE_K - 1) / TILE_K - first_k / TILE_K;
+            if (taps_left <= 0) enter_shortcut(-taps_left);
+        }
     }
 
     // Without `wanted` zeros are written: that costs less than a branch in the middle of a product.
     __device__ __forceinline__ void copy_a(u32 stage, bool wanted) const {
-        const bool exists = wanted && (!PARTIAL_CHANNELS || walk.k < depth);
+        const bool exists = wanted && (!DEPTH_CHECKED || walk.k < depth);
 #pragma unroll
         for (int i = 0; i < ROWS_A; ++i)
             copy_async(stage + target + i * ROWS_AT_ONCE * ROW_BYTES, images + (windows[i].offset + walk.tap.offset),
@@ -85,7 +103,7 @@ struct TileCopier {
     }
 
     __device__ __forceinline__ void copy_b(u32 stage, bool wanted) const {
-        const bool exists = wanted && (!PARTIAL_CHANNELS || walk.k < depth);
+        const bool exists = wanted && (!DEPTH_CHECKED || walk.k < depth);
 #pragma unroll
         for (int i = 0; i < ROWS_B; ++i)
             copy_async(stage + BYTES_A + target + i * ROWS_AT_ONCE * ROW_BYTES, weights + i * filter_step,
@@ -94,6 +112,33 @@ struct TileCopier {
 
     __device__ __forceinline__ void next() {
         weights += TILE_K;
+        if (SHORTCUT && taps_left <= 0) {
+            walk.k += TILE_K;
+            walk.tap.offset += TILE_K / COPY_ELEMENTS;
+            return;
+        }
         walk.next(shape);
+        if (SHORTCUT && --taps_left == 0) enter_shortcut(0);
+    }
+
+private:
+    // Goes on at tile `tile` of the shortcut: windows of one tap, and k the channel of this thread's chunk.
+    __device__ __forceinline__ void enter_shortcut(int tile) {
+        const int row = threadIdx.x / COPIES_IN_ROW;
+        const int chunk = threadIdx.x % COPIES_IN_ROW;
+        const int first_image = first_pixel / (shape.output_height * shape.output_width);
+        const int pixel_chunks = shortcut.shape.channels / COPY_ELEMENTS;
+        const int image_chunks = shortcut.shape.height * shortcut.shape.width * pixel_chunks;
+        images = reinterpret_cast<const Chunk*>(shortcut.x + 1LL * first_image * image_chunks * COPY_ELEMENTS);
+        depth = shortcut.shape.channels;
+        walk.k = tile * TILE_K + chunk * COPY_ELEMENTS;
+        walk.tap = Tap::at(0, 0, 0, shape);
+        walk.tap.offset = walk.k / COPY_ELEMENTS;
+        weights = shortcut.weight + 1LL * (first_filter + row) * depth + walk.k;
+        filter_step = 1LL * ROWS_AT_ONCE * depth;
+#pragma unroll
+        for (int i = 0; i < ROWS_A; ++i)
+            windows[i] = Window::of_shortcut(first_pixel + row + i * ROWS_AT_ONCE, first_image, pixel_chunks,
+                                             image_chunks, shape, shortcut.shape);
     }
 };

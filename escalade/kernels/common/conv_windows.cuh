@@ -58,6 +58,19 @@ struct Window {
         return window;
     }
 
+    // The window of a 1x1 filter without padding over the shortcut: tap (0, 0) sees it if the pixel exists.
+    __device__ __forceinline__ static Window of_shortcut(int pixel, int first_image, int pixel_step, int image_step,
+                                                         const ConvShape& shape, const ShortcutShape& shortcut) {
+        const int output_pixels = shape.output_height * shape.output_width;
+        const int image = pixel / output_pixels;
+        const int in_image = pixel - image * output_pixels;
+        const int output_row = in_image / shape.output_width;
+        const int output_column = in_image - output_row * shape.output_width;
+        if (image >= shape.batch) return {0, 0, NOWHERE, 0};
+        const int in_shortcut = (output_row * shortcut.width + output_column) * shortcut.stride;
+        return {(image - first_image) * image_step + in_shortcut * pixel_step, Tap::bits_of(0, 0), 0, 0};
+    }
+
     __device__ __forceinline__ bool sees(const Tap& tap, const ConvShape& shape) const {
         if (TAPS_FIT_MASK) return (bits & tap.bits) == tap.bits;
         return inside(row + tap.row, shape.height) && inside(column + tap.column, shape.width);

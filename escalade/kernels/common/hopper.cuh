@@ -280,3 +280,46 @@ __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b, u32 accumul
                  : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96)
                  : "l"(a), "l"(b), "r"(accumulate));
 }
+
+// ------------------------------------------------------------------ wgmma with its rows in registers
+
+// A K-major operand without swizzle. Its rows are 16 bytes apart in groups of 8, `row_stride` bytes from group to
+// group; the second half of k lies `k_stride` bytes after the first. Rows and halves may overlap.
+//   bits 0-13 start >> 4 | 16-29 k_stride >> 4 | 32-45 row_stride >> 4 | 62-63 swizzle mode 0
+// Moving the start by n bytes adds n / 16.
+__device__ __forceinline__ u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(k_stride >> 4) << 16) | (u64(row_stride >> 4) << 32);
+}
+
+#define REGISTERS_0_TO_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define REGISTERS_32_TO_55 \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+
+// d (+)= A * B^T over 16 elements of K, each warp's 16 rows of A as mma's a fragment.
+#define WGMMA_FROM_REGISTERS(TYPE, N, REGISTERS, A, B, P) \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"
+#define ROWS_IN_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+
+#define DEFINE_WGMMA_FROM_REGISTERS(NAME, TYPE) \
+    __device__ __forceinline__ void NAME(float (&d)[16], const u32 (&a)[4], u64 b, u32 accumulate) { \
+        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "32", REGISTERS_0_TO_15, "%16,%17,%18,%19", "%20", "%21") \
+                     : ACCUMULATORS_8(0), ACCUMULATORS_8(8) : ROWS_IN_REGISTERS); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) { \
+        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "64", REGISTERS_0, "%32,%33,%34,%35", "%36", "%37") \
+                     : ACCUMULATORS_32(0) : ROWS_IN_REGISTERS); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[56], const u32 (&a)[4], u64 b, u32 accumulate) { \
+        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "112", REGISTERS_0 "," REGISTERS_32_TO_55, "%56,%57,%58,%59", "%60", \
+                                          "%61") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_8(32), ACCUMULATORS_8(40), ACCUMULATORS_8(48) \
+                     : ROWS_IN_REGISTERS); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate) { \
+        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "128", REGISTERS_0 "," REGISTERS_1, "%64,%65,%66,%67", "%68", "%69") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : ROWS_IN_REGISTERS); \
+    }
+
+DEFINE_WGMMA_FROM_REGISTERS(wgmma_from_registers, "f16")
+DEFINE_WGMMA_FROM_REGISTERS(wgmma_bf16_from_registers, "bf16")

@@ -160,6 +160,14 @@ __device__ __forceinline__ u32 to_tf32(float value) {
     return rounded;
 }
 
+// Counts the blocks that come to a meeting of `blocks`: the number that came before; the last sets the count back to 0.
+// What this thread has seen written, and what its block wrote before a barrier in front of this, the later ones see.
+__device__ __forceinline__ u32 take_ticket(u32* count, u32 blocks) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(blocks - 1) : "memory");
+    return before;
+}
+
 // ------------------------------------------------------------------ programmatic dependent launch
 //
 // Nothing to do before Hopper, where a launch starts when the one in front has finished.
@@ -167,7 +175,9 @@ __device__ __forceinline__ u32 to_tf32(float value) {
 // What the launches in front have written is visible from here on, and nothing of theirs is still being read.
 __device__ __forceinline__ void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The launch behind may start once all blocks have said so; it still waits for this one's writes.
+// The launch behind may start once all blocks have said so; it still waits for this one's writes. Without it, the
+// launch behind starts as the last block leaves, which is better for the kernels of a network: blocks that come early
+// crowd onto the multiprocessors that happen to be free and stay there (ResNet-18 at batch 8: 327 us against 224).
 __device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
 __device__ __forceinline__ void wait_for_previous_launch() {}

@@ -3,9 +3,11 @@
 // Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
 // types, and channels padded with zeros. Four target channels a thread. What bounds it: memory.
 #include "common/elements.cuh"
+#include "common/ptx.cuh"
 
 extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Target* __restrict__ target,
                                           long long rows, int channels, int target_channels) {
+    wait_for_previous_launch();
     const int packs = target_channels / 4;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     const long long row = at / packs;

@@ -15,6 +15,7 @@
 // of its four schedulers, so the bound is the multiply-adds' share of the instructions.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
+#include "common/ptx.cuh"
 
 constexpr int SHARED_WEIGHTS = 1, CONSTANT_WEIGHTS = 2;
 
@@ -228,6 +229,7 @@ __device__ __forceinline__ void read_window(float (&window)[WINDOW], const float
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_direct_tiled(const Element* RESTRICT x, const Element* RESTRICT weight, const Element* RESTRICT bias,
                         const Element* RESTRICT residual, Element* RESTRICT y, ConvShape shape) {
+    wait_for_previous_launch();
     extern __shared__ float4 shared_memory[];
     float* const input_tile = reinterpret_cast<float*>(shared_memory) + X_MARGIN;
     float* const weight_tile = reinterpret_cast<float*>(shared_memory) + INPUT_FLOATS;

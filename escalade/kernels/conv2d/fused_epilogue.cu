@@ -4,10 +4,12 @@
 // step are loaded while the one before is multiplied, and the epilogue happens on the way out. Each warp turns its
 // sums, 16 rows at a time, from the tensor core's order into rows in shared memory, so that bias and residual are
 // read and y is written 16 bytes a lane, whole lines a row.
-// With SPLITS > 1 each block sums a part of k only and y is a stack of SPLITS partial results in fp32.
+// With SHORTCUT a 1x1 convolution of a second image joins the sums: its channels follow as more of k.
+// With SPLITS > 1 each block sums a part of k only and leaves its sums in `parts`; the block of a tile that comes last,
+// by the count in `tickets`, adds up all parts, in their order whoever it is, and finishes the tile.
 // With PRODUCTS == 3 fp32 operands keep their accuracy: both are split into two TF32 parts, of whose four products
 // the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
-// What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper.
+// What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper; with few blocks, latency.
 #include "common/conv_tiles.cuh"
 #include "common/epilogue.cuh"
 
@@ -30,6 +32,43 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
         for (int j = 0; j < BLOCKS_N; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[i][j][e] += more[i][j][e];
+}
+
+constexpr int PART = BLOCKS_M * BLOCKS_N * THREADS;  // of a tile, 16 bytes each; a warp's sums lie side by side
+constexpr int PARTS_AT_ONCE = BLOCKS_N >= 8 ? 1 : 16 / BLOCKS_N;  // on their way to a thread
+
+// Leaves this block's sums in its part. True in the block of the tile that comes last: it sees all parts.
+__device__ __forceinline__ bool leave_part(const Sums& sums, float4* parts, u32* tickets) {
+    float4* const own = parts + (1LL * blockIdx.y * gridDim.x + blockIdx.x) * PART + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j) {
+            const float(&four)[4] = sums[i][j];
+            __stcg(own + (i * BLOCKS_N + j) * THREADS, make_float4(four[0], four[1], four[2], four[3]));
+        }
+    __syncthreads();
+    const bool last = threadIdx.x == 0 && take_ticket(tickets + blockIdx.x, SPLITS) == SPLITS - 1;
+    return __syncthreads_or(last);
+}
+
+// The sums of all parts, in the order of the parts.
+__device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i) {
+        const float4* part = parts + 1LL * blockIdx.x * PART + i * BLOCKS_N * THREADS + threadIdx.x;
+#pragma unroll PARTS_AT_ONCE
+        for (int number = 0; number < SPLITS; ++number, part += 1LL * gridDim.x * PART)
+#pragma unroll
+            for (int j = 0; j < BLOCKS_N; ++j) {
+                const float4 more = __ldcg(part + j * THREADS);
+                float(&four)[4] = sums[i][j];
+                four[0] = number ? four[0] + more.x : more.x;
+                four[1] = number ? four[1] + more.y : more.y;
+                four[2] = number ? four[2] + more.z : more.z;
+                four[3] = number ? four[3] + more.w : more.w;
+            }
+    }
 }
 
 // Rows of a warp's sums on their way out. Eight floats of padding put the four rows that half a warp
@@ -82,28 +121,50 @@ __device__ __forceinline__ void write_vector(Output* address, const Vector& vect
         if (e < count) address[e] = vector.at[e];
 }
 
-// Stores a warp's sums, whose first row is `pixel` and first column `filter`.
-__device__ __forceinline__ void finish_warp(const Sums& sums, float* staged, int pixel, int filter, int pixels,
-                                            int filters, const Output* bias, const Output* residual, Output* y) {
+// Where a lane's share of its warp's outputs lies: VECTOR filters of a row in each pass.
+struct Place {
+    int first_row, row_in_pass, lane_in_row, filters_left;
+    long long at;  // in y and the residual
+    int pixels, filters;
+
+    __device__ __forceinline__ Place(int warp_pixel, int warp_filter, int pixels, int filters)
+        : pixels(pixels), filters(filters) {
+        const int lane = threadIdx.x % 32;
+        row_in_pass = lane / LANES_IN_ROW;
+        lane_in_row = lane % LANES_IN_ROW;
+        first_row = warp_pixel + row_in_pass;
+        const int filter = warp_filter + lane_in_row * VECTOR;
+        filters_left = filters - filter;
+        at = 1LL * first_row * filters + filter;
+    }
+
+    __device__ __forceinline__ long long at_row(int row) const { return at + 1LL * row * filters; }
+    __device__ __forceinline__ int count(int row) const { return first_row + row < pixels ? filters_left : 0; }
+};
+
+using Residuals = Vector[BLOCKS_M][PASSES];
+constexpr bool RESIDUALS_AT_ONCE = BLOCKS_M * PASSES <= 4;  // few enough to wait for the sums in registers
+
+__device__ __forceinline__ void read_residuals(Vector (&residuals)[PASSES], int i, const Output* residual,
+                                               const Place& place) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) {
+        const int row = i * STAGED_ROWS + pass * ROWS_IN_PASS;
+        residuals[pass] = read_vector(residual + place.at_row(row), place.count(row));
+    }
+}
+
+// Stores a warp's sums.
+__device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residuals, float* staged, const Place& place,
+                                            const Output* bias, const Output* residual, Output* y) {
     const int lane = threadIdx.x % 32;
-    const int row_in_pass = lane / LANES_IN_ROW;
-    const int lane_in_row = lane % LANES_IN_ROW;
-    const int lane_filter = filter + lane_in_row * VECTOR;
-    const int filters_left = filters - lane_filter;
     Vector biases = {};
-    if (HAS_BIAS) biases = read_vector(bias + lane_filter, filters_left);
+    if (HAS_BIAS) biases = read_vector(bias + (place.filters - place.filters_left), place.filters_left);
 
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
-        const int first_row = pixel + i * STAGED_ROWS + row_in_pass;
-        const long long first_at = 1LL * first_row * filters + lane_filter;
-        Vector residuals[PASSES];
-        if (HAS_RESIDUAL) {  // on their way while the sums are staged
-#pragma unroll
-            for (int pass = 0; pass < PASSES; ++pass)
-                residuals[pass] = read_vector(residual + first_at + 1LL * pass * ROWS_IN_PASS * filters,
-                                              first_row + pass * ROWS_IN_PASS < pixels ? filters_left : 0);
-        }
+        // On their way while the sums are staged.
+        if (HAS_RESIDUAL && !RESIDUALS_AT_ONCE) read_residuals(residuals[i], i, residual, place);
         __syncwarp();  // the rows before have been read
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) {
@@ -114,24 +175,26 @@ __device__ __forceinline__ void finish_warp(const Sums& sums, float* staged, int
         __syncwarp();
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            const int row = pass * ROWS_IN_PASS + row_in_pass;
+            const int staged_row = pass * ROWS_IN_PASS + place.row_in_pass;
             float values[VECTOR];
-            read_staged(values, staged + row * STAGED_PITCH + lane_in_row * VECTOR, lane_in_row);
+            read_staged(values, staged + staged_row * STAGED_PITCH + place.lane_in_row * VECTOR, place.lane_in_row);
             Vector results;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
                 results.at[e] =
-                    finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], biases.at, e, residuals[pass].at, e);
-            write_vector(y + first_at + 1LL * pass * ROWS_IN_PASS * filters, results,
-                         first_row + pass * ROWS_IN_PASS < pixels ? filters_left : 0);
+                    finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], biases.at, e, residuals[i][pass].at, e);
+            const int row = i * STAGED_ROWS + pass * ROWS_IN_PASS;
+            write_vector(y + place.at_row(row), results, place.count(row));
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_fused_epilogue(const Element* __restrict__ x, const Element* __restrict__ weight,
+                          const Element* __restrict__ shortcut, const Element* __restrict__ shortcut_weight,
                           const Output* __restrict__ bias, const Output* __restrict__ residual,
-                          Output* __restrict__ y, ConvShape shape) {
+                          Output* __restrict__ y, float4* parts, u32* tickets, ConvShape shape,
+                          ShortcutShape shortcut_shape) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
     // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
@@ -144,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int warp_column = warp / WARPS_M * WARP_N;
 
     const int depth = FILTER_HEIGHT * FILTER_WIDTH * shape.channels;
-    const int all_tiles = (depth + TILE_K - 1) / TILE_K;
+    const int shortcut_tiles = SHORTCUT ? (shortcut_shape.channels + TILE_K - 1) / TILE_K : 0;
+    const int all_tiles = (depth + TILE_K - 1) / TILE_K + shortcut_tiles;
     const int split_tiles = (all_tiles + SPLITS - 1) / SPLITS;
     const int first_tile = SPLITS > 1 ? blockIdx.y * split_tiles : 0;
     const int tiles = SPLITS > 1 ? max(min(split_tiles, all_tiles - first_tile), 0) : all_tiles;
@@ -152,8 +216,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 stages = shared_address(shared_memory);
     const u32 address_a = fragment_address_a<ROW_BYTES>(stages, warp_row, lane);
     const u32 address_b = fragment_address_b<ROW_BYTES>(stages + Copier::BYTES_A, warp_column, lane);
-    Copier copier(shape, x, weight, first_pixel, first_filter, first_tile * TILE_K);
+    Copier copier(shape, x, weight, first_pixel, first_filter, first_tile * TILE_K,
+                  {shortcut, shortcut_weight, shortcut_shape});
 
+    wait_for_previous_launch();
     // One group of copies for each tile, zeros past the last, so that counting groups counts tiles.
 #pragma unroll
     for (int tile = 0; tile < STAGES - 1; ++tile) {
@@ -203,11 +269,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (PRODUCTS == 3) add(sums, tile_sums);
     }
 
-    copy_async_wait<0>();
-    __syncthreads();  // the stages become the warps' staging rows
-    float* staged = reinterpret_cast<float*>(shared_memory) + warp * STAGED_ROWS * STAGED_PITCH;
     const int pixels = shape.batch * shape.output_height * shape.output_width;
-    Output* part = y + (SPLITS > 1 ? 1LL * blockIdx.y * pixels * shape.filters : 0);
-    finish_warp(sums, staged, first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters, bias, residual,
-                part);
+    const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters);
+    Residuals residuals;
+    copy_async_wait<0>();
+    if (SPLITS > 1) {
+        if (!leave_part(sums, parts, tickets)) return;
+    } else {
+        __syncthreads();  // the stages become the warps' staging rows
+    }
+    if (HAS_RESIDUAL && RESIDUALS_AT_ONCE) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS_M; ++i) read_residuals(residuals[i], i, residual, place);
+    }
+    if (SPLITS > 1) add_parts(sums, parts);
+    float* staged = reinterpret_cast<float*>(shared_memory) + warp * STAGED_ROWS * STAGED_PITCH;
+    finish_warp(sums, residuals, staged, place, bias, residual, y);
 }

@@ -10,6 +10,7 @@
 // multiply-adds.
 #include "common/conv_windows.cuh"
 #include "common/epilogue.cuh"
+#include "common/ptx.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int THREADS_M = TILE_M / THREAD_M;
@@ -210,6 +211,7 @@ struct Either<false, ChannelsLast, ChannelsFirst> {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_implicit_gemm(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                          const float* __restrict__ residual, float* __restrict__ y, ConvShape shape) {
+    wait_for_previous_launch();
     __shared__ __align__(16) InputTile input_tiles[STAGES];
     __shared__ __align__(16) WeightTile weight_tiles[STAGES];
     __shared__ __align__(16) Tap taps[NHWC ? 1 : TAPS];

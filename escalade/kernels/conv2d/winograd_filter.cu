@@ -5,10 +5,12 @@
 // copies; the pad is zero.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
+#include "common/ptx.cuh"
 #include "common/winograd.cuh"
 
 extern "C" __global__ void conv2d_winograd_filter(const Element* __restrict__ weight, float* __restrict__ transformed,
                                                   ConvShape shape) {
+    wait_for_previous_launch();
     constexpr int PATCH = Winograd<TILE>::PATCH;
     const int channels = (shape.channels + 3) / 4 * 4, filters = (shape.filters + 3) / 4 * 4;
     const int inside = CHANNELS_INSIDE ? channels : filters;

@@ -9,6 +9,7 @@
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
+#include "common/ptx.cuh"
 #include "common/winograd.cuh"
 
 constexpr int PATCH = Winograd<TILE>::PATCH;
@@ -131,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_winograd_fused(const Element* __restrict__ x, const float* __restrict__ weights, const Element* bias,
                           const Element* residual, Element* __restrict__ y, int filter_blocks, ConvShape shape,
                           TileGrid tiles) {
+    wait_for_previous_launch();
     extern __shared__ __align__(16) float shared[];
     const int first_tile = blockIdx.x / filter_blocks * BLOCK_TILES;
     const int first_filter = blockIdx.x % filter_blocks * BLOCK_FILTERS;

@@ -3,10 +3,12 @@
 // The middle of the three stages of a Winograd convolution: (TILE + 2)^2 matrix products of one shape. Bounded by
 // arithmetic once there are some 64 channels, by reading V and writing M below that.
 #include "common/elements.cuh"
+#include "common/ptx.cuh"
 #include "conv2d/winograd_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, BLOCKS_PER_SM)
     conv2d_winograd_gemm(const float* inputs, const float* weights, float* products, GemmShape shape) {
+    wait_for_previous_launch();
     extern __shared__ __align__(16) float slices[];
     gemm_stage(blockIdx.x, slices, inputs, weights, products, shape);
 }

@@ -2,9 +2,11 @@
 //
 // The first of the three stages of a Winograd convolution. Each input is read (1 + 2/TILE)^2 times, mostly from
 // the caches, and grows by as much on its way out: bounded by memory.
+#include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 
 extern "C" __global__ void __launch_bounds__(STAGE_THREADS)
     conv2d_winograd_input(const Element* x, float* transformed, int channel_blocks, ConvShape shape, TileGrid tiles) {
+    wait_for_previous_launch();
     input_stage(blockIdx.x, channel_blocks, x, transformed, shape, tiles);
 }

@@ -1,10 +1,12 @@
 // y of a tile = A' M A with M[point] = products[point][tile][filter]; then bias, residual and ReLU.
 //
 // The last of the three stages of a Winograd convolution; bounded by memory.
+#include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 
 extern "C" __global__ void __launch_bounds__(STAGE_THREADS)
     conv2d_winograd_output(const float* products, const Element* bias, const Element* residual, Element* y,
                            int filter_blocks, ConvShape shape, TileGrid tiles) {
+    wait_for_previous_launch();
     output_stage(blockIdx.x, filter_blocks, products, bias, residual, y, shape, tiles);
 }

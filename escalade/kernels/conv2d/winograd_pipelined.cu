@@ -4,6 +4,7 @@
 // What this rung changes: the transforms are bounded by memory and the products by arithmetic, so blocks of both
 // kinds on the same multiprocessor fill each other's gaps, and V and M live in two small buffers each, which
 // mostly stay in the L2 cache. Launches follow each other in order, so blocks of one launch never wait for another.
+#include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 #include "conv2d/winograd_gemm.cuh"
 
@@ -19,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, BLOCKS_PER_SM)
                               float* next_inputs, const float* inputs, const float* weights, float* products,
                               const float* last_products, ConvShape shape, TileGrid next_tiles, TileGrid last_tiles,
                               GemmShape gemm, Roles roles) {
+    wait_for_previous_launch();
     extern __shared__ __align__(16) float slices[];
     // The blocks of the products are spread evenly over the launch.
     const long long all = roles.input_blocks + roles.gemm_blocks + roles.output_blocks;

@@ -28,6 +28,11 @@ def shape(problem: Conv2dProblem) -> Ints:
     )  # fmt: skip
 
 
+def shortcut_shape(problem: Conv2dProblem) -> Ints:
+    """`ShortcutShape` of kernels/common/conv_shape.cuh."""
+    return Ints((problem.shortcut_channels, *problem.shortcut_size, problem.shortcut_stride))
+
+
 def tensors() -> tuple[Argument, ...]:
     """x, weight, bias, residual, y: the pointers that come first in every kernel that does the whole."""
     return (

@@ -17,6 +17,7 @@ from escalade.ops.conv2d.direct_config import (
     tile,
 )
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import Config, Rung
 
 
@@ -27,10 +28,10 @@ class ThreadsConfig(Config):
 
 
 @dataclass(frozen=True)
-class Direct(Rung[Conv2dProblem]):
+class Direct(Conv2dRung):
     """One thread an output: the rung that can do every problem."""
 
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -49,6 +50,7 @@ class Direct(Rung[Conv2dProblem]):
             (blocks, 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(problem)),
+            overlap=True,
         )
         return Recipe((call,))
 
@@ -67,13 +69,13 @@ IDEAS = {
 
 
 @dataclass(frozen=True)
-class Tiled(Rung[Conv2dProblem]):
+class Tiled(Conv2dRung):
     """One block a tile of outputs, with the ideas switched on that `ideas` names."""
 
     ideas: tuple[str, ...]
     layouts: tuple[str, ...] = ("nchw",)
 
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}; the rung `direct` takes any"
         if problem.layout not in self.layouts:
@@ -111,6 +113,7 @@ class Tiled(Rung[Conv2dProblem]):
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(problem)),
             shared_bytes=tile(problem, config).shared_bytes,
+            overlap=True,
         )
         return Recipe((*copies, call))
 

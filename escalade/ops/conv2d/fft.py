@@ -15,6 +15,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.ops.conv2d.arguments import element, epilogue_constants
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import Config, Rung
 
 TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
@@ -218,7 +219,7 @@ def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> Kernel
     )  # fmt: skip
 
 
-class _FftRung(Rung[Conv2dProblem]):
+class _FftRung(Conv2dRung):
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         """A transform spreads the rounding error of each pixel over its whole tile: a few 1e-7 of the output's norm
         whatever the filter, where a direct sum of few products is nearly exact."""
@@ -227,7 +228,7 @@ class _FftRung(Rung[Conv2dProblem]):
 
 @dataclass(frozen=True)
 class Fft(_FftRung):
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         return _supports(problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[FftConfig, ...]:
@@ -337,7 +338,7 @@ def _product(problem: Conv2dProblem, config: FftConfig, tiling: Tiling, tiles: i
 
 @dataclass(frozen=True)
 class FftFused(_FftRung):
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         if not _depthwise(problem):
             return "fft_fused takes depthwise convolutions: as many groups as channels and filters"
         return _supports(problem)

@@ -8,6 +8,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import Config, Rung
 
 SMS = 132
@@ -34,8 +35,8 @@ class Im2colConfig(Config):
 
 
 @dataclass(frozen=True)
-class Im2colGemm(Rung[Conv2dProblem]):
-    def supports(self, problem: Conv2dProblem) -> str | None:
+class Im2colGemm(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
         if problem.layout != "nchw":
@@ -163,8 +164,8 @@ IMPLICIT_CONFIGS = (
 
 
 @dataclass(frozen=True)
-class ImplicitGemm(Rung[Conv2dProblem]):
-    def supports(self, problem: Conv2dProblem) -> str | None:
+class ImplicitGemm(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
         if problem.dtype != "fp32":
@@ -200,6 +201,7 @@ class ImplicitGemm(Rung[Conv2dProblem]):
             (blocks(p.output_pixels, config.tile_m) * blocks(p.filters, config.tile_n), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(p)),
+            overlap=True,
         )
         return Recipe((call,))
 

@@ -51,8 +51,12 @@ SMALL_PROBLEMS = (
     Conv2dProblem(1, 8, 12, 10, 20, 5, 3, (2, 1), (2, 0), (1, 2), bias=True, relu=True),
     Conv2dProblem(1, 16, 11, 13, 8, 3, 3, padding=(2, 2), dilation=(2, 2)),
     Conv2dProblem(1, 5, 1, 1, 7, 1, 1),
-)
-"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square."""
+    _SQUARE(64, 40, 6, 3, batch=1, dtype="fp16", layout="nhwc", bias=True, relu=True,
+            shortcut_channels=64, shortcut_stride=2),
+    _SQUARE(8, 24, 7, 3, batch=3, dtype="fp16", layout="nhwc", residual=True,
+            shortcut_channels=40, shortcut_stride=2, shortcut_size=(13, 14)),
+)  # fmt: skip
+"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts."""
 
 
 PREFERENCE = {
@@ -62,12 +66,36 @@ PREFERENCE = {
     "bf16": ("fused_epilogue", "tuned", "direct"),
 }
 """From the fastest known to the one that can do everything."""
+FP32_NHWC = (
+    "tensor_core_split",
+    "winograd_f4_split",
+    "winograd_f4_pipelined",
+    "implicit_gemm",
+    "tuned",
+    "direct",
+)
+"""In fp32 and NHWC tensor cores help, with operands split in two, and Winograd's algorithm on top of them."""
+WINOGRAD_PIXELS = 25_000
+"""Output pixels from which Winograd's fewer products are worth its three launches (measured with 64 channels)."""
+FEW_CHANNELS = 8
+"""Up to here rows of the implicit GEMM are too short for tensor cores in fp32."""
+SHORTCUT = ("fused_epilogue",)
+"""What goes on from x to a second image."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """In fp32 by the measured crossover (docs/ladder.md), with room for few channels; on tensor cores an estimate."""
 WORTH_CONVERTING = ("fused_epilogue",)
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
+
+
+def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
+    if problem.dtype != "fp32" or problem.layout != "nhwc":
+        return PREFERENCE[problem.dtype]
+    if problem.channels <= FEW_CHANNELS:
+        return tuple(reversed(FP32_NHWC[:-1])) + FP32_NHWC[-1:]
+    winograd = tuple(name for name in FP32_NHWC if name.startswith("winograd"))
+    return (winograd if problem.output_pixels >= WINOGRAD_PIXELS else ()) + FP32_NHWC
 
 
 class Conv2d(Operation[Conv2dProblem]):
@@ -79,8 +107,10 @@ class Conv2d(Operation[Conv2dProblem]):
     layouts = ("nchw", "nhwc")
 
     def preferred(self, problem: Conv2dProblem) -> tuple[str, ...]:
+        if problem.shortcut_channels:
+            return SHORTCUT
         large = problem.taps >= LARGE_FILTER_TAPS[problem.dtype]
-        return (LARGE_FILTER if large else ()) + PREFERENCE[problem.dtype]
+        return (LARGE_FILTER if large else ()) + _preference(problem)
 
     def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
         if rung not in WORTH_CONVERTING:

@@ -12,12 +12,14 @@ from escalade.ops.ladder import Config
 
 SHARED_LIMIT = 227 * 1024
 """Of a block on Hopper and on data-centre Blackwell; the defaults stay below the 99 KiB of the smaller cards."""
-
-
+MOST_SPLITS = 32
 PRODUCT_RATE = 2200
 """Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 bits."""
 L2_RATE = 40
 """An estimate of the bytes that L2 delivers in a clock to each multiprocessor when all ask; one alone gets 64."""
+LATENCY = 1200
+"""An estimate of the clocks of two round trips to L2: of the first copies and the last stores, or of a part and its
+ticket."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +59,30 @@ class MmaConfig(Config):
         return tiles, self.splits, 1
 
     def valid(self, operands: Operands) -> bool:
-        """Whether every thread copies the same number of chunks, in rows that share a swizzle."""
+        """Whether every thread copies as many chunks, in rows that share a swizzle, and registers suffice."""
         rows_at_once = self.threads * operands.copy_bytes // self.row_bytes
+        sums = self.tile_m * self.tile_n // self.threads
+        # The shortcut's windows are found while 128 sums and their operands are held; eight at once are too many.
+        crowded = operands.problem.shortcut_channels > 0 and sums >= 128 and self.tile_m >= 8 * rows_at_once
         return (
             rows_at_once % 8 == 0
             and self.tile_m % rows_at_once == 0
             and self.tile_n % rows_at_once == 0
             and self.shared_bytes <= SHARED_LIMIT
+            and not crowded
         )
 
     def depth_tiles(self, operands: Operands) -> int:
-        return blocks(operands.problem.taps * operands.channels * operands.element_bytes, self.row_bytes)
+        """Tiles along k; the shortcut begins a new one."""
+        p = operands.problem
+        depths = (p.taps * operands.channels, p.shortcut_channels)
+        return sum(blocks(depth * operands.element_bytes, self.row_bytes) for depth in depths)
 
     def cost(self, operands: Operands) -> float:
         """About the clocks that the busiest multiprocessor takes; only the order matters.
 
         Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite;
-        filling the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8; adding up
-        splits costs a launch.
+        filling the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
         """
         warp_m, warp_n = self.warp_tile
         efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
@@ -85,11 +93,19 @@ class MmaConfig(Config):
         product = self.tile_m * self.tile_n / (PRODUCT_RATE * efficiency * busy)
         rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
         delivery = (self.tile_m + self.tile_n) / rate
-        depth_bytes = blocks(self.depth_tiles(operands), splits) * (self.row_bytes + 8) + 512
+        depth_bytes = blocks(self.depth_tiles(operands), splits) * (self.row_bytes + 8)
         # The next tap does not find its rows in L1 after all: pairs that differ in nothing else took 1.00 to 1.03 times
         # as long through it.
         lookup = 1.03 if self.through_l1 else 1.0
-        return rounds * depth_bytes * max(product * lookup, delivery) + (splits > 1) * 3000
+        clocks = max(product * lookup, delivery)
+        return rounds * (depth_bytes * clocks + max(512 * clocks, LATENCY)) + self._meeting
+
+    @property
+    def _meeting(self) -> float:
+        """What it takes to add up splits: a part written and all read by one multiprocessor, and the round trips."""
+        if self.splits == 1:
+            return 0.0
+        return LATENCY + (1 + self.splits) * self.tile_m * self.tile_n * 4 / 64
 
 
 @dataclass(frozen=True)
@@ -125,10 +141,6 @@ class Operands:
     def copy_bytes(self) -> int:
         return 16 if self.channels * self.element_bytes % 16 == 0 else 8
 
-    @property
-    def reach_unit(self) -> int:
-        return self.copy_bytes // self.element_bytes
-
     def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
         """What the tensor-core kernels share."""
         tile_k = config.row_bytes // self.element_bytes
@@ -140,6 +152,8 @@ class Operands:
             "FILTER_WIDTH": self.problem.filter_width,
             "COPY_BYTES": self.copy_bytes,
             "PARTIAL_CHANNELS": self.channels if self.channels % tile_k else 0,
+            "SHORTCUT": self.problem.shortcut_channels > 0,
+            "SHORTCUT_PARTIAL": self.problem.shortcut_channels % tile_k != 0,
             "TILE_M": config.tile_m,
             "TILE_N": config.tile_n,
             "TILE_K": tile_k,
@@ -152,15 +166,21 @@ def best_first(
     candidates: tuple[MmaConfig, ...], operands: Operands, may_split: bool
 ) -> tuple[MmaConfig, ...]:
     """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
-    valid = [config for config in candidates if config.valid(operands)]
-    if may_split:
-        for config in list(valid):
-            tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
-            splits = min(2 * SMS // tiles, depth // 4, 16)
-            valid += [replace(config, splits=count) for count in {splits, splits // 2} if count > 1]
+    whole = [config for config in candidates if config.valid(operands)]
+    valid = whole + [split for config in whole if may_split for split in _splits(config, operands)]
     small = [config for config in valid if config.shared_bytes <= 99 * 1024]
     default = min(small, key=lambda config: config.cost(operands))
     others = sorted(
         (config for config in valid if config != default), key=lambda config: config.cost(operands)
     )
     return (default, *others[:23])
+
+
+def _splits(config: MmaConfig, operands: Operands) -> list[MmaConfig]:
+    """The two best splits that leave no block without work, and no multiprocessor with more than two blocks."""
+    tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
+    most = min(2 * SMS // tiles, depth // 2, MOST_SPLITS)
+    counts = (count for count in range(2, most + 1) if blocks(depth, blocks(depth, count)) == count)
+    return sorted(
+        (replace(config, splits=count) for count in counts), key=lambda split: split.cost(operands)
+    )[:2]

@@ -224,7 +224,8 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     stride, padding, dilation, groups = ctx.settings
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
-    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    # Arguments that were left at their defaults at the end of a call are left out here too.
+    need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
     grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         gradient, x, weight, [weight.shape[0]] if ctx.has_bias else None, stride, padding, dilation, False,
         [0, 0], groups, [need_x, need_weight, ctx.has_bias and need_bias],

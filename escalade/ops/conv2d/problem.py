@@ -16,17 +16,21 @@ _NAME = re.compile(
     r"_k(?P<filter_height>\d+)(x(?P<filter_width>\d+))?s(?P<stride>\d+)(x(?P<stride_width>\d+))?"
     r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?(d(?P<dilation>\d+)(x(?P<dilation_width>\d+))?)?"
     r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
-    r"(_(?P<epilogue>bias([+]res)?([+]relu)?|res([+]relu)?|relu))?"
+    r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
+    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?))?"
 )
 
 
 @dataclass(frozen=True)
 class Conv2dProblem:
-    """y = relu(conv2d(x, weight) + bias + residual), each of bias, residual and relu optional.
+    """y = relu(conv2d(x, weight) + conv2d(shortcut, shortcut_weight) + bias + residual), all but the first optional.
 
     `dtype` is what x, weight, bias, residual and y are stored as, and how products are formed: `tf32`
     is stored in fp32. Sums are fp32 always. In layout `nchw` weights are [K][C/groups][R][S], in
-    `nhwc` [K][R][S][C/groups]; x, y and the residual follow the layout.
+    `nhwc` [K][R][S][C/groups]; x, y, the residual and the shortcut follow the layout.
+
+    The shortcut is a second image of `shortcut_channels` channels (0: there is none) that a 1x1 filter without
+    padding takes to the size of y, as where the blocks of a ResNet change size.
     """
 
     batch: int
@@ -45,9 +49,17 @@ class Conv2dProblem:
     bias: bool = False
     residual: bool = False
     relu: bool = False
+    shortcut_channels: int = 0
+    shortcut_stride: int = 1
+    shortcut_size: tuple[int, int] = (0, 0)
+    """Height and width; unless given, the output's times the stride."""
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.shortcut_channels and self.shortcut_size == (0, 0):
+            object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)
+        _check_shortcut(self)
+        _check_counts(self)
 
     @staticmethod
     def square(
@@ -61,7 +73,7 @@ class Conv2dProblem:
         padding: int | None = None,
         dtype: str = "fp32",
         layout: str = "nchw",
-        **rest: bool | int,
+        **rest: bool | int | tuple[int, int],
     ) -> Conv2dProblem:
         """The usual case; the padding defaults to half the filter."""
         pad = filter_size // 2 if padding is None else padding
@@ -78,7 +90,7 @@ class Conv2dProblem:
             raise UnsupportedError(
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
-                "_b batch, and _bias+res+relu"
+                "_b batch, and _bias+res+short64s2+relu (a shortcut: channels, s stride, i image size)"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -94,7 +106,8 @@ class Conv2dProblem:
             int(found["batch"]), int(found["channels"]), height, int(found["width"] or height),
             int(found["filters"]), filter_height, filter_width, pair("stride", 1), padding,
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
-            "bias" in epilogue, "res" in epilogue, "relu" in epilogue,
+            "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
+            int(found["short_stride"] or 1), pair("short_size", 0),
         )  # fmt: skip
 
     @property
@@ -105,9 +118,12 @@ class Conv2dProblem:
             padding = f"p{_pair(self.padding)}"
         dilation = f"d{_pair(self.dilation)}" if self.dilation != (1, 1) else ""
         groups = f"g{self.groups}" if self.groups > 1 else ""
-        parts = [
-            part for part, on in (("bias", self.bias), ("res", self.residual), ("relu", self.relu)) if on
-        ]
+        size = f"i{_pair(self.shortcut_size)}" if self.shortcut_size != self._usual_shortcut_size else ""
+        shortcut = f"short{self.shortcut_channels}s{self.shortcut_stride}{size}"
+        epilogue = {
+            "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu
+        }  # fmt: skip
+        parts = [part for part, on in epilogue.items() if on]
         return (
             f"{self.channels}to{self.filters}_{_pair((self.height, self.width))}"
             f"_k{_pair((self.filter_height, self.filter_width))}s{_pair(self.stride)}{padding}{dilation}{groups}"
@@ -145,8 +161,13 @@ class Conv2dProblem:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def depth(self) -> int:
+        """The products in a sum."""
+        return self.group_channels * self.taps + self.shortcut_channels
+
+    @property
     def flops(self) -> int:
-        return 2 * self.output_pixels * self.filters * self.group_channels * self.taps
+        return 2 * self.output_pixels * self.filters * self.depth
 
     @property
     def input_elements(self) -> int:
@@ -157,21 +178,28 @@ class Conv2dProblem:
         return self.filters * self.group_channels * self.taps
 
     @property
+    def shortcut_elements(self) -> int:
+        return self.batch * self.shortcut_channels * self.shortcut_size[0] * self.shortcut_size[1]
+
+    @property
+    def _usual_shortcut_size(self) -> tuple[int, int]:
+        return self.output_height * self.shortcut_stride, self.output_width * self.shortcut_stride
+
+    @property
     def output_elements(self) -> int:
         return self.output_pixels * self.filters
 
     @property
     def bytes(self) -> int:
+        images = self.input_elements + self.shortcut_elements
+        weights = self.weight_elements + self.filters * self.shortcut_channels
         outputs = self.output_elements * (2 if self.residual else 1)
-        return self.element_bytes * (
-            self.input_elements + self.weight_elements + outputs + (self.filters if self.bias else 0)
-        )
+        return self.element_bytes * (images + weights + outputs + (self.filters if self.bias else 0))
 
     @property
     def rounding(self) -> float:
         """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
-        length = self.group_channels * self.taps
-        return 2.0**-24 * math.sqrt(1 + length / 6)
+        return 2.0**-24 * math.sqrt(1 + self.depth / 6)
 
 
 def _pair(values: tuple[int, int]) -> str:
@@ -211,8 +239,37 @@ def _check(p: Conv2dProblem) -> None:
             f"the filter reaches over {reach[0]}x{reach[1]} pixels, but the image with its padding has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
+
+
+def _check_shortcut(p: Conv2dProblem) -> None:
+    if p.shortcut_channels < 0 or p.shortcut_stride < 1:
+        raise UnsupportedError(
+            f"a shortcut of {p.shortcut_channels} channels with stride {p.shortcut_stride}: there is none with 0 "
+            "channels, and the stride must be at least 1"
+        )
+    if not p.shortcut_channels:
+        if p.shortcut_stride != 1 or p.shortcut_size != (0, 0):
+            raise UnsupportedError(
+                f"a shortcut with stride {p.shortcut_stride} and size {p.shortcut_size} but no channels"
+            )
+        return
+    height, width = p.shortcut_size
+    reached = (
+        _output_size(height, 1, p.shortcut_stride, 0, 1),
+        _output_size(width, 1, p.shortcut_stride, 0, 1),
+    )
+    if reached != (p.output_height, p.output_width):
+        raise UnsupportedError(
+            f"a shortcut of {_pair(p.shortcut_size)} pixels with stride {p.shortcut_stride} gives {_pair(reached)}; "
+            f"it must give the output's {_pair((p.output_height, p.output_width))}"
+        )
+
+
+def _check_counts(p: Conv2dProblem) -> None:
     largest = max(
         p.channels * p.height * p.width,
+        p.shortcut_channels * p.shortcut_size[0] * p.shortcut_size[1],
+        p.shortcut_channels * p.filters,
         p.filters * p.output_height * p.output_width,
         p.weight_elements,
         p.output_pixels,

@@ -27,11 +27,14 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         values = values.to(storage(p))
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
 
-    length = p.group_channels * p.taps
+    scale = p.depth**-0.5
     inputs = {
         "x": normal(p.batch, p.channels, p.height, p.width),
-        "weight": normal(p.filters, p.group_channels, p.filter_height, p.filter_width, scale=length**-0.5),
+        "weight": normal(p.filters, p.group_channels, p.filter_height, p.filter_width, scale=scale),
     }
+    if p.shortcut_channels:
+        inputs["shortcut"] = normal(p.batch, p.shortcut_channels, *p.shortcut_size)
+        inputs["shortcut_weight"] = normal(p.filters, p.shortcut_channels, 1, 1, scale=scale)
     if p.bias:
         inputs["bias"] = normal(p.filters)
     if p.residual:
@@ -52,16 +55,23 @@ def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
     return _finish(problem, _convolve(problem, inputs), inputs)
 
 
-def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What is to be added up: the convolution, and that of the shortcut."""
     p = problem
-    return F.conv2d(
-        inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups
-    )
+    convolved = [
+        F.conv2d(inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
+    ]
+    if p.shortcut_channels:
+        convolved.append(F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=p.shortcut_stride))
+    return convolved
 
 
-def _finish(problem: Conv2dProblem, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if problem.residual:
-        y = y + inputs["residual"]
+def _finish(
+    problem: Conv2dProblem, terms: list[torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    y, *others = terms
+    for other in (*others, *([inputs["residual"]] if problem.residual else [])):
+        y = y + other
     return torch.relu(y) if problem.relu else y
 
 
@@ -79,10 +89,11 @@ def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs))
     if problem.dtype == "tf32":
-        rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
-        return compute(problem, rounded)
+        factors = ("x", "weight", "shortcut", "shortcut_weight")
+        rounded = {name: round_to_tf32(inputs[name]) for name in factors if name in inputs}
+        return compute(problem, {**inputs, **rounded})
     wide = {name: tensor.float() for name, tensor in inputs.items()}
-    return _finish(problem, _convolve(problem, wide).to(storage(problem)), inputs)
+    return _finish(problem, [term.to(storage(problem)) for term in _convolve(problem, wide)], inputs)
 
 
 def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:

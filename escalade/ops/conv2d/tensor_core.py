@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks, unsupported_reach
 from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import Config, Rung
 
 PLAIN_CONFIGS = (
@@ -37,10 +38,15 @@ FUSED_CONFIGS = (
     MmaConfig(128, 64, 64, 2, 2, 4, 3),
     MmaConfig(128, 64, 64, 2, 2, 4, 3, through_l1=True),
     MmaConfig(64, 128, 128, 2, 2, 3, 3),
+    MmaConfig(128, 64, 128, 4, 2, 4, 2),
     MmaConfig(64, 64, 128, 2, 2, 4, 3),
+    MmaConfig(64, 64, 128, 2, 4, 4, 2),
     MmaConfig(64, 64, 64, 2, 2, 5, 4),
     MmaConfig(64, 32, 128, 2, 2, 4, 4),
+    MmaConfig(64, 32, 128, 4, 2, 4, 2),
     MmaConfig(32, 64, 128, 1, 4, 4, 4),
+    MmaConfig(32, 64, 128, 2, 4, 4, 2),
+    MmaConfig(32, 32, 128, 2, 2, 5, 4),
     MmaConfig(128, 32, 64, 4, 1, 4, 4),
     MmaConfig(128, 16, 128, 4, 1, 4, 4),
 )
@@ -83,17 +89,16 @@ def _convert(source: str, target: str, rows: int, operands: Operands, weights_on
         (256, 1, 1),
         (Buffer(source), Buffer(target), Int64(rows), p.channels, operands.channels),
         weights_only=weights_only,
+        overlap=True,
     )
 
 
-def _epilogue(problem: Conv2dProblem, sums: str, sum_type: Type, parts: int) -> KernelCall:
-    """Adds up `parts` stacks of sums and finishes them into y."""
+def _epilogue(problem: Conv2dProblem) -> KernelCall:
+    """Finishes the sums that a product has left in y."""
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
     constants: dict[str, Constant] = {
         "Element": arguments.element(problem),
-        "Sum": sum_type,
-        "PARTS": parts,
         "VECTOR": vector,
         **arguments.epilogue_constants(problem),
     }
@@ -102,13 +107,13 @@ def _epilogue(problem: Conv2dProblem, sums: str, sum_type: Type, parts: int) -> 
         (blocks(problem.output_elements // vector, 256), 1, 1),
         (256, 1, 1),
         (
-            Buffer(sums),
             Buffer("bias", optional=True),
             Buffer("residual", optional=True),
             Buffer("y"),
             problem.filters,
             Int64(problem.output_elements),
         ),
+        overlap=True,
     )
 
 
@@ -143,10 +148,10 @@ def _prepare(operands: Operands) -> _Prepared:
 
 
 @dataclass(frozen=True)
-class TensorCore(Rung[Conv2dProblem]):
+class TensorCore(Conv2dRung):
     half_storage: bool = False
 
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         return _unsupported(self.name, ("tf32",) if self.half_storage else ("fp16", "bf16", "tf32"), problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -166,7 +171,7 @@ class TensorCore(Rung[Conv2dProblem]):
             shared_bytes=config.stages * (config.tile_m + config.tile_n) * config.row_bytes,
         )
         has_epilogue = problem.bias or problem.residual or problem.relu
-        epilogue = (_epilogue(problem, "y", output, 1),) if has_epilogue else ()
+        epilogue = (_epilogue(problem),) if has_epilogue else ()
         return Recipe((*prepared.steps, product, *epilogue), prepared.workspaces)
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
@@ -178,13 +183,28 @@ class TensorCore(Rung[Conv2dProblem]):
 
 
 @dataclass(frozen=True)
-class FusedEpilogue(Rung[Conv2dProblem]):
+class FusedEpilogue(Conv2dRung):
     candidates: tuple[MmaConfig, ...]
     dtypes: tuple[str, ...]
     products: int = 1
     """3: operands are split into two TF32 parts each, for fp32's accuracy."""
 
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    @property
+    def takes_shortcut(self) -> bool:
+        """With three products the second set of sums takes the registers."""
+        return self.products == 1
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, copied = problem, Operands.stored(problem).copy_bytes // problem.element_bytes
+        if p.shortcut_channels % copied:
+            return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
+        if p.shortcut_channels:
+            shortcut = replace(
+                p, channels=p.shortcut_channels, height=p.shortcut_size[0], width=p.shortcut_size[1],
+                filter_height=1, filter_width=1, stride=(p.shortcut_stride,) * 2, padding=(0, 0), dilation=(1, 1),
+            )  # fmt: skip
+            if sentence := unsupported_reach(shortcut, 256, 4):
+                return sentence
         return _unsupported(self.name, self.dtypes, problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -194,19 +214,15 @@ class FusedEpilogue(Rung[Conv2dProblem]):
         assert isinstance(config, MmaConfig)
         operands = Operands.stored(problem)
         prepared = _prepare(operands)
-        whole = config.splits == 1
-        output = arguments.element(problem) if whole else Type("float")
-        vector = 4 if output.name == "float" else 8
+        tiles = config.grid(problem)[0]
         constants = {
-            **operands.constants(config, output),
+            **operands.constants(config, arguments.element(problem)),
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
             "PRODUCTS": self.products,
-            "FILTERS_ALIGNED": problem.filters % vector == 0,
-            "HAS_BIAS": problem.bias and whole,
-            "HAS_RESIDUAL": problem.residual and whole,
-            "HAS_RELU": problem.relu and whole,
+            "FILTERS_ALIGNED": problem.filters * problem.element_bytes % 16 == 0,
+            **arguments.epilogue_constants(problem),
         }
         product = KernelCall(
             Program.of("conv2d/fused_epilogue.cu", "conv2d_fused_epilogue", constants),
@@ -215,18 +231,26 @@ class FusedEpilogue(Rung[Conv2dProblem]):
             (
                 prepared.x,
                 prepared.weight,
+                Buffer("shortcut", optional=True),
+                Buffer("shortcut_weight", optional=True),
                 Buffer("bias", optional=True),
                 Buffer("residual", optional=True),
-                Buffer("y" if whole else "parts"),
+                Buffer("y"),
+                Buffer("parts", optional=True),
+                Buffer("tickets", optional=True),
                 arguments.shape(prepared.shape),
+                arguments.shortcut_shape(problem),
             ),
             shared_bytes=config.shared_bytes,
+            overlap=True,
         )
-        if whole:
-            return Recipe((*prepared.steps, product), prepared.workspaces)
-        parts = Workspace("parts", config.splits * problem.output_elements * 4)
-        epilogue = _epilogue(problem, "parts", output, config.splits)
-        return Recipe((*prepared.steps, product, epilogue), (*prepared.workspaces, parts))
+        meeting: tuple[Workspace, ...] = ()
+        if config.splits > 1:
+            meeting = (
+                Workspace("parts", config.splits * tiles * config.tile_m * config.tile_n * 4),
+                Workspace("tickets", tiles * 4, zeroed=True),
+            )
+        return Recipe((*prepared.steps, product), (*prepared.workspaces, *meeting))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         return _tf32_tolerance(problem, super().tolerance(problem, peer_error))

@@ -13,6 +13,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.conv2d.winograd_config import (
     INPUTS,
     PRODUCTS,
@@ -27,7 +28,7 @@ from escalade.ops.conv2d.winograd_config import (
     transform_blocks,
     transform_constants,
 )
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.ladder import Config
 
 TOLERANCE = {2: 2e-6, 4: 6e-6}
 """By tile. The transforms add and subtract values larger than the result, so that fp32 rounding weighs more than in
@@ -35,12 +36,12 @@ a direct sum: 3.5e-7 (2x2) and 1.1e-6 (4x4) in numpy on normal deviates with 128
 
 
 @dataclass(frozen=True)
-class Winograd(Rung[Conv2dProblem]):
+class Winograd(Conv2dRung):
     """What all rungs share: the problems they take, and the filter transform."""
 
     tile: int
 
-    def supports(self, problem: Conv2dProblem) -> str | None:
+    def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
         if (
             (p.filter_height, p.filter_width) != (3, 3)
@@ -70,6 +71,7 @@ class Winograd(Rung[Conv2dProblem]):
             (128, 1, 1),
             (Buffer("weight"), Buffer(WEIGHTS), arguments.shape(problem)),
             weights_only=True,
+            overlap=True,
         )
 
 
@@ -118,6 +120,7 @@ class Staged(Winograd):
                 (input_blocks, 1, 1),
                 (self.stage_threads, 1, 1),
                 (Buffer("x"), Buffer(INPUTS), channel_blocks, *geometry),
+                overlap=True,
             ),
             KernelCall(
                 Program.of("conv2d/winograd_gemm.cu", "conv2d_winograd_gemm", gemm_constants(config)),
@@ -125,12 +128,14 @@ class Staged(Winograd):
                 (config.gemm_threads, 1, 1),
                 (Buffer(INPUTS), Buffer(WEIGHTS), Buffer(PRODUCTS), gemm_shape),
                 shared_bytes=config.shared_bytes,
+                overlap=True,
             ),
             KernelCall(
                 Program.of("conv2d/winograd_output.cu", "conv2d_winograd_output", constants),
                 (output_blocks, 1, 1),
                 (self.stage_threads, 1, 1),
                 (Buffer(PRODUCTS), *arguments.tensors()[2:], filter_blocks, *geometry),
+                overlap=True,
             ),
         )
 
@@ -193,6 +198,7 @@ class Pipelined(Staged):
                 Ints((input_blocks, gemm_blocks, output_blocks, channel_blocks, filter_blocks)),
             ),
             shared_bytes=config.shared_bytes,
+            overlap=True,
         )
 
 
@@ -235,6 +241,7 @@ class Fused(Winograd):
                 tiles.grid(Chunk(0, tiles.count)),
             ),
             shared_bytes=config.shared_bytes(tiles.points),
+            overlap=True,
         )
         return Recipe(
             (self._filter_transform(problem, channels_inside=False), call), tiles.workspaces(0, 0)[:1]

@@ -313,6 +313,12 @@ def test_only_the_gradients_that_are_asked_for() -> None:
     assert x.grad is None and weight.grad is not None
 
 
+def test_a_call_with_nothing_but_tensors_has_gradients() -> None:
+    x, weight = tensors()
+    torch.ops.escalade.conv2d(x, weight.requires_grad_()).sum().backward()
+    assert weight.grad is not None
+
+
 def test_stride_dilation_and_groups_reach_the_gradient(seed: int) -> None:
     options: dict[str, Any] = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
     x = torch.randn(2, 8, 9, 9)

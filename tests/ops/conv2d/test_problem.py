@@ -25,13 +25,19 @@ def problems(draw: st.DrawFn) -> Conv2dProblem:
         return draw(st.integers(low, high))
 
     groups = size(1, 3)
+    shortcut, shortcut_stride = (size(1, 9), size(1, 3)) if draw(st.booleans()) else (0, 1)
     try:
-        return Conv2dProblem(
+        problem = Conv2dProblem(
             size(0, 3), groups * size(1, 4), size(1, 12), size(1, 12), groups * size(1, 4), size(1, 5), size(1, 5),
             (size(1, 3), size(1, 3)), (size(0, 3), size(0, 3)), (size(1, 2), size(1, 2)), groups,
             draw(st.sampled_from(["fp32", "tf32", "fp16", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"])),
-            draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
+            draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), shortcut, shortcut_stride,
         )  # fmt: skip
+        if not shortcut:
+            return problem
+        height, width = problem.shortcut_size
+        smaller = (height - size(0, shortcut_stride - 1), width - size(0, shortcut_stride - 1))
+        return replace(problem, shortcut_size=smaller)
     except UnsupportedError:  # the filter is larger than the image
         assume(False)
         raise
@@ -57,6 +63,8 @@ def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
     assert p.output_elements == y.numel()
     assert p.input_elements == inputs["x"].numel()
     assert p.weight_elements == inputs["weight"].numel()
+    if p.shortcut_channels:
+        assert p.shortcut_elements == inputs["shortcut"].numel()
     assert p.bytes == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.element_bytes
 
 
@@ -64,7 +72,8 @@ def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
 def test_flops_count_every_product_and_sum(problem: Conv2dProblem) -> None:
     """Those with padding too, as everyone counts them."""
     p = problem
-    assert p.flops == 2 * p.output_elements * p.group_channels * p.filter_height * p.filter_width
+    products = p.group_channels * p.filter_height * p.filter_width + p.shortcut_channels
+    assert p.flops == 2 * p.output_elements * products
 
 
 @pytest.mark.parametrize(
@@ -75,6 +84,18 @@ def test_flops_count_every_product_and_sum(problem: Conv2dProblem) -> None:
         ("1to4_86_k7s1p0_b10", Conv2dProblem.square(1, 4, 86, 7, batch=10, padding=0)),
         ("8to8_10_k5s1g8_b1", Conv2dProblem.square(8, 8, 10, 5, groups=8)),
         ("8to12_9x14_k1x7s1_b2", Conv2dProblem(2, 8, 9, 14, 12, 1, 7, padding=(0, 3))),
+        (
+            "128to128_28_k3s1_b32_bias+short64s2+relu",
+            Conv2dProblem.square(
+                128, 128, 28, 3, batch=32, bias=True, relu=True, shortcut_channels=64, shortcut_stride=2
+            ),
+        ),
+        (
+            "8to24_7_k3s1_b1_res+short40s2i13x14",
+            Conv2dProblem.square(
+                8, 24, 7, 3, residual=True, shortcut_channels=40, shortcut_stride=2, shortcut_size=(13, 14)
+            ),
+        ),
         ("4to4_9_k3s2x1p2x0d1x2_b1", Conv2dProblem(1, 4, 9, 9, 4, 3, 3, (2, 1), (2, 0), (1, 2))),
     ],
 )
@@ -87,7 +108,8 @@ def test_names_are_stable(name: str, problem: Conv2dProblem) -> None:
     "name",
     ["", "conv", "64to64", "64to64_56_k3s1", "64to64_56_k3s1_b1_", "64to64_56_k3s1_b1_gelu", "x64to64_56_k3s1_b1",
      "64to64_56_k3s1_b1 ", "64to64_56_k3s1_b1\n", "-1to64_56_k3s1_b1", "64to64_56_k3s1_b1_relu+relu",
-     "64to64_56_k3s1_b1_relu+bias"],
+     "64to64_56_k3s1_b1_relu+bias", "64to64_56_k3s1_b1_short64", "64to64_56_k3s1_b1_relu+short64s1",
+     "64to64_56_k3s1_b1_biasrelu"],
 )  # fmt: skip
 def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
     with pytest.raises(UnsupportedError, match="64to64_56_k3s1_b256"):
@@ -115,6 +137,14 @@ def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
         ({"layout": "hwcn"}, "layout 'hwcn'.*nchw, nhwc"),
         ({"filter_height": 20}, "reaches over 20x3 pixels.*has only 11x11"),
         ({"dilation": (1, 9)}, "reaches over 3x19 pixels"),
+        ({"shortcut_channels": -8}, "a shortcut of -8 channels"),
+        ({"shortcut_channels": 8, "shortcut_stride": 0}, "stride 0"),
+        (
+            {"shortcut_channels": 8, "shortcut_size": (9, 8)},
+            "a shortcut of 9x8 pixels with stride 1 gives 9x8; .* 9$",
+        ),
+        ({"shortcut_stride": 2}, "no channels"),
+        ({"shortcut_channels": 8, "stride": (0, 1)}, "stride of 0"),
     ],
 )
 def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -132,6 +162,7 @@ def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any],
         {"batch": 2**25 + 1},
         {"padding": (2**31, 1)},
         {"padding": (2**30, 1), "stride": (2**30, 1)},
+        {"shortcut_channels": 8, "shortcut_stride": 2**13},
     ],
 )
 def test_what_32_bits_cannot_count_is_refused(change: dict[str, Any]) -> None:

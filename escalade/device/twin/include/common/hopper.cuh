@@ -176,3 +176,40 @@ template <size_t REGISTERS>
 void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wgmma_issue(twin::Element::tf32, d, 2 * REGISTERS, a, b, accumulate, where);
 }
+
+// ------------------------------------------------------------------ wgmma with its rows in registers
+
+inline u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
+    return u64((address & 0x3FFFF) >> 4) | u64(k_stride >> 4) << 16 | u64(row_stride >> 4) << 32;
+}
+
+namespace twin {
+
+// At once, warp by warp: a product of every 8 columns, whose fragments a lane finds in the unswizzled operand.
+template <size_t REGISTERS>
+void wgmma_from_registers(Element element, float (&d)[REGISTERS], const u32 (&a)[4], u64 b, bool accumulate,
+                          Where where) {
+    const u32 start = (b & 0x3FFF) << 4, k_stride = (b >> 16 & 0x3FFF) << 4, row_stride = (b >> 32 & 0x3FFF) << 4;
+    const u32 lane = threadIdx.x % 32;
+    if (!accumulate)
+        for (float& sum : d) sum = 0.f;
+    for (u32 block = 0; block < REGISTERS / 4; ++block) {
+        u32 columns[2];
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 address = start + block * row_stride + half * k_stride + lane / 4 * 16 + lane % 4 * 4;
+            std::memcpy(&columns[half], shared_bytes(address, own_rank(), 4, false, where), 4);
+        }
+        wait::multiply(element, &d[4 * block], a, columns, where);
+    }
+}
+
+}  // namespace twin
+
+template <size_t REGISTERS>
+void wgmma_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_from_registers(twin::Element::f16, d, a, b, accumulate, where);
+}
+template <size_t REGISTERS>
+void wgmma_bf16_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_from_registers(twin::Element::bf16, d, a, b, accumulate, where);
+}

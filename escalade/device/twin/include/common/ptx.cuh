@@ -5,6 +5,7 @@
 // the card.
 #pragma once
 
+#include "atomics.h"
 #include "collectives.h"
 
 typedef unsigned short u16;
@@ -86,6 +87,11 @@ inline u32 to_tf32(float value) {
     std::memcpy(&bits, &value, 4);
     if ((bits & 0x7F800000) == 0x7F800000) return bits & 0x007FFFFF ? 0x7FFFFFFF : bits;
     return (bits + 0x1000) & ~0x1FFFu;
+}
+
+inline u32 take_ticket(u32* count, u32 blocks, TWIN_WHERE) {
+    twin::fence();
+    return atomicInc(count, blocks - 1, where);
 }
 
 // ------------------------------------------------------------------ programmatic dependent launch

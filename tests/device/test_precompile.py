@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.bench.precompile import precompile, programs
+from escalade.bench.verify import programs
+from escalade.device.precompile import precompile
 from escalade.bench.verify import jobs
 from escalade.device.cache import default_cache
 from escalade.device.program import Program

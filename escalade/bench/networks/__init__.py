@@ -1,0 +1,1 @@
+"""Whole networks beside their peers: verified, then timed in one process, in turns."""

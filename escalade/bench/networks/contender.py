@@ -1,0 +1,94 @@
+"""A network made ready by one system, to be verified and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade.errors import EscaladeError
+from escalade.models import ResNet
+
+TOLERANCE = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2}
+"""‖out − ref‖ / ‖ref‖ at the logits. Roundings to 10 (or 7) bits in every layer add up to about a quarter of it."""
+
+
+class Unavailable(EscaladeError):
+    """A system that cannot take part here; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a system is asked to run: the model and the images, as they are before it converts them."""
+
+    model: ResNet
+    """On the CPU, fp32."""
+    x: torch.Tensor
+    """On the device, fp32, NCHW."""
+    dtype: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`call` is what a user writes, with inputs that are on the device already; `replay` its CUDA graph alone."""
+
+    system: str
+    layout: str
+    call: Callable[[], Any]
+    tensor: Callable[[Any], torch.Tensor]
+    """The result of a call, to be compared."""
+    wait: Callable[[], None]
+    prepare: Callable[[], object] | None = None
+    """Fills the graph's inputs."""
+    replay: Callable[[], None] | None = None
+    peak_bytes: int | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.system} {self.layout}"
+
+
+def waiting(device: torch.device) -> Callable[[], None]:
+    """Until the device has nothing left to do."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
+@contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """PyTorch with TF32 only where it is asked for, and cuDNN choosing by measurement among all it has."""
+    matmul = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
+        ):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+
+
+class Peak:
+    """PyTorch's memory from here on: what is allocated at most in one run, weights and inputs included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._before = torch.cuda.memory_allocated(device) if self._on_gpu else 0
+
+    def of(self, run: Callable[[], Any]) -> tuple[Any, int | None]:
+        """What the run gives, and the bytes."""
+        if not self._on_gpu:
+            return run(), None
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        result = run()
+        torch.cuda.synchronize(self._device)
+        return result, torch.cuda.max_memory_allocated(self._device) - self._before

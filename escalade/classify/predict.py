@@ -1,0 +1,102 @@
+"""Images through an engine: batches in, the likeliest classes out."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from escalade.classify.images import Crop, Picture, Unreadable, decode_all
+from escalade.engine import Engine
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class and how likely it is."""
+
+    number: int
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of an image, the first first."""
+
+    file: pathlib.Path
+    guesses: tuple[Guess, ...]
+
+
+def predict(
+    engine: Engine,
+    files: Sequence[pathlib.Path],
+    crop: Crop,
+    labels: Sequence[str],
+    *,
+    batch: int,
+    top: int,
+    skipped: Callable[[Unreadable], None],
+) -> Generator[Prediction, None, None]:
+    """In the order of the files; those that cannot be read go to `skipped`, from another thread."""
+    sent: deque[list[pathlib.Path]] = deque()
+    batches = _batches(files, crop, batch, sent, skipped)
+    with closing(batches), closing(engine.stream(batches)) as results:
+        for logits in results:
+            likely = logits.float().softmax(1).topk(min(top, len(labels)), 1)
+            # The last batch is filled up, and zip leaves out what is beyond its files.
+            for file, chances, classes in zip(
+                sent.popleft(), likely.values.tolist(), likely.indices.tolist(), strict=False
+            ):
+                guesses = (
+                    Guess(number, labels[number], chance)
+                    for number, chance in zip(classes, chances, strict=True)
+                )
+                yield Prediction(file, tuple(guesses))
+
+
+def example(batch: int, crop: Crop) -> torch.Tensor:
+    """Images as `predict` gives them to the engine."""
+    return torch.from_numpy(_images(_room(batch, crop)))
+
+
+def _batches(
+    files: Sequence[pathlib.Path],
+    crop: Crop,
+    batch: int,
+    sent: deque[list[pathlib.Path]],
+    skipped: Callable[[Unreadable], None],
+) -> Generator[np.ndarray, None, None]:
+    """Of one size, so that the engine needs one plan: a last one that is not full holds older images too.
+
+    The same memory each time: the engine copies a batch before it asks for the next.
+    """
+    room = _room(batch, crop)
+    names: list[pathlib.Path] = []
+    with closing(decode_all(files, crop, ahead=2 * batch)) as pictures:
+        for picture in pictures:
+            if not isinstance(picture, Picture):
+                skipped(picture)
+                continue
+            room[len(names)] = picture.pixels
+            names.append(picture.file)
+            if len(names) == batch:
+                sent.append(names)
+                names = []
+                yield _images(room)
+    if names:
+        sent.append(names)
+        yield _images(room)
+
+
+def _room(batch: int, crop: Crop) -> np.ndarray:
+    return np.zeros((batch, crop.side, crop.side, 3), np.uint8)
+
+
+def _images(room: np.ndarray) -> np.ndarray:
+    """PyTorch's order of dimensions over the decoder's bytes: channels_last."""
+    return room.transpose(0, 3, 1, 2)

@@ -1,0 +1,66 @@
+"""Memory that batches pass through between host and device, one after another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+_ALIGNMENT = 256
+"""Bytes: what CUDA's own allocations start at, so that a copy in is as fast as into one of those."""
+
+
+class Staging:
+    """One piece of memory for the tensors of a batch, reused by the next; it grows to the largest batch.
+
+    Who uses it sees to it that nothing of the last batch is still under way.
+    """
+
+    def __init__(self, device: torch.device, pinned: bool = False) -> None:
+        self._device = device
+        self._pinned = pinned
+        self._memory = self._allocate(0)
+
+    @property
+    def bytes(self) -> int:
+        return self._memory.numel()
+
+    def like(
+        self, tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
+    ) -> list[torch.Tensor]:
+        """Room for tensors of these shapes and layouts, each dense; what is in it is left over."""
+        dtypes = dtypes or [tensor.dtype for tensor in tensors]
+        sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(tensors, dtypes, strict=True)]
+        offsets = list(itertools.accumulate((_aligned(size) for size in sizes), initial=0))
+        if offsets[-1] > self.bytes:
+            self._memory = self._allocate(0)  # given back first: never the old and the new at once
+            self._memory = self._allocate(offsets[-1])
+        return [
+            _view(self._memory[offset : offset + size].view(dtype), tensor)
+            for offset, size, dtype, tensor in zip(offsets, sizes, dtypes, tensors, strict=False)
+        ]
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned and size > 0)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are those of the room that `Staging.like` makes for it, in the same order."""
+    return tensor.is_contiguous() or _is_channels_last(tensor)
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _view(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if _is_channels_last(like) and not like.is_contiguous():
+        n, c, h, w = like.shape
+        return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+    return flat.view(like.shape)
+
+
+def _aligned(size: int) -> int:
+    return math.ceil(size / _ALIGNMENT) * _ALIGNMENT

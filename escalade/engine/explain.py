@@ -1,0 +1,254 @@
+"""A plan as something to read: each step, who does it and why, what it costs at least, and the totals."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from escalade.device.recipe import KernelCall
+from escalade.engine.forms import Form
+from escalade.engine.graph import ATEN
+from escalade.engine.plan import Plan, Step
+
+PYTORCH = "PyTorch"
+_TEXT_WIDTH = 200
+_WIDE = 150
+"""Characters that a terminal needs for all columns; a narrower one gets the first few, and JSON has them all."""
+Floor = Callable[[int, int, str], float]
+"""Microseconds that so many operations and bytes take at least, in a dtype."""
+
+
+@dataclass(frozen=True)
+class ExplainedStep:
+    """One step of a plan. None stands for what is not known or was not measured."""
+
+    number: int
+    name: str
+    source: str
+    """Where in the model it comes from."""
+    operation: str
+    problem: str
+    rung: str
+    """Of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
+    config: dict[str, Any]
+    why: str
+    launches: int
+    flops: int
+    """Of the plain algorithm; 0 for what PyTorch does, which does not say."""
+    bytes: int
+    """The fewest that the step moves: each input read once, each result written once."""
+    offset: int | None
+    """Of its result in the arena; None for a constant's."""
+    result_bytes: int
+    floor_us: float | None = None
+    time_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan to read: `str()` gives a table, `to_json()` everything."""
+
+    dtype: str
+    batch: int
+    inputs: tuple[str, ...]
+    steps: tuple[ExplainedStep, ...]
+    arena_bytes: int
+    weight_bytes: int
+    lasting_bytes: int
+    notes: tuple[str, ...] = ()
+    time_us: float | None = None
+    """Of the whole plan, in one go."""
+    title: str = "plan"
+
+    @property
+    def fallbacks(self) -> tuple[ExplainedStep, ...]:
+        """What PyTorch does, for want of a kernel."""
+        return tuple(step for step in self.steps if step.rung == PYTORCH)
+
+    @property
+    def flops(self) -> int:
+        return sum(step.flops for step in self.steps)
+
+    @property
+    def launches(self) -> int:
+        return sum(step.launches for step in self.steps)
+
+    @property
+    def total_bytes(self) -> int:
+        """All the memory that a call uses, PyTorch's own steps apart."""
+        return self.arena_bytes + self.weight_bytes + self.lasting_bytes
+
+    @property
+    def floor_us(self) -> float | None:
+        """Each step at its own floor, one after another."""
+        floors = [step.floor_us for step in self.steps]
+        return sum(f for f in floors if f is not None) if any(f is not None for f in floors) else None
+
+    def with_times(self, times: Mapping[str, float], whole: float | None = None) -> Explanation:
+        """Microseconds of the steps by name, and of the whole plan."""
+        steps = tuple(replace(step, time_us=times.get(step.name)) for step in self.steps)
+        return replace(self, steps=steps, time_us=whole)
+
+    def to_json(self) -> str:
+        totals = {
+            "steps": len(self.steps),
+            "launches": self.launches,
+            "flops": self.flops,
+            "floor_us": self.floor_us,
+            "bytes": self.total_bytes,
+            "fallbacks": [step.operation for step in self.fallbacks],
+        }
+        return json.dumps({**asdict(self), "totals": totals}, indent=2)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _table(self, options.max_width)
+        for line in self.summary():
+            yield Text(line)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_TEXT_WIDTH, color_system=None).print(self)
+        return text.getvalue()
+
+    def summary(self) -> list[str]:
+        """The totals, a sentence each."""
+        lines = [
+            f"{len(self.steps)} steps, {self.launches} kernel launches, {self.flops / 1e9:.2f} GFLOP.",
+            f"Memory: {mebibytes(self.total_bytes)}: arena {mebibytes(self.arena_bytes)}, "
+            f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}.",
+        ]
+        if self.floor_us is not None:
+            lines.append(f"Floor, each step at its own: {self.floor_us:.1f} µs.")
+        timed = [step.time_us for step in self.steps if step.time_us is not None]
+        if timed:
+            lines.append(
+                f"The steps, each timed by itself over warm caches, take {sum(timed):.1f} µs together."
+            )
+        if self.time_us is not None:
+            lines.append(f"The whole plan in one go takes {self.time_us:.1f} µs.")
+        if self.fallbacks:
+            named = ", ".join(f"{step.operation} ({step.source or step.name})" for step in self.fallbacks)
+            lines.append(f"PyTorch runs {len(self.fallbacks)} of the steps, for want of a kernel: {named}.")
+        else:
+            lines.append("Nothing falls back to PyTorch.")
+        return lines + list(self.notes)
+
+
+def explain(plan: Plan, floor: Floor | None = None) -> Explanation:
+    """The plan's steps and totals; with floors if the card's ceilings are known."""
+    batch = plan.graph.inputs[0].shape[0] if plan.graph.inputs and plan.graph.inputs[0].shape else 1
+    assert isinstance(batch, int)
+    return Explanation(
+        plan.dtype,
+        batch,
+        tuple(f"{given.name} {_form(plan.forms[given.name])}" for given in plan.graph.inputs),
+        tuple(_explained(plan, number, step, floor) for number, step in enumerate(plan.steps, start=1)),
+        plan.arena_bytes,
+        plan.constant_bytes,
+        plan.lasting_bytes,
+        tuple(plan.graph.notes),
+    )
+
+
+def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> ExplainedStep:
+    node, form = step.node, plan.forms[step.node.name]
+    flops = moved = 0
+    if step.lowered is not None:
+        flops, moved = step.lowered.problem.flops, step.lowered.problem.bytes
+    elif step.in_pytorch:
+        moved = _moved(plan, step)
+    calls = step.recipe.steps if step.recipe else ()
+    return ExplainedStep(
+        number=number,
+        name=node.name,
+        source=node.source,
+        operation=str(node.attributes["target"]) if node.op == ATEN else node.op,
+        problem=step.lowered.problem.name if step.lowered else _form(form),
+        rung=step.choice.rung.name if step.choice else PYTORCH if step.in_pytorch else "",
+        config=step.choice.config.as_dict() if step.choice else {},
+        why=_why(step),
+        launches=sum(isinstance(call, KernelCall) and not call.weights_only for call in calls),
+        flops=flops,
+        bytes=moved,
+        offset=plan.places.get(node.name),
+        result_bytes=form.bytes,
+        floor_us=floor(flops, moved, plan.dtype) if floor and not step.is_alias else None,
+    )
+
+
+def _why(step: Step) -> str:
+    if step.choice:
+        return step.choice.why
+    return "no kernel does it" if step.in_pytorch else "the same bytes, seen differently"
+
+
+def _moved(plan: Plan, step: Step) -> int:
+    """By a step that has no problem to ask."""
+    constants = plan.graph.constants
+    read = sum(
+        constants[name].nbytes if name in constants else plan.forms[name].bytes
+        for name in dict.fromkeys(step.node.inputs.values())
+    )
+    return read + plan.forms[step.node.name].bytes
+
+
+def _form(form: Form) -> str:
+    sizes = "×".join(str(size) for size in form.shape)
+    return f"{sizes} {str(form.dtype).removeprefix('torch.')}" + (
+        "" if form.layout == "flat" else f" {form.layout}"
+    )
+
+
+def mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+
+def _table(explanation: Explanation, width: int) -> Table:
+    steps = explanation.steps
+    heading = f"{explanation.title}: {explanation.dtype}, inputs {', '.join(explanation.inputs)}"
+    table = Table(title=escape(heading), title_justify="left")
+    texts: dict[str, Callable[[ExplainedStep], str]] = {
+        "in the model": lambda step: step.source,
+        "operation": lambda step: step.operation,
+        "problem": lambda step: step.problem,
+        "rung": lambda step: step.rung,
+    }
+    figures: dict[str, Callable[[ExplainedStep], str]] = {
+        "MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else "",
+    }
+    if width >= _WIDE:
+        texts |= {"config": _config, "why": lambda step: step.why}
+        figures |= {
+            "MB": lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else "",
+            "arena at": lambda step: "" if step.offset is None else str(step.offset),
+            "KiB": lambda step: f"{step.result_bytes / 2**10:.1f}",
+        }
+    if any(step.floor_us is not None for step in steps):
+        figures["floor µs"] = lambda step: _microseconds(step.floor_us)
+    if any(step.time_us is not None for step in steps):
+        figures["µs"] = lambda step: _microseconds(step.time_us)
+    table.add_column("#", justify="right")
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in steps:
+        cells = [escape(text(step)) for text in texts.values()]
+        table.add_row(str(step.number), *cells, *(figure(step) for figure in figures.values()))
+    return table
+
+
+def _config(step: ExplainedStep) -> str:
+    return " ".join(f"{name}={value}" for name, value in step.config.items())
+
+
+def _microseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,113 @@
+"""FP8: convolutions whose inputs, weights and results are e4m3, with scales from measured ranges.
+
+A value v is stored as v / scale, the scale chosen so that the largest magnitude seen in calibration becomes e4m3's
+largest number. Weights have a scale for each filter. A convolution's sums are then multiplied back by one factor for
+each filter, and its result is divided by its own scale on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from escalade.engine.graph import Graph, Node
+
+LARGEST = 448.0
+"""Of e4m3."""
+CHANNEL_UNIT = 16
+"""Channels and filters come in multiples of this: what one 16-byte copy moves."""
+SMALLEST_SCALE = 2.0**-40
+"""For values that were all zero."""
+
+
+def quantise(graph: Graph, ranges: Mapping[str, float]) -> None:
+    """Every convolution that can be becomes one in FP8; values between two of them are stored so."""
+    chosen = {node.name for node in graph if _can(graph, node)}
+    scales = {name: max(largest / LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}
+    stored = {name for name in chosen if _only_read_by(graph, name, chosen)}
+    copies: dict[str, str] = {}
+    for name in [node.name for node in graph if node.name in chosen]:
+        node = graph.nodes[name]
+        inputs = dict(node.inputs)
+        for role in ("x", "shortcut", "residual"):
+            value = inputs.get(role)
+            if value is not None and value not in stored:
+                inputs[role] = _stored_copy(graph, value, scales[value], copies, before=name)
+        source = {role: node.inputs[role] for role in ("x", "shortcut", "residual") if role in node.inputs}
+        inputs |= _constants(
+            graph, node, {role: scales[value] for role, value in source.items()}, scales, stored
+        )
+        graph.nodes[name] = replace(
+            node.with_attributes(fp8=True, store="fp8" if name in stored else None), inputs=inputs
+        )
+
+
+def _can(graph: Graph, node: Node) -> bool:
+    if node.op != "conv2d" or node.attributes["groups"] != 1:
+        return False
+    weight = graph.constants[node.inputs["weight"]]
+    sizes = [weight.shape[0], weight.shape[1]]
+    if "shortcut" in node.inputs:
+        sizes.append(graph.constants[node.inputs["shortcut_weight"]].shape[1])
+    given = {entry.name for entry in graph.inputs}
+    return all(size % CHANNEL_UNIT == 0 for size in sizes) and node.inputs["x"] not in given
+
+
+def _only_read_by(graph: Graph, name: str, chosen: set[str]) -> bool:
+    readers = [node for node in graph if name in node.inputs.values()]
+    return bool(readers) and name not in graph.outputs and all(node.name in chosen for node in readers)
+
+
+def _stored_copy(graph: Graph, value: str, scale: float, copies: dict[str, str], before: str) -> str:
+    """The value in FP8, made in front of its first reader."""
+    if value not in copies:
+        shape = graph.shape_of(value)
+        factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale]))
+        node = Node(
+            graph.fresh(f"{value}_fp8"),
+            "quantise",
+            {"x": value, "factor": factor},
+            {"store": "fp8"},
+            shape,
+            "float32",
+        )
+        graph.insert_before(before, node)
+        copies[value] = node.name
+    return copies[value]
+
+
+def _constants(
+    graph: Graph, node: Node, incoming: Mapping[str, float], scales: Mapping[str, float], stored: set[str]
+) -> dict[str, str]:
+    """Weights as e4m3 can hold them, a factor for each filter, the bias in fp32, and the two scalar factors."""
+    weights = {role: graph.constants[node.inputs[role]].double() for role in _weight_roles(node)}
+    # One accumulator takes the products of both inputs, so both must come out in the same unit.
+    unit = torch.stack(
+        [weight.flatten(1).abs().amax(1) * incoming[_input_of(role)] for role, weight in weights.items()]
+    ).amax(0)
+    unit = (unit / LARGEST).clamp_min(SMALLEST_SCALE)
+    made = {
+        role: graph.add_constant(
+            f"{node.name}_{role}_fp8", (weight * incoming[_input_of(role)] / unit.view(-1, 1, 1, 1)).float()
+        )
+        for role, weight in weights.items()
+    }
+    residual = incoming.get("residual", 0.0)
+    result = 1 / scales[node.name] if node.name in stored else 1.0
+    filters = unit.shape[0]
+    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros(filters)
+    return made | {
+        "bias": graph.add_constant(f"{node.name}_bias_fp8", bias.float()),
+        "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
+        "scales": graph.add_constant(f"{node.name}_scales", torch.tensor([residual, result])),
+    }
+
+
+def _weight_roles(node: Node) -> tuple[str, ...]:
+    return ("weight", "shortcut_weight") if "shortcut" in node.inputs else ("weight",)
+
+
+def _input_of(role: str) -> str:
+    return "shortcut" if role == "shortcut_weight" else "x"

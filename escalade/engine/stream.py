@@ -1,0 +1,247 @@
+"""An engine fed from host memory: copies in, compute and copies back at once, each on a CUDA stream of its own.
+
+A thread pulls batches, stages each in a free slot's pinned memory and starts all of its GPU work; events order the
+streams. Whoever iterates waits for the oldest slot, copies its results out of pinned memory into their own
+(page-locked memory is scarce, and a list of all results must not hold it) and frees the slot. The number of slots is
+fixed, so memory does not depend on the number of batches.
+
+On the CPU and on the twin the thread only stages batches ahead; they are computed by whoever iterates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.device.staging import Staging, is_dense
+from escalade.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from escalade.engine.engine import Engine, _Ready
+
+THREAD = "escalade-stream"
+_HOST = torch.device("cpu")
+
+
+def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
+    """What the engine returns for each batch, in order, as CPU tensors.
+
+    A batch is a host tensor or NumPy array, or a tuple of them for a model of several inputs; sizes may vary.
+    `depth` batches wait while one is computed (on a GPU another is on its way back). A batch is copied before the
+    next is asked for, so a producer may fill the same memory again; but pinned tensors are read in place, and must
+    stay as they are until their result has come. What the producer raises, or the engine about a batch, is raised
+    here after the results before it. Closing the iterator early stops the thread and waits for what is under way.
+    """
+    if depth < 1:
+        raise UnsupportedError(f"depth={depth}: at least one batch is staged ahead")
+    return _results(engine, batches, depth)
+
+
+def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
+    lanes = _Lanes.on(engine.device) if engine.device.type == "cuda" else None
+    free: SimpleQueue[_Slot | None] = SimpleQueue()
+    sent: SimpleQueue[_Slot | _End] = SimpleQueue()
+    stop = threading.Event()
+    for _ in range(depth + (1 if lanes is None else 2)):
+        free.put(_HostSlot(engine) if lanes is None else _DeviceSlot(engine, lanes))
+    feeder = _Feeder(engine, lanes, free, sent, stop)
+    # A daemon: an iterator that nobody closed must not keep the interpreter from ending.
+    thread = threading.Thread(target=feeder.run, args=(batches,), name=THREAD, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(slot := sent.get(), _End):
+            results = slot.receive()
+            free.put(slot)
+            yield pytree.tree_unflatten(results, engine._structure)
+        slot.settle()
+    finally:
+        stop.set()
+        free.put(None)
+        if threading.current_thread() is not thread:  # where garbage collection closes a forgotten iterator
+            thread.join()
+        if lanes is not None:
+            lanes.synchronize()
+
+
+@dataclass
+class _End:
+    """No more batches: the producer has none, or it or the engine raised."""
+
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Raises it and forgets it: through its traceback it would keep itself, and every slot, alive."""
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+
+
+class _Slot(Protocol):
+    """A place for one batch on its way through. One at a time: the feeder sends, the consumer receives."""
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None: ...
+
+    def receive(self) -> list[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """The three streams of one iteration."""
+
+    device: torch.device
+    inward: torch.cuda.Stream
+    compute: torch.cuda.Stream
+    outward: torch.cuda.Stream
+
+    @staticmethod
+    def on(device: torch.device) -> _Lanes:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        exact = torch.device("cuda", index)
+        return _Lanes(exact, *(torch.cuda.Stream(exact) for _ in range(3)))
+
+    def synchronize(self) -> None:
+        for lane in (self.inward, self.compute, self.outward):
+            lane.synchronize()
+
+
+@dataclass(frozen=True)
+class _Feeder:
+    """The thread's work: from the producer into free slots."""
+
+    engine: Engine
+    lanes: _Lanes | None
+    free: SimpleQueue[_Slot | None]
+    sent: SimpleQueue[_Slot | _End]
+    stop: threading.Event
+
+    def run(self, batches: Iterable[Any]) -> None:
+        try:
+            with contextlib.nullcontext() if self.lanes is None else torch.cuda.device(self.lanes.device):
+                self._feed(iter(batches))
+        except BaseException as error:  # to be raised where the results are awaited, in its place among them
+            self.sent.put(_End(error))
+        else:
+            self.sent.put(_End())
+
+    def _feed(self, batches: Iterator[Any]) -> None:
+        while True:
+            slot = self.free.get()
+            if slot is None or self.stop.is_set():
+                return
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            if self.stop.is_set():
+                return
+            slot.send(_tensors(self.engine, batch))
+            self.sent.put(slot)
+
+
+class _HostSlot:
+    """For engines on the CPU and the twin."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._staging = Staging(_HOST)
+        self._given: list[torch.Tensor] = []
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._given = _staged(tensors, self._staging)
+
+    def receive(self) -> list[torch.Tensor]:
+        return self._engine._ready(self._given).call(self._given, self._engine._copies)
+
+
+class _DeviceSlot:
+    """For engines on a GPU. It is free again when its results are on the host, so no earlier event needs waiting for.
+
+    The program's static input is read by the first kernels only, but while they run it is taken; with an input of
+    its own the slot is filled whenever the copy engine is free, and a copy on the device takes microseconds.
+    """
+
+    def __init__(self, engine: Engine, lanes: _Lanes) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._staging = Staging(_HOST, pinned=True)
+        self._inputs = Staging(lanes.device)
+        self._outputs = Staging(lanes.device)
+        self._returns = Staging(_HOST, pinned=True)
+        self._arrived, self._computed = torch.cuda.Event(), torch.cuda.Event()
+        self._returned = torch.cuda.Event(blocking=True)  # sleeping leaves the core to whoever makes batches
+        self._results: list[torch.Tensor] = []
+        self._kept: tuple[_Ready, Sequence[torch.Tensor]] | None = None
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Memory is allocated on the stream that first uses it, as PyTorch's allocator expects."""
+        lanes = self._lanes
+        with torch.cuda.stream(lanes.inward):
+            given = self._inputs.like(tensors)
+        ready = self._engine._ready(given)
+        pinned = all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
+        sources = tensors if pinned else _staged(tensors, self._staging)
+        self._kept = ready, sources  # the program and the caller's tensors live until they have been used
+        with torch.cuda.stream(lanes.inward):
+            _copy(sources, given)
+            self._arrived.record(lanes.inward)
+        with torch.cuda.stream(lanes.compute):
+            lanes.compute.wait_event(self._arrived)
+            computed = ready.call(given, self._set_aside)
+            self._computed.record(lanes.compute)
+        with torch.cuda.stream(lanes.outward):
+            lanes.outward.wait_event(self._computed)
+            self._results = self._returns.like(computed)
+            _copy(computed, self._results)
+            self._returned.record(lanes.outward)
+
+    def receive(self) -> list[torch.Tensor]:
+        self._returned.synchronize()
+        self._kept = None
+        return [result.clone() for result in self._results]
+
+    def _set_aside(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Out of the program's memory, so that its next run need not wait for the copy back."""
+        results = self._outputs.like(outputs, self._engine._output_types)
+        _copy(outputs, results)
+        return results
+
+
+def _tensors(engine: Engine, batch: Any) -> tuple[torch.Tensor, ...]:
+    arguments = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    tensors = engine._flatten(pytree.tree_map(_as_tensor, arguments), {})
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                f"stream takes batches in host memory, and this one is on {tensor.device}; call the engine with it"
+            )
+    return tuple(tensor.detach() for tensor in tensors)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if not leaf.flags.writeable or any(stride < 0 for stride in leaf.strides):
+        leaf = leaf.copy(order="K")  # PyTorch takes neither
+    return torch.from_numpy(leaf)
+
+
+def _staged(tensors: Sequence[torch.Tensor], staging: Staging) -> list[torch.Tensor]:
+    rooms = staging.like(tensors)
+    _copy(tensors, rooms)
+    return rooms
+
+
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)

@@ -1,0 +1,37 @@
+// y[n][c][oh][ow] = mean of x[n][c] over the window of output (oh, ow)                                        (NCHW)
+//
+// LANES neighbouring lanes of a warp take one output: they read its window in order, side by side, and add their sums
+// up by shuffles. What bounds it: memory, in accesses of one element each; windows begin anywhere.
+#include "adaptive_avg_pool2d/window.cuh"
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+constexpr int AHEAD = 8;  // loads that a lane has under way
+
+extern "C" __global__ void adaptive_avg_pool2d_lanes(const Element* x, Element* y, PoolShape shape) {
+    wait_for_previous_launch();
+    const u32 outputs = shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const u32 asked = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const u32 at = min(asked, outputs - 1);  // lanes past the end repeat the last output: shuffles take all 32
+    const int lane = threadIdx.x % LANES;
+
+    const PoolPlace place = pool_place<false>(at, shape);
+    const Window window = Window::of(place.row, place.column, shape);
+    const Element* corner = x + pool_plane<false>(place, shape) + window.top * shape.width + window.left;
+    float sum = 0.f;
+    for (int first = lane; first < window.pixels(); first += AHEAD * LANES) {
+        Element values[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int pixel = first + i * LANES;
+            values[i] = from_float<Element>(0.f);
+            if (pixel < window.pixels()) values[i] = corner[window.offset<WHOLE_ROWS>(pixel, shape)];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) sum += to_float(values[i]);
+    }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    if (lane == 0 && asked == at) y[at] = from_float<Element>(sum / window.pixels());
+}

@@ -1,0 +1,24 @@
+// y[n][c][oh][ow] = mean of x[n][c] over the window of output (oh, ow)
+//
+// The foot of the ladder: one thread an output, the window summed pixel by pixel. What bounds it: the time that one
+// load takes, for a thread has few under way, and where the outputs are few there are few threads to hide it.
+#include "adaptive_avg_pool2d/window.cuh"
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void adaptive_avg_pool2d_naive(const Element* x, Element* y, PoolShape shape) {
+    wait_for_previous_launch();
+    const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= outputs) return;
+
+    const PoolPlace place = pool_place<NHWC>(at, shape);
+    const Window window = Window::of(place.row, place.column, shape);
+    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const int step = NHWC ? shape.channels : 1;
+    float sum = 0.f;
+    for (int r = 0; r < window.rows; ++r)
+        for (int s = 0; s < window.columns; ++s)
+            sum += to_float(plane[((window.top + r) * shape.width + window.left + s) * step]);
+    y[at] = from_float<Element>(sum / window.pixels());
+}

@@ -1,0 +1,33 @@
+// PyTorch's rule for the windows of an adaptive pooling.
+#pragma once
+
+#include "common/pool_shape.cuh"
+
+struct Window {
+    int top, left, rows, columns;
+
+    __device__ __forceinline__ static Window of(int output_row, int output_column, const PoolShape& shape) {
+        Window window;
+        window.top = first(output_row, shape.height, shape.output_height);
+        window.left = first(output_column, shape.width, shape.output_width);
+        window.rows = past(output_row, shape.height, shape.output_height) - window.top;
+        window.columns = past(output_column, shape.width, shape.output_width) - window.left;
+        return window;
+    }
+
+    __device__ __forceinline__ int pixels() const { return rows * columns; }
+
+    // Where pixel `at` of the window lies from its first one, in pixels. Windows of whole rows need no division.
+    template <bool WHOLE_ROWS>
+    __device__ __forceinline__ int offset(unsigned at, const PoolShape& shape) const {
+        if (WHOLE_ROWS) return at;
+        const unsigned row = at / static_cast<unsigned>(columns);
+        return row * shape.width + at - row * columns;
+    }
+
+private:
+    __device__ __forceinline__ static int first(int at, int size, int outputs) { return at * size / outputs; }
+    __device__ __forceinline__ static int past(int at, int size, int outputs) {
+        return ((at + 1) * size + outputs - 1) / outputs;
+    }
+};

@@ -1,0 +1,19 @@
+// y = relu((x - mean[c]) / sqrt(variance[c] + epsilon) * weight[c] + bias[c] + residual)
+//
+// The foot of the ladder: an element a thread, and for each the square root, the division and the four numbers of its
+// channel anew. What bounds it: instructions, some eighty an element. y may be x or the residual.
+#include "batch_norm/batch_norm.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void batch_norm_naive(const Element* x, const float* weight, const float* bias, const float* mean,
+                                            const float* variance, const Element* residual, Element* y, float epsilon,
+                                            int channels, int plane, long long elements) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= elements) return;
+    const int c = channel_of(static_cast<Index>(at), channels, plane);
+    float value = (to_float(x[at]) - mean[c]) / sqrtf(variance[c] + epsilon) * weight[c] + bias[c];
+    if (HAS_RESIDUAL) value += to_float(residual[at]);
+    if (HAS_RELU) value = relu(value);
+    y[at] = from_float<Element>(value);
+}

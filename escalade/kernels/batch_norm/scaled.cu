@@ -1,0 +1,16 @@
+// y = relu((x - mean[c]) * scale[c] + bias[c] + residual)
+//
+// An element a thread, with the scale made beforehand. What bounds it: the two divisions that find the channel, and
+// how few bytes are on their way at a time. y may be x or the residual.
+#include "batch_norm/batch_norm.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void batch_norm_scaled(const Element* x, const float* scale, const float* bias, const float* mean,
+                                             const Element* residual, Element* y, int channels, int plane,
+                                             long long elements) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= elements) return;
+    const int c = channel_of(static_cast<Index>(at), channels, plane);
+    y[at] = normalised(x[at], mean[c], scale[c], bias[c], HAS_RESIDUAL ? residual[at] : Element());
+}

@@ -1,0 +1,34 @@
+// y[0][c], y[1][c] = mean and variance of channel c, from the means and squared distances of its parts
+//
+// The second of two launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
+// through the splits in turn and then meet in shared memory: always in the same order, so that every run gives the same
+// bits. All splits have `per_split` elements a channel but the last, which has the rest. What bounds it: latency.
+#include "batch_statistics/moments.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_statistics_merge(const float* partial, float* y, int channels, int splits, long long per_split,
+                           long long count) {
+    constexpr int LANES = THREADS / CHANNELS;
+    __shared__ Moments of_lane[LANES][CHANNELS];
+    wait_for_previous_launch();
+    const int in_block = threadIdx.x % CHANNELS, lane = threadIdx.x / CHANNELS;
+    const int c = blockIdx.x * CHANNELS + in_block;
+
+    Moments mine{};
+    if (c < channels) {
+#pragma unroll 4
+        for (int split = lane; split < splits; split += LANES) {
+            const float elements = static_cast<float>(min(per_split, count - split * per_split));
+            mine = merged(mine, {elements, partial[1LL * split * channels + c],
+                                 partial[(1LL * splits + split) * channels + c]});
+        }
+    }
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        of_lane[lane][in_block] = mine;
+        __syncthreads();
+        if (lane < half) mine = merged(mine, of_lane[lane + half][in_block]);
+        __syncthreads();
+    }
+    if (lane == 0 && c < channels) y[c] = mine.mean, y[channels + c] = mine.squares / mine.count;
+}

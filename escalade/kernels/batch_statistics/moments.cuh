@@ -1,0 +1,44 @@
+// Count, mean and sum of squared distances from the mean (Welford), and how two such sums become one (Chan).
+//
+// The shorter way, the sums of x and of x * x, takes the difference of two large numbers at the end: with a mean of a
+// thousand deviations nothing is left of the variance in fp32. Here every square is of a distance from a mean.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/warp.cuh"
+
+struct Moments {
+    float count, mean, squares;
+};
+
+__device__ __forceinline__ Moments merged(const Moments& a, const Moments& b) {
+    if (a.count == 0.f) return b;
+    if (b.count == 0.f) return a;
+    const float count = a.count + b.count, share = __fdividef(b.count, count), distance = b.mean - a.mean;
+    return {count, a.mean + distance * share, a.squares + b.squares + distance * distance * (a.count * share)};
+}
+
+// Over the lanes of a warp, always in the same order; the result is lane 0's.
+__device__ __forceinline__ Moments warp_merged(Moments mine) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const Moments other{__shfl_down_sync(ALL_LANES, mine.count, distance),
+                            __shfl_down_sync(ALL_LANES, mine.mean, distance),
+                            __shfl_down_sync(ALL_LANES, mine.squares, distance)};
+        mine = merged(mine, other);
+    }
+    return mine;
+}
+
+// Over a block of whole warps; the result is thread 0's.
+template <int THREADS>
+__device__ __forceinline__ Moments block_merged(Moments mine) {
+    static_assert(THREADS % 32 == 0 && THREADS <= 1024);
+    __shared__ Moments of_warp[THREADS / 32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    mine = warp_merged(mine);
+    if (lane == 0) of_warp[warp] = mine;
+    __syncthreads();
+    if (warp == 0) mine = warp_merged(lane < THREADS / 32 ? of_warp[lane] : Moments{});
+    return mine;
+}

@@ -1,0 +1,42 @@
+// y[0][c] = mean of x over channel c,  y[1][c] = mean of (x - y[0][c])^2
+//
+// The foot of the ladder: a block a channel, which goes over the channel twice, first for the mean, then for the squared
+// distances from it. What bounds it: a few loads at a time on as many SMs as there are channels; in NHWC also that a
+// warp's 32 elements lie in 32 places.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float sums[THREADS];
+    __syncthreads();  // the last sum has been read by all
+    sums[threadIdx.x] = value;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    __syncthreads();
+    return sums[0];
+}
+
+__device__ __forceinline__ float element(const Element* x, long long at, int channel, int channels, int plane) {
+    if (NHWC) return to_float(x[at * channels + channel]);
+    const long long image = at / plane;
+    return to_float(x[(image * channels + channel) * plane + (at - image * plane)]);
+}
+
+extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, int channels, int plane,
+                                                  long long count) {
+    wait_for_previous_launch();
+    const int c = blockIdx.x;
+    float sum = 0.f;
+    for (long long at = threadIdx.x; at < count; at += THREADS) sum += element(x, at, c, channels, plane);
+    const float mean = block_sum(sum) / static_cast<float>(count);
+
+    float squares = 0.f;
+    for (long long at = threadIdx.x; at < count; at += THREADS) {
+        const float distance = element(x, at, c, channels, plane) - mean;
+        squares += distance * distance;
+    }
+    const float variance = block_sum(squares) / static_cast<float>(count);
+    if (threadIdx.x == 0) y[c] = mean, y[channels + c] = variance;
+}

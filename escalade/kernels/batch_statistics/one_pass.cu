@@ -1,0 +1,24 @@
+// y[0][c] = mean of x over channel c,  y[1][c] = mean of (x - y[0][c])^2
+//
+// A block a channel, each element read once: a thread keeps the mean and the squared distances of what it has seen
+// (Welford), and lanes merge theirs by shuffles. What bounds it: a load at a time, for each step waits for the last, on
+// as many SMs as there are channels.
+#include "batch_statistics/moments.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_statistics_one_pass(const Element* __restrict__ x, float* y, int channels, int plane, long long count) {
+    wait_for_previous_launch();
+    const int c = blockIdx.x;
+    Moments mine{};
+    for (Index at = threadIdx.x; at < count; at += THREADS) {
+        const Index image = at / plane;
+        const long long from = NHWC ? 1LL * at * channels + c : (1LL * image * channels + c) * plane + (at - image * plane);
+        const float value = to_float(x[from]), distance = value - mine.mean;
+        mine.count += 1.f;
+        mine.mean += __fdividef(distance, mine.count);
+        mine.squares += distance * (value - mine.mean);
+    }
+    mine = block_merged<THREADS>(mine);
+    if (threadIdx.x == 0) y[c] = mine.mean, y[channels + c] = mine.squares / mine.count;
+}

@@ -1,0 +1,85 @@
+// partial[0][split][c], partial[1][split][c] = mean and squared distances of channel c over a share of the rows  (NHWC)
+//
+// A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down its block's rows, PACKS
+// of them under way; a block is `width` packs wide, and its threads that share channels merge at the end in shared
+// memory. What one turn brings is summed in registers, first for its mean, then for the squares around it: one merge
+// for PACKS rows instead of a Welford step for each. Blocks leave their results for a second launch, which merges them
+// in a fixed order: no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
+#include "batch_statistics/moments.cuh"
+#include "common/ptx.cuh"
+
+// ROWS more rows, `height` apart, into each channel's mean and squares.
+template <int ROWS>
+__device__ __forceinline__ void take(const Element* from, long long step, float& count, float (&means)[VECTOR],
+                                     float (&squares)[VECTOR]) {
+    Pack<Element, VECTOR> packs[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) packs[i] = load_pack<Element, VECTOR>(from + i * step);
+    const float total = count + ROWS, share = __fdividef(ROWS, total);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) {
+        float sum = 0.f, spread = 0.f;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) sum += to_float(packs[i].at[e]);
+        const float mean = sum * (1.f / ROWS);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const float distance = to_float(packs[i].at[e]) - mean;
+            spread += distance * distance;
+        }
+        const float distance = mean - means[e];
+        means[e] += distance * share;
+        squares[e] += spread + distance * (distance * (count * share));  // so that 0 rows before add 0, not inf * 0
+    }
+    count = total;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_statistics_rows(const Element* __restrict__ x, float* partial, int channels, int width, int splits,
+                          long long rows, long long rows_per_split) {
+    __shared__ float counts[THREADS], all_means[VECTOR][THREADS], all_squares[VECTOR][THREADS];
+    wait_for_previous_launch();
+    const int height = THREADS / width;
+    const int row_in_block = threadIdx.x / width;
+    const int channel = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
+    const bool works = row_in_block < height && channel < channels;
+
+    const long long end = min(rows, (blockIdx.x + 1) * rows_per_split);
+    const long long step = 1LL * height * channels;
+    float count = 0.f, means[VECTOR] = {}, squares[VECTOR] = {};
+    if (works) {
+        long long row = blockIdx.x * rows_per_split + row_in_block;
+        for (; row + (PACKS - 1) * height < end; row += PACKS * height)
+            take<PACKS>(x + row * channels + channel, step, count, means, squares);
+        for (; row < end; row += height) take<1>(x + row * channels + channel, step, count, means, squares);
+    }
+
+    // Halving the rows of threads until one is left; `height` need not be a power of two.
+    int half = 1;
+    while (half * 2 < height) half *= 2;
+    for (; half > 0 && height > 1; half /= 2) {
+        counts[threadIdx.x] = count;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) all_means[e][threadIdx.x] = means[e], all_squares[e][threadIdx.x] = squares[e];
+        __syncthreads();
+        if (works && row_in_block < half && row_in_block + half < height) {
+            const int other = threadIdx.x + half * width;
+            const float before = count;
+            count += counts[other];
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                const Moments both = merged({before, means[e], squares[e]},
+                                            {counts[other], all_means[e][other], all_squares[e][other]});
+                means[e] = both.mean, squares[e] = both.squares;
+            }
+        }
+        __syncthreads();
+    }
+    if (works && row_in_block == 0) {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            partial[1LL * blockIdx.x * channels + channel + e] = means[e];
+            partial[(1LL * splits + blockIdx.x) * channels + channel + e] = squares[e];
+        }
+    }
+}

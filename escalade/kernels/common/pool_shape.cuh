@@ -1,0 +1,30 @@
+// The sizes of a pooling, and the place of an output.
+#pragma once
+
+struct PoolShape {  // filled by escalade/ops/pooling.py, in this order
+    int batch, channels, height, width;
+    int output_height, output_width;
+};
+
+struct PoolPlace {
+    int image, channel, row, column;
+};
+
+// Of output `at`, counted as y lies in memory; divisions are several times faster in 32 bits than in 64.
+template <bool NHWC, class Index>
+__device__ __forceinline__ PoolPlace pool_place(Index at, const PoolShape& shape) {
+    PoolPlace place;
+    if (NHWC) place.channel = at % shape.channels, at /= shape.channels;
+    place.column = at % shape.output_width, at /= shape.output_width;
+    place.row = at % shape.output_height, at /= shape.output_height;
+    if (!NHWC) place.channel = at % shape.channels, at /= shape.channels;
+    place.image = at;
+    return place;
+}
+
+// Where the plane of a place begins in x.
+template <bool NHWC>
+__device__ __forceinline__ long long pool_plane(const PoolPlace& place, const PoolShape& shape) {
+    const long long image = 1LL * place.image * shape.channels * shape.height * shape.width;
+    return image + (NHWC ? place.channel : 1LL * place.channel * shape.height * shape.width);
+}

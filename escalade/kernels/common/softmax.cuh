@@ -1,0 +1,47 @@
+// The sums of a softmax: sum over classes of exp(logit - largest), in parts that can be merged.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/warp.cuh"
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
+
+// 1 where both are the same, infinities included, whose difference would be no number.
+__device__ __forceinline__ float exp_below(float logit, float largest) {
+    return logit == largest ? 1.f : expf(logit - largest);
+}
+
+struct SoftmaxSums {
+    float largest = minus_infinity();
+    float sum = 0.f;
+
+    // COUNT logits at once: the sum so far is rescaled once for all of them. A NaN is never the largest, but reaches
+    // the sum.
+    template <int COUNT>
+    __device__ __forceinline__ void add(const float (&logits)[COUNT]) {
+        float highest = largest;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) highest = fmaxf(highest, logits[i]);
+        sum *= exp_below(largest, highest);
+        largest = highest;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) sum += exp_below(logits[i], highest);
+    }
+
+    // Over all lanes, in all lanes.
+    __device__ __forceinline__ void merge_warp() {
+        const float highest = warp_max(largest);
+        sum = warp_sum(sum * exp_below(largest, highest));
+        largest = highest;
+    }
+
+    // What exp(logit - largest) is to be multiplied by. As in PyTorch, a row with +Inf in it, or of nothing but -Inf, is
+    // NaN throughout; here that is what an infinite `largest` less itself makes of it.
+    __device__ __forceinline__ float scale() const { return 1.f / sum + (largest - largest); }
+};
+
+template <class Element, int VECTOR>
+__device__ __forceinline__ void to_floats(float (&values)[VECTOR], const Pack<Element, VECTOR>& pack) {
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) values[e] = to_float(pack.at[e]);
+}

@@ -1,0 +1,33 @@
+// y[n][c][pixel] = x[n][c][pixel] * scale[c] + shift[c], 0 for c >= channels; x and y each in NCHW or NHWC
+//
+// The foot of the ladder: one thread an element of y, in y's order. Stores coalesce; where the layouts differ, the
+// loads of a warp lie in 32 different sectors. What bounds it: those sectors, and the divisions that find a place.
+#include "convert/convert.cuh"
+
+struct Shape {  // filled by escalade/ops/convert/ladder.py, in this order
+    int batch, channels, stored_channels, padded_channels, pixels;
+};
+
+extern "C" __global__ void convert_naive(const Source* x, const float* scale, const float* shift, Target* y,
+                                         Shape shape) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * shape.padded_channels * shape.pixels) return;
+
+    long long rest = at;
+    int channel, pixel;
+    if (TARGET_NHWC) {
+        channel = rest % shape.padded_channels, rest /= shape.padded_channels;
+        pixel = rest % shape.pixels, rest /= shape.pixels;
+    } else {
+        pixel = rest % shape.pixels, rest /= shape.pixels;
+        channel = rest % shape.padded_channels, rest /= shape.padded_channels;
+    }
+    float value = 0.f;
+    if (channel < shape.channels) {
+        const int in_image = SOURCE_NHWC ? pixel * shape.stored_channels + channel : channel * shape.pixels + pixel;
+        value = to_float(x[rest * shape.stored_channels * shape.pixels + in_image]);
+        value = normalised(value, scale, shift, channel);
+    }
+    y[at] = from_float<Target>(value);
+}

@@ -1,0 +1,20 @@
+// y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output])
+//
+// The foot of the ladder: one thread an output. The threads of a warp share a row of x and read 32 rows of weights, an
+// element of each at a time: loads, two for each multiply-add and mostly of scattered words, are what bounds it.
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void linear_naive(const Element* x, const Element* weight, const Element* bias, Element* y,
+                                        int rows, int in_features, int out_features) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * rows * out_features) return;
+
+    const int output = at % out_features;
+    const Element* inputs = x + at / out_features * in_features;
+    const Element* weights = weight + 1LL * output * in_features;
+    float sum = 0.f;
+    for (int k = 0; k < in_features; ++k) sum += to_float(inputs[k]) * to_float(weights[k]);
+    y[at] = finish<HAS_BIAS, false, HAS_RELU>(sum, bias, output, static_cast<const Element*>(nullptr), 0);
+}

@@ -1,0 +1,59 @@
+// The larger of two values, where a NaN is larger than every number: it stays, as in PyTorch.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+__device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+// Of 16-bit types two at once, kept in the 32 bits of a register; the last argument says which type they are.
+#ifdef __CUDA_FP16_H__
+__device__ __forceinline__ __half larger(__half a, __half b) { return __hmax_nan(a, b); }
+__device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __half) {
+    const __half2 both = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
+    return reinterpret_cast<const u32&>(both);
+}
+#endif
+#ifdef __CUDA_BF16_H__
+__device__ __forceinline__ __nv_bfloat16 larger(__nv_bfloat16 a, __nv_bfloat16 b) { return __hmax_nan(a, b); }
+__device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __nv_bfloat16) {
+    const __nv_bfloat162 both =
+        __hmax2_nan(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+    return reinterpret_cast<const u32&>(both);
+}
+#endif
+
+// COUNT neighbouring elements, in pairs where they are of 16 bits.
+template <int COUNT, bool PAIRS = sizeof(Element) == 2 && COUNT % 2 == 0>
+struct Values {
+    Pack<Element, COUNT> pack;
+
+    __device__ __forceinline__ static Values load(const Element* address) {
+        return {load_pack<Element, COUNT>(address)};
+    }
+    __device__ __forceinline__ void store(Element* address) const { store_pack(address, pack); }
+    __device__ __forceinline__ void raise(const Values& other) {
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) pack.at[e] = larger(pack.at[e], other.pack.at[e]);
+    }
+};
+
+template <int COUNT>
+struct Values<COUNT, true> {
+    Pack<u32, COUNT / 2> pack;
+
+    __device__ __forceinline__ static Values load(const Element* address) {
+        return {load_pack<u32, COUNT / 2>(reinterpret_cast<const u32*>(address))};
+    }
+    __device__ __forceinline__ void store(Element* address) const {
+        store_pack(reinterpret_cast<u32*>(address), pack);
+    }
+    __device__ __forceinline__ void raise(const Values& other) {
+#pragma unroll
+        for (int e = 0; e < COUNT / 2; ++e) pack.at[e] = larger_pair(pack.at[e], other.pack.at[e], Element{});
+    }
+};
+
+// A position of the padding stands for the nearest inside the image, which every window that sees the one sees too:
+// the maximum is the same, and no element needs a condition.
+__device__ __forceinline__ int nearest_inside(int position, int size) { return min(max(position, 0), size - 1); }

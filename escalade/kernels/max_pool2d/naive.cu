@@ -1,0 +1,30 @@
+// y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s]
+//
+// The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
+// that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
+#include "common/pool_shape.cuh"
+#include "max_pool2d/largest.cuh"
+
+struct Windows {  // filled by escalade/ops/max_pool2d/ladder.py, in this order
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
+
+extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
+    wait_for_previous_launch();
+    const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= outputs) return;
+
+    const PoolPlace place = pool_place<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const int step = NHWC ? shape.channels : 1;
+    const int top = place.row * windows.stride_h - windows.pad_h;
+    const int left = place.column * windows.stride_w - windows.pad_w;
+    const int bottom = min(top + windows.kernel_h, shape.height);
+    const int right = min(left + windows.kernel_w, shape.width);
+    Element largest = from_float<Element>(__int_as_float(0xFF800000));  // -inf
+    for (int row = max(top, 0); row < bottom; ++row)
+        for (int column = max(left, 0); column < right; ++column)
+            largest = larger(largest, plane[(row * shape.width + column) * step]);
+    y[at] = largest;
+}

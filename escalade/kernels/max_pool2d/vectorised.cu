@@ -1,0 +1,62 @@
+// y[n][oh][ow][c] = max over r, s of x[n][oh*stride - pad + r][ow*stride - pad + s][c]                        (NHWC)
+//
+// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
+// walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
+// time, and reduced along the row, then down the rows. What bounds it: memory.
+#include "common/pool_shape.cuh"
+#include "max_pool2d/largest.cuh"
+
+constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
+constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
+using Vector = Values<VECTOR>;
+
+extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, PoolShape shape) {
+    wait_for_previous_launch();
+    const u32 vectors = shape.channels / VECTOR;
+    const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
+    const u32 bands = (shape.output_height + OUTPUT_ROWS - 1) / OUTPUT_ROWS;
+    u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 channel = rest % vectors * VECTOR;
+    rest /= vectors;
+    const int output_column = rest % runs * OUTPUT_COLUMNS;
+    rest /= runs;
+    const int output_row = rest % bands * OUTPUT_ROWS;
+    const u32 image = rest / bands;
+    if (image >= static_cast<u32>(shape.batch)) return;
+
+    const int top = output_row * STRIDE_H - PAD_H;
+    const int left = output_column * STRIDE_W - PAD_W;
+    const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.channels + channel;
+    int offsets[COLUMNS];
+#pragma unroll
+    for (int s = 0; s < COLUMNS; ++s) offsets[s] = nearest_inside(left + s, shape.width) * shape.channels;
+
+    Vector largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const Element* row = pixels + nearest_inside(top + r, shape.height) * shape.width * shape.channels;
+        Vector seen[COLUMNS];
+#pragma unroll
+        for (int s = 0; s < COLUMNS; ++s) seen[s] = Vector::load(row + offsets[s]);
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
+            Vector along = seen[j * STRIDE_W];
+#pragma unroll
+            for (int s = 1; s < KERNEL_W; ++s) along.raise(seen[j * STRIDE_W + s]);
+#pragma unroll
+            for (int i = 0; i < OUTPUT_ROWS; ++i) {
+                if (r == i * STRIDE_H) largest[i][j] = along;
+                if (r > i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) largest[i][j].raise(along);
+            }
+        }
+    }
+
+    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
+#pragma unroll
+    for (int i = 0; i < OUTPUT_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+            if (output_row + i < shape.output_height && output_column + j < shape.output_width)
+                largest[i][j].store(outputs +
+                                    ((output_row + i) * shape.output_width + output_column + j) * shape.channels);
+}

@@ -1,0 +1,129 @@
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+//
+// As many warps a row as keep it in their registers, PACKS packs of up to 16 bytes a thread, all loaded at once: the row
+// is read once, and each exponential taken once. A row that one warp holds needs no barrier, and ROWS of them share a
+// block. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits there. What bounds
+// it: memory, each element read and written once.
+#include "common/ptx.cuh"
+#include "common/softmax.cuh"
+
+constexpr int THREADS = WARPS * 32;  // of a row
+constexpr int IN_FLIGHT = 4;
+using Values = Pack<Element, VECTOR>;
+
+template <class Reduce>
+__device__ __forceinline__ float over_row(float value, float empty, Reduce reduce) {
+    value = reduce(value);
+    if constexpr (WARPS > 1) {
+        __shared__ float parts[WARPS];
+        const int lane = threadIdx.x % 32;
+        __syncthreads();  // the last round's parts have been read
+        if (lane == 0) parts[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = reduce(lane < WARPS ? parts[lane] : empty);
+    }
+    return value;
+}
+
+__device__ __forceinline__ float largest_of_row(float value) {
+    return over_row(value, minus_infinity(), [](float mine) { return warp_max(mine); });
+}
+
+__device__ __forceinline__ float sum_of_row(float value) {
+    return over_row(value, 0.f, [](float mine) { return warp_sum(mine); });
+}
+
+__device__ __forceinline__ void store_scaled(Element* y, const float (&values)[VECTOR], float scale) {
+    Values results;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(values[e] * scale);
+    store_pack(y, results);
+}
+
+__device__ __forceinline__ void in_registers(const Element* x, Element* y, int packs, int thread) {
+    constexpr int COUNT = PACKS > 0 ? PACKS : 1;
+    Values loaded[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int pack = i * THREADS + thread;
+        // What lies outside is read from inside, so that no load waits for a branch.
+        loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : 0) * VECTOR);
+    }
+    float values[COUNT][VECTOR];
+    SoftmaxSums sums;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        to_floats(values[i], loaded[i]);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = i * THREADS + thread < packs ? values[i][e] : minus_infinity();
+            sums.largest = fmaxf(sums.largest, values[i][e]);
+        }
+    }
+    sums.largest = largest_of_row(sums.largest);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = expf(values[i][e] - sums.largest);
+            sums.sum += values[i][e];
+        }
+    sums.sum = sum_of_row(sums.sum);
+    const float scale = sums.scale();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (i * THREADS + thread < packs) store_scaled(y + 1LL * (i * THREADS + thread) * VECTOR, values[i], scale);
+}
+
+__device__ __forceinline__ void read_twice(const Element* x, Element* y, int packs, int thread) {
+    SoftmaxSums sums;
+    for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
+        Values loaded[IN_FLIGHT];
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            const int pack = first + i * THREADS;
+            loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : first) * VECTOR);
+        }
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            float values[VECTOR];
+            to_floats(values, loaded[i]);
+            if (first + i * THREADS < packs) sums.add(values);
+        }
+    }
+    const float mine = sums.largest;
+    sums.largest = largest_of_row(mine);
+    sums.sum = sum_of_row(sums.sum * exp_below(mine, sums.largest));
+    const float scale = sums.scale();
+    // Each thread writes over what it reads itself, should y be x.
+    for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
+        Values loaded[IN_FLIGHT];
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            const int pack = first + i * THREADS;
+            loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : first) * VECTOR);
+        }
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            float values[VECTOR];
+            to_floats(values, loaded[i]);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) values[e] = expf(values[e] - sums.largest);
+            const int pack = first + i * THREADS;
+            if (pack < packs) store_scaled(y + 1LL * pack * VECTOR, values, scale);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
+    softmax_block_per_row(const Element* x, Element* y, int rows, int classes) {
+    wait_for_previous_launch();
+    const long long row = 1LL * blockIdx.x * ROWS + threadIdx.x / THREADS;
+    if (row >= rows) return;  // all of its warps leave; with several warps a row there is no such row
+    const Element* logits = x + row * classes;
+    Element* results = y + row * classes;
+    if constexpr (PACKS > 0)
+        in_registers(logits, results, classes / VECTOR, threadIdx.x % THREADS);
+    else
+        read_twice(logits, results, classes / VECTOR, threadIdx.x % THREADS);
+}

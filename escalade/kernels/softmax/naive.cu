@@ -1,0 +1,20 @@
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+//
+// The foot of the ladder: one thread a row, three passes over it: the largest, the sum, the results. What bounds it: the
+// threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements, and few rows make few
+// threads.
+#include "common/ptx.cuh"
+#include "common/softmax.cuh"
+
+extern "C" __global__ void softmax_naive(const Element* x, Element* y, int rows, int classes) {
+    wait_for_previous_launch();
+    const long long row = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    const Element* logits = x + row * classes;
+    SoftmaxSums sums;
+    for (int c = 0; c < classes; ++c) sums.largest = fmaxf(sums.largest, to_float(logits[c]));
+    for (int c = 0; c < classes; ++c) sums.sum += expf(to_float(logits[c]) - sums.largest);
+    const float scale = sums.scale();
+    for (int c = 0; c < classes; ++c)
+        y[row * classes + c] = from_float<Element>(expf(to_float(logits[c]) - sums.largest) * scale);
+}

@@ -1,0 +1,23 @@
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+//
+// A warp a row: lanes read neighbouring elements, keep the largest and the sum together in one pass, and merge them by
+// shuffles; a second pass writes. What bounds it: memory, with one element a load, each twice.
+#include "common/ptx.cuh"
+#include "common/softmax.cuh"
+
+extern "C" __global__ void softmax_warp_per_row(const Element* x, Element* y, int rows, int classes) {
+    wait_for_previous_launch();
+    const int lane = threadIdx.x % 32;
+    const long long row = 1LL * blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    const Element* logits = x + row * classes;
+    SoftmaxSums sums;
+    for (int c = lane; c < classes; c += 32) {
+        const float logit[1] = {to_float(logits[c])};
+        sums.add(logit);
+    }
+    sums.merge_warp();
+    const float scale = sums.scale();
+    for (int c = lane; c < classes; c += 32)
+        y[row * classes + c] = from_float<Element>(expf(to_float(logits[c]) - sums.largest) * scale);
+}

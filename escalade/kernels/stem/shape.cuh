@@ -1,0 +1,29 @@
+// What the kernels of a stem are asked, and one pixel of the image as its owner has it.
+//
+// The including file's prelude defines Source, SOURCE_NHWC, CHANNELS and NORMALISE.
+#pragma once
+
+#include "common/elements.cuh"
+
+struct StemShape {
+    int batch, height, width;
+    int filters, filter_height, filter_width;
+    int stride_h, stride_w, pad_h, pad_w;
+    int conv_height, conv_width;
+    int output_height, output_width;  // pooled
+    int row_tiles, column_tiles;      // of an image, where blocks have tiles
+};
+
+__device__ __forceinline__ float to_float(unsigned char value) { return value; }
+
+// Where channel c of a pixel lies in its image.
+__device__ __forceinline__ int source_offset(int row, int column, int c, const StemShape& shape) {
+    const int pixel = row * shape.width + column;
+    return SOURCE_NHWC ? pixel * CHANNELS + c : c * shape.height * shape.width + pixel;
+}
+
+// In the type that products are formed in, but still as fp32.
+__device__ __forceinline__ float normalised(Source value, int c, const float* scale, const float* shift) {
+    const float pixel = to_float(value);
+    return NORMALISE ? fmaf(pixel, scale[c], shift[c]) : pixel;
+}

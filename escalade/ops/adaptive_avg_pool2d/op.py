@@ -1,0 +1,59 @@
+"""`adaptive_avg_pool2d` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import pooling
+from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
+from escalade.ops.images import MEMORY_FORMAT
+from escalade.ops.operator import define
+
+
+def adaptive_avg_pool2d(
+    x: torch.Tensor, output: int | Sequence[int], *, rung: str | None = None
+) -> torch.Tensor:
+    """Means over a grid of `output` windows that cover the image, as `torch.nn.functional.adaptive_avg_pool2d`.
+
+    NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied
+    first. `rung` names one rung of the ladder instead of the chosen one.
+    """
+    return torch.ops.escalade.adaptive_avg_pool2d(x, pooling.two(output, "output"), rung)
+
+
+def _run(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
+    pooling.check_image("adaptive_avg_pool2d", x)
+    batch, channels, height, width = x.shape
+    problem = AdaptiveAvgPool2dProblem(
+        batch, channels, height, width, (output[0], output[-1]), pooling.NAMES[x.dtype], pooling.layout_of(x)
+    )
+    return pooling.run("adaptive_avg_pool2d", problem, x, rung)
+
+
+def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
+    pooling.check_image("adaptive_avg_pool2d", x)
+    if min(output) < 1:
+        raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
+    return torch.empty(
+        (x.shape[0], x.shape[1], output[0], output[1]),
+        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[pooling.layout_of(x)],
+    )  # fmt: skip
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(inputs[0])
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    """PyTorch's own; of x it looks at the shape alone."""
+    (x,) = ctx.saved_tensors
+    return torch.ops.aten._adaptive_avg_pool2d_backward(gradient, x), None, None
+
+
+define(
+    "adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _run, _fake, setup=_setup,
+    backward=_backward,
+)  # fmt: skip

@@ -1,0 +1,123 @@
+"""The mean over a grid of windows as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import (
+    DTYPES,
+    ELEMENT_BYTES,
+    LAYOUTS,
+    require,
+    require_32_bits,
+    require_at_least,
+    spell_pair,
+)
+
+_NAME = re.compile(
+    r"(?P<channels>\d+)_(?P<height>\d+)(x(?P<width>\d+))?to(?P<output>\d+)(x(?P<output_width>\d+))?_b(?P<batch>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool2dProblem:
+    """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    output: tuple[int, int] = (1, 1)
+    dtype: str = "fp32"
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AdaptiveAvgPool2dProblem:
+        """The problem of a name such as `512_7to1_b256`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output "
+                "size, _b batch"
+            )
+        height, output = int(found["height"]), int(found["output"])
+        return AdaptiveAvgPool2dProblem(
+            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height),
+            (output, int(found["output_width"] or output)), dtype, layout,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        size = spell_pair((self.height, self.width))
+        return f"{self.channels}_{size}to{spell_pair(self.output)}_b{self.batch}"
+
+    @property
+    def output_height(self) -> int:
+        return self.output[0]
+
+    @property
+    def output_width(self) -> int:
+        return self.output[1]
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.channels * self.output_height * self.output_width
+
+    @property
+    def largest_window(self) -> int:
+        """Pixels; windows of one problem differ by a row and a column at most."""
+        return _widest(self.height, self.output_height) * _widest(self.width, self.output_width)
+
+    @property
+    def flops(self) -> int:
+        """Additions."""
+        rows, columns = (_widths(self.height, self.output_height), _widths(self.width, self.output_width))
+        return self.batch * self.channels * rows * columns
+
+    @property
+    def bytes(self) -> int:
+        inputs = self.batch * self.channels * self.height * self.width
+        return (inputs + self.output_elements) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.largest_window / 6)
+
+
+def _window(at: int, size: int, outputs: int) -> int:
+    return -(-(at + 1) * size // outputs) - at * size // outputs
+
+
+def _widest(size: int, outputs: int) -> int:
+    """Windows repeat after outputs / gcd; the widest begins latest within a pixel and ends earliest within one."""
+    return max(_window(at, size, outputs) for at in range(outputs // math.gcd(size, outputs)))
+
+
+def _widths(size: int, outputs: int) -> int:
+    """Of all windows together."""
+    return sum(_window(at, size, outputs) for at in range(outputs))
+
+
+def _check(p: AdaptiveAvgPool2dProblem) -> None:
+    require("adaptive_avg_pool2d", "dtype", p.dtype, DTYPES)
+    require("adaptive_avg_pool2d", "layout", p.layout, LAYOUTS)
+    require_at_least(0, {"batch": p.batch})
+    require_at_least(
+        1, {"channels": p.channels, "height": p.height, "width": p.width, "output": min(p.output)}
+    )
+    require_32_bits(
+        "adaptive_avg_pool2d", p.channels * max(p.height * p.width, p.output_height * p.output_width)
+    )
+    for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
+        if (size + 1) * outputs >= 2**31:
+            raise UnsupportedError(
+                f"{size} pixels into {outputs}: adaptive_avg_pool2d counts their product in 32 bits"
+            )

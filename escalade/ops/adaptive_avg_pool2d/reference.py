@@ -1,0 +1,22 @@
+"""What a mean over windows is, and PyTorch's own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
+
+
+def reference(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
+
+
+def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """As PyTorch does it on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    x = inputs["x"]
+    wide = x if x.is_cuda else x.float()
+    return F.adaptive_avg_pool2d(wide, problem.output).to(x.dtype)

@@ -1,0 +1,59 @@
+"""The sum of two arrays as a problem."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import ELEMENT_BYTES
+from escalade.ops.pointwise import check
+
+_NAME = re.compile(r"add(?P<relu>_relu)?_(?P<elements>\d+)")
+
+
+@dataclass(frozen=True)
+class AddProblem:
+    """y = x + residual over `elements` elements, then max(y, 0) if `relu`. y may be x or the residual."""
+
+    elements: int
+    relu: bool = False
+    dtype: str = "fp32"
+    layout: str = "flat"
+    batch: int = 1
+    """Elements belong to no image; records of all operations have a batch."""
+
+    def __post_init__(self) -> None:
+        check("add", self.elements, self.batch, self.dtype, self.layout)
+
+    @staticmethod
+    def parse(name: str) -> AddProblem:
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(f"{name!r} names no sum; the form is add_802816, or add_relu_802816")
+        return AddProblem(int(found["elements"]), bool(found["relu"]))
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        return f"add{'_relu' if self.relu else ''}_{self.elements}"
+
+    @property
+    def residual(self) -> bool:
+        return True
+
+    @property
+    def limit(self) -> float | None:
+        return None
+
+    @property
+    def flops(self) -> int:
+        return self.elements * (2 if self.relu else 1)
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        return 2.0**-24

@@ -1,0 +1,348 @@
+"""`batch_norm` and `batch_statistics` as PyTorch operators: on CUDA tensors the chosen rung, on CPU tensors the twin.
+
+`batch_norm` updates its running statistics, and an operator that changes its arguments can have no
+gradient of its own; so it is put together from two that change nothing, `batch_norm_inference` and
+`batch_norm_training`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem, BatchStatisticsProblem
+from escalade.ops.batch_norm.reference import empty_batch_norm, empty_statistics
+from escalade.ops.call import aligned, ready
+from escalade.ops.images import MEMORY_FORMAT
+from escalade.ops.operator import define, library, require_alike, require_rung
+from escalade.ops.pointwise import dtype_of
+
+Optional = torch.Tensor | None
+
+
+def batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: torch.Tensor | None = None,
+    *,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """relu(batch_norm(x) + residual), residual and relu optional; otherwise torch.nn.functional.batch_norm.
+
+    With `training` the batch's own statistics are taken, and the running ones, if there are any, moved
+    towards them in place by `momentum` (the variance unbiased). x is [N, C, H, W], NCHW or
+    channels_last; `rung` names a rung of the ladder of `batch_norm`.
+    """
+    return torch.ops.escalade.batch_norm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung
+    )
+
+
+def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
+    """[2, C] in float32: mean and biased variance of each channel of x [N, C, H, W]. The same bits in every run."""
+    return torch.ops.escalade.batch_statistics(x, rung)
+
+
+# --- tensors to problems
+
+
+def _layout(x: torch.Tensor) -> str:
+    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    return "nhwc" if last and not x.is_contiguous() else "nchw"
+
+
+def _check_images(operation: str, x: torch.Tensor) -> None:
+    dtype_of(operation, x)
+    if x.dim() != 4:
+        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} takes 4: [N, C, H, W]")
+
+
+def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional) -> None:
+    _check_images("batch_norm", x)
+    require_alike(x, {"residual": residual})
+    if residual is not None and residual.shape != x.shape:
+        raise UnsupportedError(
+            f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
+        )
+    channels = x.shape[1]
+    for name, tensor in channelwise.items():
+        if tensor is None:
+            continue
+        if tensor.device != x.device:
+            raise UnsupportedError(
+                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
+            )
+        if tensor.dtype not in (torch.float32, x.dtype):
+            raise UnsupportedError(f"{name} is {tensor.dtype}; batch_norm takes float32, or x's dtype")
+        if tensor.dim() != 1 or tensor.shape[0] != channels:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(tensor.shape)}; for {channels} channels it must be ({channels},)"
+            )
+
+
+def _check_training(x: torch.Tensor) -> None:
+    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        raise UnsupportedError(
+            f"x has shape {tuple(x.shape)}; training takes more than one value a channel, or it has no variance"
+        )
+
+
+# --- statistics
+
+
+def _statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+    _check_images("batch_statistics", x)
+    batch, channels, height, width = x.shape
+    problem = BatchStatisticsProblem(
+        batch, channels, height, width, dtype_of("batch_statistics", x), _layout(x)
+    )
+    y = empty_statistics(problem, x.device)
+    images = aligned(x.contiguous(memory_format=MEMORY_FORMAT[problem.layout]))
+    ready("batch_statistics", problem, x.device, rung).run({"x": images, "y": y})
+    return y
+
+
+def _fake_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+    _check_images("batch_statistics", x)
+    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+def _setup_statistics(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _backward_statistics(ctx, gradient):  # type: ignore[no-untyped-def]
+    """d mean / dx = 1/n, d variance / dx = 2 (x - mean) / n."""
+    x, y = ctx.saved_tensors
+    mean, of_mean, of_variance = (each.view(1, -1, 1, 1) for each in (y[0], gradient[0], gradient[1]))
+    count = x.shape[0] * x.shape[2] * x.shape[3]
+    return ((of_mean + 2 * (x - mean) * of_variance) / count).to(x.dtype), None
+
+
+# --- normalisation
+
+
+def _normalise(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+    relu: bool,
+    residual: Optional,
+    rung: str | None,
+) -> torch.Tensor:
+    batch, channels, height, width = x.shape
+    problem = BatchNormProblem(
+        batch, channels, height, width, relu, residual is not None, dtype_of("batch_norm", x), _layout(x), eps
+    )
+    y = empty_batch_norm(problem, x.device)
+    if problem.elements == 0:
+        require_rung("batch_norm", rung)
+        return y
+
+    def images(tensor: Optional) -> Optional:
+        return (
+            None
+            if tensor is None
+            else aligned(tensor.contiguous(memory_format=MEMORY_FORMAT[problem.layout]))
+        )
+
+    def channelwise(tensor: Optional, default: float = 0.0) -> torch.Tensor:
+        if tensor is None:
+            return x.new_full((channels,), default, dtype=torch.float32)
+        return aligned(tensor.float().contiguous())
+
+    tensors = {
+        "x": images(x), "weight": channelwise(weight, 1.0), "bias": channelwise(bias), "mean": channelwise(mean),
+        "variance": channelwise(variance), "residual": images(residual), "y": y,
+    }  # fmt: skip
+    ready("batch_norm", problem, x.device, rung).run(tensors)
+    return y
+
+
+def _inference(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: Optional = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
+    return _normalise(x, weight, bias, mean, variance, eps, relu, residual, rung)
+
+
+def _fake_inference(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: Optional = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[_layout(x)])
+
+
+def _setup_inference(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, weight, _, mean, variance, ctx.eps, relu, residual, _ = inputs
+    ctx.has_residual = residual is not None
+    ctx.save_for_backward(x, weight, mean, variance, output if relu else None)
+
+
+def _backward_inference(ctx, gradient):  # type: ignore[no-untyped-def]
+    x, weight, mean, variance, y = ctx.saved_tensors
+    if y is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+    grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+        gradient, x, weight, mean, variance, None, None, False, ctx.eps, _needed(ctx)
+    )
+    return (
+        grad_x,
+        grad_weight,
+        grad_bias,
+        None,
+        None,
+        None,
+        None,
+        gradient if ctx.has_residual else None,
+        None,
+    )
+
+
+def _training(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: Optional = None,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, {"weight": weight, "bias": bias}, residual)
+    _check_training(x)
+    statistics = _statistics(x)
+    y = _normalise(x, weight, bias, statistics[0], statistics[1], eps, relu, residual, rung)
+    return y, statistics
+
+
+def _fake_training(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: Optional = None,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, {"weight": weight, "bias": bias}, residual)
+    _check_training(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[_layout(x)])
+    return y, x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+def _setup_training(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, weight, _, ctx.eps, relu, residual, _ = inputs
+    ctx.has_residual = residual is not None
+    y, statistics = output
+    ctx.mark_non_differentiable(statistics)
+    ctx.save_for_backward(x, weight, statistics, y if relu else None)
+
+
+def _backward_training(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    x, weight, statistics, y = ctx.saved_tensors
+    if y is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+    grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+        gradient,
+        x,
+        weight,
+        None,
+        None,
+        statistics[0],
+        torch.rsqrt(statistics[1] + ctx.eps),
+        True,
+        ctx.eps,
+        _needed(ctx),
+    )
+    return grad_x, grad_weight, grad_bias, None, None, gradient if ctx.has_residual else None, None
+
+
+def _needed(ctx):  # type: ignore[no-untyped-def]
+    """Of x, weight and bias."""
+    return list(ctx.needs_input_grad[:3])
+
+
+# --- both, as PyTorch has it
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: Optional = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    running = {"running_mean": running_mean, "running_var": running_var}
+    _check(x, {"weight": weight, "bias": bias, **running}, residual)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise UnsupportedError("without training, batch_norm needs running_mean and running_var")
+        return torch.ops.escalade.batch_norm_inference(
+            x, weight, bias, running_mean, running_var, eps, relu, residual, rung
+        )
+    y, statistics = torch.ops.escalade.batch_norm_training(x, weight, bias, eps, relu, residual, rung)
+    count = x.shape[0] * x.shape[2] * x.shape[3]
+    with torch.no_grad():
+        _move(running_mean, statistics[0], momentum)
+        _move(running_var, statistics[1] * (count / (count - 1)), momentum)
+    return y
+
+
+def _move(running: Optional, towards: torch.Tensor, momentum: float) -> None:
+    if running is not None:
+        running.mul_(1 - momentum).add_(towards.to(running.dtype), alpha=momentum)
+
+
+define(
+    "batch_statistics(Tensor x, str? rung=None) -> Tensor",
+    _statistics, _fake_statistics, setup=_setup_statistics, backward=_backward_statistics,
+)  # fmt: skip
+define(
+    "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
+    "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",
+    _inference, _fake_inference, setup=_setup_inference, backward=_backward_inference,
+)  # fmt: skip
+define(
+    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, float eps=1e-05, bool relu=False, "
+    "Tensor? residual=None, str? rung=None) -> (Tensor, Tensor)",
+    _training, _fake_training, setup=_setup_training, backward=_backward_training,
+)  # fmt: skip
+library.define(
+    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+    "bool training=False, float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, "
+    "str? rung=None) -> Tensor"
+)
+library.impl("batch_norm", _batch_norm, "CompositeImplicitAutograd")

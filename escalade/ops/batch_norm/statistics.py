@@ -1,0 +1,159 @@
+"""Mean and variance of each channel of a batch: the rungs of batch_statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.batch_norm import launches
+from escalade.ops.batch_norm.launches import FILLED, Rows, channels_innermost
+from escalade.ops.batch_norm.problem import BatchStatisticsProblem
+from escalade.ops.images import ELEMENT_BYTES, VECTOR_BYTES, blocks, widest_vector
+from escalade.ops.ladder import Config, Rung
+
+_MERGE_THREADS, _MERGE_CHANNELS = 256, 8
+
+
+@dataclass(frozen=True)
+class ThreadsConfig(Config):
+    threads: int = 256
+    """Threads a block; a power of two."""
+
+
+@dataclass(frozen=True)
+class SplitConfig(Config):
+    threads: int = 256
+    packs: int = 4
+    """Accesses of up to 16 bytes that a thread has under way."""
+    blocks: int = FILLED
+    """About how many blocks the batch is split over."""
+
+
+@dataclass(frozen=True)
+class BlockAChannel(Rung[BatchStatisticsProblem]):
+    """A kernel of `kernels/batch_statistics` with one block a channel, for every problem."""
+
+    source: str
+
+    def supports(self, problem: BatchStatisticsProblem) -> str | None:
+        return None
+
+    def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
+
+    def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        constants = {**launches.constants(problem), "THREADS": config.threads}
+        call = KernelCall(
+            Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
+            (problem.channels, 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), problem.channels, problem.plane, Int64(problem.count)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class Split(Rung[BatchStatisticsProblem]):
+    """Many blocks a channel, and a second launch that merges what they found."""
+
+    def supports(self, problem: BatchStatisticsProblem) -> str | None:
+        return None
+
+    def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
+        sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))
+        wanted = (FILLED, FILLED // 2, 2 * FILLED)
+        every = [SplitConfig(threads, packs, count) for count in wanted for threads, packs in sizes]
+        # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
+        default = SplitConfig() if _vector_bytes(problem) == VECTOR_BYTES else SplitConfig(256, 8, 2 * FILLED)
+        return (default, *(config for config in every if config != default))
+
+    def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
+        assert isinstance(config, SplitConfig)
+        constants = {**launches.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
+        split = _rows if channels_innermost(problem) else _planes
+        first, splits, per_split = split(problem, config, constants)
+        merge = KernelCall(
+            Program.of(
+                "batch_statistics/merge.cu",
+                "batch_statistics_merge",
+                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS},
+            ),
+            (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
+            (_MERGE_THREADS, 1, 1),
+            (
+                Buffer("partial"), Buffer("y"), problem.channels, splits, Int64(per_split),
+                Int64(problem.count),
+            ),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((first, merge), (Workspace("partial", 2 * 4 * splits * problem.channels),))
+
+
+def _vector_bytes(problem: BatchStatisticsProblem) -> int:
+    length = problem.channels if channels_innermost(problem) else problem.plane
+    return widest_vector(problem.dtype, length) * ELEMENT_BYTES[problem.dtype]
+
+
+def _rows(
+    problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
+) -> tuple[KernelCall, int, int]:
+    """Channels innermost: a split is a run of rows. The launch, the splits, and the elements a channel of each."""
+    rows = Rows.of(problem, config.threads)
+    most = blocks(problem.count, rows.height * config.packs)
+    wanted = min(most, max(1, config.blocks // rows.across))
+    per_split = blocks(problem.count, wanted * rows.height) * rows.height
+    splits = blocks(problem.count, per_split)
+    call = KernelCall(
+        Program.of(
+            "batch_statistics/split_rows.cu", "batch_statistics_rows", {**constants, "VECTOR": rows.vector}
+        ),
+        (splits, rows.across, 1),
+        (config.threads, 1, 1),
+        (
+            Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits,
+            Int64(problem.count), Int64(per_split),
+        ),
+        overlap=True,
+    )  # fmt: skip
+    return call, splits, per_split
+
+
+def _planes(
+    problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
+) -> tuple[KernelCall, int, int]:
+    """Planes: a split is a run of a channel's packs, image after image."""
+    vector = widest_vector(problem.dtype, problem.plane)
+    packs = problem.count // vector
+    most = blocks(packs, config.threads * config.packs)
+    wanted = min(most, max(1, config.blocks // problem.channels))
+    per_split = blocks(packs, wanted)
+    splits = blocks(packs, per_split)
+    call = KernelCall(
+        Program.of(
+            "batch_statistics/split_planes.cu", "batch_statistics_planes", {**constants, "VECTOR": vector}
+        ),
+        (problem.channels * splits, 1, 1),
+        (config.threads, 1, 1),
+        (
+            Buffer("x"), Buffer("partial"), problem.channels, problem.plane, splits,
+            Int64(packs), Int64(per_split),
+        ),
+        overlap=True,
+    )  # fmt: skip
+    return call, splits, per_split * vector
+
+
+# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NCHW: 103 MB, 24 us at 4.24 TB/s. A block a channel: 64 SMs
+# with 8 warps each, some 4 loads of 64 bytes of a warp under way for 0.6 us, 0.22 TB/s: 940 us for two passes, half of
+# it for one. Split: the memory's pace, two launches and the merge's latency, 30 us. In NHWC the gain should be larger
+# by far: there a block a channel fetches 32 bytes for each 2.
+RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
+    BlockAChannel("naive", "a block a channel, one pass for the mean and one for the variance", None, None, "naive"),
+    BlockAChannel("one_pass", "mean and variance in one pass (Welford), lanes merge by shuffles", "naive", 2.0,
+                  "one_pass"),
+    Split("split", "a channel is split over blocks, up to 16 bytes an access, and a second launch merges", "one_pass",
+          15.0),
+)  # fmt: skip

@@ -1,0 +1,114 @@
+"""The change of layout and element type as a problem."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import (
+    DTYPES,
+    ELEMENT_BYTES,
+    LAYOUTS,
+    require,
+    require_32_bits,
+    require_at_least,
+    spell_pair,
+)
+
+SOURCES = ("uint8", *DTYPES)
+
+_NAME = re.compile(
+    r"(?P<channels>\d+)(of(?P<stored>\d+))?(to(?P<padded>\d+))?_(?P<height>\d+)(x(?P<width>\d+))?"
+    r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)(?P<normalise>_norm)?"
+)
+
+
+@dataclass(frozen=True)
+class ConvertProblem:
+    """y[n, c] = x[n, c], or x[n, c] * scale[c] + shift[c], in another layout and element type.
+
+    `source` and `source_layout` are x's, `dtype` and `layout` y's. x stores `stored_channels`, of which the
+    first `channels` are taken; y has `padded_channels`, zeros from `channels` on. Both are `channels` unless
+    given. scale and shift are fp32.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    source: str = "fp32"
+    source_layout: str = "nchw"
+    dtype: str = "fp32"
+    layout: str = "nhwc"
+    padded_channels: int = 0
+    normalise: bool = False
+    stored_channels: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("padded_channels", "stored_channels"):
+            if getattr(self, field) == 0:
+                object.__setattr__(self, field, self.channels)
+        _check(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> ConvertProblem:
+        """The problem of a name such as `3to4_224_fp32_nchw_b256`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
+                "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
+                "and _norm"
+            )
+        height = int(found["height"])
+        return ConvertProblem(
+            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), found["source"],
+            found["source_layout"], dtype, layout, int(found["padded"] or 0), bool(found["normalise"]),
+            int(found["stored"] or 0),
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the target's dtype and layout stand apart)."""
+        stored = f"of{self.stored_channels}" if self.stored_channels != self.channels else ""
+        padded = f"to{self.padded_channels}" if self.padded_channels != self.channels else ""
+        return (
+            f"{self.channels}{stored}{padded}_{spell_pair((self.height, self.width))}"
+            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}"
+        )
+
+    @property
+    def pixels(self) -> int:
+        """Of one image."""
+        return self.height * self.width
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.padded_channels * self.pixels
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.channels * self.pixels if self.normalise else 0
+
+    @property
+    def bytes(self) -> int:
+        read = self.batch * self.channels * self.pixels * ELEMENT_BYTES[self.source]
+        written = self.output_elements * ELEMENT_BYTES[self.dtype]
+        return read + written + (8 * self.channels if self.normalise else 0)
+
+    @property
+    def rounding(self) -> float:
+        """The product and the sum are rounded to fp32; without them the only rounding is the target's own."""
+        return 2.0**-24 if self.normalise else 0.0
+
+
+def _check(p: ConvertProblem) -> None:
+    require("convert", "source", p.source, SOURCES)
+    require("convert", "source layout", p.source_layout, LAYOUTS)
+    require("convert", "dtype", p.dtype, DTYPES)
+    require("convert", "layout", p.layout, LAYOUTS)
+    require_at_least(0, {"batch": p.batch})
+    require_at_least(1, {"channels": p.channels, "height": p.height, "width": p.width})
+    require_at_least(p.channels, {"stored channels": p.stored_channels, "padded channels": p.padded_channels})
+    require_32_bits("convert", max(p.stored_channels, p.padded_channels) * p.pixels)

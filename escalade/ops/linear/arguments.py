@@ -1,0 +1,24 @@
+"""How a fully connected layer reaches a kernel: the constants and arguments that its kernels share."""
+
+from __future__ import annotations
+
+from escalade.device.program import Constant
+from escalade.device.recipe import Argument, Buffer
+from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.rows import element
+
+
+def constants(problem: LinearProblem) -> dict[str, Constant]:
+    return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias, "HAS_RELU": problem.relu}
+
+
+def arguments(problem: LinearProblem, output: str = "y") -> tuple[Argument, ...]:
+    return (
+        Buffer("x"),
+        Buffer("weight"),
+        Buffer("bias", optional=True),
+        Buffer(output),
+        problem.batch,
+        problem.in_features,
+        problem.out_features,
+    )

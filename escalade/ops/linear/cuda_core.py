@@ -1,0 +1,264 @@
+"""The fully connected layer on CUDA cores: a thread an output, tiles in shared memory, and a warp an output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.ladder import Config, Rung
+from escalade.ops.linear.arguments import arguments, constants
+from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.rows import ELEMENT_BYTES, SMS, ceil_div, element, vector
+
+
+@dataclass(frozen=True)
+class ThreadsConfig(Config):
+    threads: int = 256
+    """Threads a block."""
+
+
+@dataclass(frozen=True)
+class Naive(Rung[LinearProblem]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        return None
+
+    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
+
+    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        call = KernelCall(
+            Program.of("linear/naive.cu", "linear_naive", constants(problem)),
+            (ceil_div(problem.output_elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            arguments(problem),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class TiledConfig(Config):
+    rows: int
+    """Of x, a block."""
+    outputs: int
+    """Features out, a block."""
+    thread_rows: int
+    thread_outputs: int
+    splits: int = 1
+    """Parts that k is cut into, each summed by blocks of its own."""
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.thread_rows * (self.outputs // self.thread_outputs)
+
+    def tiles(self, problem: LinearProblem) -> int:
+        return ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
+
+    def cost(self, problem: LinearProblem) -> float:
+        """About the clocks that the busiest multiprocessor takes; only the order matters.
+
+        128 multiply-adds a clock, of which larger tiles of a thread reach more, and a block of 256 threads by itself
+        half; filling the pipeline costs as much as 64 of k, adding up splits as much as a launch and their traffic.
+        """
+        per_thread = self.thread_rows * self.thread_outputs
+        efficiency = {16: 0.5, 32: 0.65, 64: 0.8}[per_thread]
+        rounds = ceil_div(self.tiles(problem) * self.splits, SMS)
+        busy = min(1.0, 0.25 + min(rounds, 4) * self.threads / 1024)
+        depth = ceil_div(problem.in_features, self.splits) + 64
+        traffic = self.splits * problem.output_elements * 8 / 2500
+        return rounds * depth * self.rows * self.outputs / (128 * efficiency * busy) + (
+            3000 + traffic if self.splits > 1 else 0
+        )
+
+
+TILE_DEPTH = 16
+TILES = (
+    TiledConfig(128, 128, 8, 8),
+    TiledConfig(128, 64, 8, 4),
+    TiledConfig(128, 32, 8, 4),
+    TiledConfig(64, 64, 4, 4),
+    TiledConfig(64, 32, 4, 4),
+    TiledConfig(32, 64, 4, 4),
+    TiledConfig(32, 32, 4, 4),
+)
+
+
+@dataclass(frozen=True)
+class Tiled(Rung[LinearProblem]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        return None
+
+    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+        offered = list(TILES)
+        for config in TILES:
+            most = min(4 * SMS // config.tiles(problem), problem.in_features // (4 * TILE_DEPTH), 32)
+            offered += [replace(config, splits=splits) for splits in {most, most // 2} if splits > 1]
+        return tuple(sorted(offered, key=lambda config: config.cost(problem))[:12])
+
+    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
+        assert isinstance(config, TiledConfig)
+        p, whole = problem, config.splits == 1
+        output = element(p.dtype) if whole else Type("float")
+        tile: dict[str, Constant] = {
+            **constants(p),
+            "Output": output,
+            "HAS_BIAS": p.bias and whole,
+            "HAS_RELU": p.relu and whole,
+            "VECTOR": vector(p.dtype, p.in_features),
+            "OUTPUTS_ALIGNED": p.out_features % 4 == 0,
+            "TILE_ROWS": config.rows,
+            "TILE_OUTPUTS": config.outputs,
+            "TILE_DEPTH": TILE_DEPTH,
+            "THREAD_ROWS": config.thread_rows,
+            "THREAD_OUTPUTS": config.thread_outputs,
+            "SPLITS": config.splits,
+        }
+        product = KernelCall(
+            Program.of("linear/tiled.cu", "linear_tiled", tile),
+            (config.tiles(p), config.splits, 1),
+            (config.threads, 1, 1),
+            arguments(p, "y" if whole else "parts"),
+            overlap=True,
+        )
+        if whole:
+            return Recipe((product,))
+        parts = Workspace("parts", config.splits * p.output_elements * 4)
+        return Recipe((product, _sum_parts(p, config.splits)), (parts,))
+
+
+def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
+    p = problem
+    width = vector("fp32", p.out_features)
+    return KernelCall(
+        Program.of(
+            "linear/sum_parts.cu", "linear_sum_parts", {**constants(p), "VECTOR": width, "SPLITS": splits}
+        ),
+        (ceil_div(p.output_elements // width, 128), 1, 1),
+        (128, 1, 1),
+        (
+            Buffer("parts"),
+            Buffer("bias", optional=True),
+            Buffer("y"),
+            p.out_features,
+            Int64(p.output_elements),
+        ),
+        overlap=True,
+    )
+
+
+@dataclass(frozen=True)
+class WarpConfig(Config):
+    rows: int
+    """Of x, a warp."""
+    outputs: int
+    """Features out, a warp."""
+    stages: int
+    """Places of the ring: how many packs of a row of weights are copied ahead, and one."""
+    output_warps: int
+    """Of a block, each with outputs of its own."""
+    depth_warps: int
+    """Of a block that share k for the same outputs."""
+
+    def warps(self, problem: LinearProblem) -> int:
+        groups = ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
+        return groups * self.depth_warps
+
+
+MOST_ROWS = 64
+"""For each eight rows the weights are read once more."""
+ENOUGH_WARPS = 24 * SMS
+_OUTPUTS = {1: (1, 2), 2: (2, 1), 4: (4, 2), 8: (4, 2)}
+"""By rows a warp: the more of them, the more outputs should share what is read of x."""
+_STAGES = {1: 8, 2: 6, 4: 4}
+"""By outputs a warp: the rings of 8 warps take 32 to 64 KiB, so that several blocks share a multiprocessor."""
+
+
+@dataclass(frozen=True)
+class WarpPerOutput(Rung[LinearProblem]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        if problem.batch > MOST_ROWS:
+            return (
+                f"{self.name} reads the weights once for each eight rows; it takes {MOST_ROWS} rows at most"
+            )
+        return None
+
+    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+        rows = next((count for count in (1, 2, 4) if problem.batch <= count), 8)
+        offered = []
+        for outputs in _OUTPUTS[rows]:
+            for stages in (_STAGES[outputs], _STAGES[outputs] // 2 + 1):
+                fitted = _fitted(problem, WarpConfig(rows, outputs, stages, 8, 1))
+                offered += [fitted, *_neighbours(fitted)]
+        return tuple(dict.fromkeys(offered))
+
+    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
+        assert isinstance(config, WarpConfig)
+        width = vector(problem.dtype, problem.in_features)
+        warps = config.output_warps * config.depth_warps
+        streams: dict[str, Constant] = {
+            **constants(problem),
+            "VECTOR": width,
+            "ROWS": config.rows,
+            "OUTPUTS": config.outputs,
+            "STAGES": config.stages,
+            # Registers for many warps where a warp has few sums, for fewer where it has up to 32.
+            "BLOCKS_PER_SM": (32 if config.rows <= 2 else 16) // warps,
+            "OUTPUT_WARPS": config.output_warps,
+            "DEPTH_WARPS": config.depth_warps,
+        }
+        call = KernelCall(
+            Program.of("linear/warp_per_output.cu", "linear_warp_per_output", streams),
+            (
+                ceil_div(problem.out_features, config.outputs * config.output_warps),
+                ceil_div(problem.batch, config.rows),
+                1,
+            ),
+            (warps * 32, 1, 1),
+            arguments(problem),
+            shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+def _fitted(problem: LinearProblem, config: WarpConfig) -> WarpConfig:
+    """k shared among as many warps as it takes to fill the card, for as long as each fills its ring."""
+    packs = problem.in_features // vector(problem.dtype, problem.in_features)
+    while (
+        config.depth_warps < 8
+        and config.warps(problem) < ENOUGH_WARPS
+        and packs > 32 * config.stages * config.depth_warps
+    ):
+        config = replace(config, output_warps=config.output_warps // 2, depth_warps=2 * config.depth_warps)
+    each = ceil_div(packs, 32 * config.depth_warps)
+    return replace(config, stages=max(2, min(config.stages, each + 1)))
+
+
+def _neighbours(config: WarpConfig) -> list[WarpConfig]:
+    """Half as many warps a block, and the other ways to divide them between outputs and k."""
+    half = replace(config, output_warps=max(1, config.output_warps // 2))
+    deeper = replace(half, depth_warps=2 * config.depth_warps)
+    return [other for other in (half, deeper) if other.output_warps * other.depth_warps <= 8]
+
+
+# Predictions are for 25088to4096 in fp16 (206 MB of weights): batch 32 for `tiled`, batch 1 for `warp_per_output`.
+NAIVE = Naive("naive", "one thread an output, everything read from global memory", None, None)
+TILED = Tiled(
+    "tiled",
+    "tiles of x and of the weights in shared memory, up to 64 outputs in a thread's registers; k split over blocks "
+    "where the tiles are few",
+    below="naive",
+    # naive: 3.3 G multiply-adds with a 32-sector load each, 0.5 M warps' requests a microsecond at best: 6 ms or so;
+    # tiled: 6.6 GFLOP at 25 TFLOP/s, 0.26 ms.
+    predicted_gain=20.0,
+)
+WARP_PER_OUTPUT = WarpPerOutput(
+    "warp_per_output",
+    "for a few rows: each warp streams rows of weights through a ring of asynchronous copies, 16 bytes a lane, and "
+    "adds up by shuffles",
+    below="tiled",
+    # 206 MB at 3.6 TB/s, 57 us; tiled multiplies 32 rows of which 31 are empty, at 25 TFLOP/s: 260 us.
+    predicted_gain=4.5,
+)

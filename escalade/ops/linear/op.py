@@ -1,0 +1,142 @@
+"""`linear` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import rows
+from escalade.ops.linear.problem import LinearProblem
+
+_SCHEMA = (
+    "linear(Tensor x, Tensor weight, Tensor? bias=None, bool relu=False, bool tf32=False, str? rung=None) "
+    "-> Tensor"
+)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """relu(x @ weight.T + bias), bias and relu optional; x has any leading dimensions.
+
+    `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
+    """
+    return torch.ops.escalade.linear(x, weight, bias, relu, tf32, rung)
+
+
+def problem_of(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, tf32: bool
+) -> LinearProblem:
+    """The problem that these tensors pose, or a sentence on why they pose none."""
+    _check_tensors(x, weight, bias, tf32)
+    out_features, in_features = weight.shape
+    return LinearProblem(
+        rows.rows_of(x), in_features, out_features, bias is not None, relu,
+        "tf32" if tf32 else rows.DTYPES[x.dtype],
+    )  # fmt: skip
+
+
+def _check_tensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
+    """What can be said without the number of rows, which may be a symbol while a program is traced."""
+    rows.check_matrix("linear", x)
+    if weight.dim() != 2:
+        raise UnsupportedError(
+            f"weight has shape {tuple(weight.shape)}; it must be [features out, features in]"
+        )
+    for name, tensor in {"weight": weight, "bias": bias}.items():
+        if tensor is not None and tensor.device != x.device:
+            raise UnsupportedError(
+                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
+            )
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")
+    if x.shape[-1] != weight.shape[1]:
+        raise UnsupportedError(
+            f"x has rows of {x.shape[-1]}, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
+        )
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        raise UnsupportedError(
+            f"bias has shape {tuple(bias.shape)}; for {weight.shape[0]} features out it must be ({weight.shape[0]},)"
+        )
+    if tf32 and x.dtype != torch.float32:
+        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+
+
+def _run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    problem = problem_of(x, weight, bias, relu, tf32)
+    y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+    return rows.run("linear", problem, rung, {"x": x, "weight": weight, "bias": bias}, y)
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check_tensors(x, weight, bias, tf32)
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, bias, relu = inputs[:4]
+    ctx.save_for_backward(x, weight, output if relu else None)
+    ctx.has_bias = bias is not None
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """PyTorch's own products; Escalade has the forward kernels only."""
+    x, weight, output = ctx.saved_tensors
+    if output is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
+    # Arguments that were left at their defaults at the end of a call are left out here too.
+    need_x, need_weight, need_bias = (*ctx.needs_input_grad, False)[:3]
+    flat = gradient.reshape(-1, gradient.shape[-1])
+    return (
+        gradient @ weight if need_x else None,
+        flat.mT @ x.reshape(-1, x.shape[-1]) if need_weight else None,
+        flat.sum(0) if ctx.has_bias and need_bias else None,
+        None,
+        None,
+        None,
+    )
+
+
+def _cast_and_run(
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """As PyTorch does for its own; what is no floating-point tensor of ours is left for the checks to refuse."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.dtype in rows.DTYPES else tensor
+
+    tf32 = tf32 and dtype == torch.float32
+    given = None if bias is None else cast(bias)
+    return torch.ops.escalade.linear(cast(x), cast(weight), given, relu, tf32, rung)
+
+
+rows.register(_SCHEMA, _run, _fake, _setup, _backward)
+rows.register_autocast("linear", _cast_and_run)

@@ -1,0 +1,85 @@
+"""The fully connected layer as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.rows import ELEMENT_BYTES, check_fields
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+
+_NAME = re.compile(
+    r"(?P<in_features>\d+)to(?P<out_features>\d+)_b(?P<batch>\d+)(_(?P<epilogue>bias([+]relu)?|relu))?"
+)
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """y = relu(x @ weight.T + bias), bias and relu optional.
+
+    x is [batch][in_features], weight [out_features][in_features], y [batch][out_features]. `dtype` is what they
+    and the bias are stored as, and how products are formed: `tf32` is stored in fp32. Sums are fp32 always.
+    """
+
+    batch: int
+    in_features: int
+    out_features: int
+    bias: bool = False
+    relu: bool = False
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        check_fields(
+            "linear", self, DTYPES, {"in_features": self.in_features, "out_features": self.out_features}
+        )
+        if self.output_elements >= 2**38:
+            raise UnsupportedError(
+                f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"
+            )
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32") -> LinearProblem:
+        """The problem of a name such as `512to1000_b32_bias+relu`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
+                "features out, _b rows, then optionally _bias, _relu or _bias+relu"
+            )
+        epilogue = (found["epilogue"] or "").split("+")
+        return LinearProblem(
+            int(found["batch"]), int(found["in_features"]), int(found["out_features"]),
+            "bias" in epilogue, "relu" in epilogue, dtype,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        parts = [part for part, on in (("bias", self.bias), ("relu", self.relu)) if on]
+        return f"{self.in_features}to{self.out_features}_b{self.batch}" + (
+            f"_{'+'.join(parts)}" if parts else ""
+        )
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.out_features
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.output_elements * self.in_features
+
+    @property
+    def bytes(self) -> int:
+        inputs = (self.batch + self.out_features) * self.in_features
+        return ELEMENT_BYTES[self.dtype] * (
+            inputs + self.output_elements + (self.out_features if self.bias else 0)
+        )
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.in_features / 6)

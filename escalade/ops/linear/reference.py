@@ -1,0 +1,69 @@
+"""What a fully connected layer's result is: the one reference, and PyTorch's own answer to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.conv2d.reference import round_to_tf32
+from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.rows import STORAGE
+
+
+def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Normal deviates; the weights scaled so that outputs are of order one whatever the features in."""
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
+        return values.to(STORAGE[p.dtype])
+
+    inputs = {
+        "x": normal(p.batch, p.in_features),
+        "weight": normal(p.out_features, p.in_features, scale=p.in_features**-0.5),
+    }
+    if p.bias:
+        inputs["bias"] = normal(p.out_features)
+    return inputs
+
+
+def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
+    return torch.empty((problem.batch, problem.out_features), dtype=STORAGE[problem.dtype], device=device)
+
+
+def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """By PyTorch, in the dtype of the inputs."""
+    y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
+    return y.relu_() if problem.relu else y
+
+
+def reference(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
+def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU (cuBLAS): sums in fp32, TF32 only where asked for.
+
+    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
+    sum 16-bit products in 16 bits.
+    """
+    if inputs["x"].is_cuda:
+        return _with_cublas(problem, inputs)
+    if problem.dtype == "tf32":
+        rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
+        return compute(problem, rounded)
+    wide = {name: tensor.float() for name, tensor in inputs.items()}
+    return compute(problem, wide).to(STORAGE[problem.dtype])
+
+
+def _with_cublas(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if problem.dtype == "tf32" else "highest")
+    try:
+        return compute(problem, inputs)
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,88 @@
+"""`max_pool2d` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import pooling
+from escalade.ops.images import MEMORY_FORMAT
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem, output_size
+from escalade.ops.operator import define
+
+_SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
+
+
+def max_pool2d(
+    x: torch.Tensor,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    *,
+    ceil_mode: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The largest value of every window, as `torch.nn.functional.max_pool2d` without dilation.
+
+    The stride is the kernel unless given. NCHW and channels_last inputs are taken as they are (the result
+    has x's layout), anything else is copied first. `rung` names one rung of the ladder instead of the
+    chosen one.
+    """
+    kernel = pooling.two(kernel, "kernel")
+    stride = kernel if stride is None else pooling.two(stride, "stride")
+    return torch.ops.escalade.max_pool2d(x, kernel, stride, pooling.two(padding, "padding"), ceil_mode, rung)
+
+
+def _run(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_image("max_pool2d", x)
+    batch, channels, height, width = x.shape
+    problem = MaxPool2dProblem(
+        batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
+        (padding[0], padding[-1]), ceil_mode, pooling.NAMES[x.dtype], pooling.layout_of(x),
+    )  # fmt: skip
+    return pooling.run("max_pool2d", problem, x, rung)
+
+
+def _fake(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_image("max_pool2d", x)
+    if min(*kernel, *stride) < 1:
+        raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
+    size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
+    return torch.empty(
+        (x.shape[0], x.shape[1], *size),
+        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[pooling.layout_of(x)],
+    )  # fmt: skip
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, *ctx.settings, _ = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    """PyTorch's own, which finds the places of the maxima again: keeping them would slow every forward pass."""
+    (x,) = ctx.saved_tensors
+    kernel, stride, padding, ceil_mode = ctx.settings
+    window = (kernel, stride, padding, [1, 1], ceil_mode)
+    _, places = torch.ops.aten.max_pool2d_with_indices(x, *window)
+    grad_x = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *window, places)
+    return grad_x, None, None, None, None, None
+
+
+define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)

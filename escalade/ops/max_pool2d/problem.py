@@ -1,0 +1,140 @@
+"""The maximum over windows as a problem."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import (
+    DTYPES,
+    ELEMENT_BYTES,
+    LAYOUTS,
+    require,
+    require_32_bits,
+    require_at_least,
+    spell_pair,
+)
+
+_NAME = re.compile(
+    r"(?P<channels>\d+)_(?P<height>\d+)(x(?P<width>\d+))?_k(?P<kernel>\d+)(x(?P<kernel_width>\d+))?"
+    r"s(?P<stride>\d+)(x(?P<stride_width>\d+))?(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?"
+    r"_b(?P<batch>\d+)(?P<ceil>_ceil)?"
+)
+
+
+@dataclass(frozen=True)
+class MaxPool2dProblem:
+    """y[oh, ow] = max of x over the window of `kernel` pixels at (oh, ow) * stride - padding.
+
+    What the padding adds is less than every number. With `ceil_mode` a last window that reaches past the
+    padded image counts too, if it begins inside the image or its padding on the left and above.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+    ceil_mode: bool = False
+    dtype: str = "fp32"
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dProblem:
+        """The problem of a name such as `64_112_k3s2p1_b256`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
+                "k kernel s stride, optional p padding, _b batch, and _ceil"
+            )
+
+        def pair(key: str) -> tuple[int, int]:
+            first = int(found[key] or 0)
+            return first, int(found[f"{key}_width"] or first)
+
+        height = int(found["height"])
+        return MaxPool2dProblem(
+            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), pair("kernel"),
+            pair("stride"), pair("padding"), bool(found["ceil"]), dtype, layout,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        padding = f"p{spell_pair(self.padding)}" if self.padding != (0, 0) else ""
+        return (
+            f"{self.channels}_{spell_pair((self.height, self.width))}_k{spell_pair(self.kernel)}"
+            f"s{spell_pair(self.stride)}{padding}_b{self.batch}{'_ceil' if self.ceil_mode else ''}"
+        )
+
+    @property
+    def output_height(self) -> int:
+        return output_size(self.height, self.kernel[0], self.stride[0], self.padding[0], self.ceil_mode)
+
+    @property
+    def output_width(self) -> int:
+        return output_size(self.width, self.kernel[1], self.stride[1], self.padding[1], self.ceil_mode)
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.channels * self.output_height * self.output_width
+
+    @property
+    def flops(self) -> int:
+        """Comparisons."""
+        return self.output_elements * self.kernel[0] * self.kernel[1]
+
+    @property
+    def bytes(self) -> int:
+        inputs = self.batch * self.channels * self.height * self.width
+        return (inputs + self.output_elements) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """Nothing is computed: a maximum is one of the inputs."""
+        return 0.0
+
+
+def output_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """Of integers, or of the symbols that stand for them while a program is traced."""
+    reach = size + 2 * padding - kernel
+    if not ceil_mode:
+        return reach // stride + 1
+    windows = (reach + stride - 1) // stride + 1
+    # The last window has to begin inside the image or the padding before it.
+    return windows - 1 if (windows - 1) * stride >= size + padding else windows
+
+
+def _check(p: MaxPool2dProblem) -> None:
+    require("max_pool2d", "dtype", p.dtype, DTYPES)
+    require("max_pool2d", "layout", p.layout, LAYOUTS)
+    require_at_least(0, {"batch": p.batch, "padding": min(p.padding)})
+    require_at_least(
+        1,
+        {
+            "channels": p.channels, "height": p.height, "width": p.width,
+            "kernel": min(p.kernel), "stride": min(p.stride),
+        },
+    )  # fmt: skip
+    if any(2 * padding > kernel for padding, kernel in zip(p.padding, p.kernel, strict=True)):
+        raise UnsupportedError(
+            f"padding of {spell_pair(p.padding)} for a kernel of {spell_pair(p.kernel)}: it must be at most half, "
+            "or a window would lie in the padding alone"
+        )
+    if max(*p.kernel, *p.stride) >= 2**24:
+        raise UnsupportedError(
+            f"kernel {spell_pair(p.kernel)}, stride {spell_pair(p.stride)}: max_pool2d takes less than 2^24"
+        )
+    if p.output_height < 1 or p.output_width < 1:
+        raise UnsupportedError(
+            f"the kernel has {p.kernel[0]}x{p.kernel[1]} pixels, but the image with its padding only "
+            f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+    require_32_bits("max_pool2d", p.channels * max(p.height * p.width, p.output_height * p.output_width))

@@ -1,0 +1,20 @@
+"""What a maximum over windows is: PyTorch's, which is exact in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+
+
+def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    p = problem
+    return F.max_pool2d(inputs["x"], p.kernel, p.stride, p.padding, ceil_mode=p.ceil_mode)
+
+
+def reference(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    return peer(problem, {"x": inputs["x"].double()})

@@ -1,0 +1,88 @@
+"""Operators registered with PyTorch: one function for the CPU (the twin) and CUDA, a fake, and a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+
+library = torch.library.Library("escalade", "FRAGMENT")
+Function = Callable[..., Any]
+
+
+def define(
+    schema: str,
+    run: Function,
+    fake: Function,
+    *,
+    setup: Function | None = None,
+    backward: Function | None = None,
+) -> None:
+    """An operator that changes none of its arguments; the first one's device is where it runs."""
+    name = _define(schema, run)
+    torch.library.register_fake(f"escalade::{name}", fake, lib=library)
+    if backward is not None:
+        torch.library.register_autograd(f"escalade::{name}", backward, setup_context=setup, lib=library)
+
+
+def define_in_place(schema: str, run: Function, fake: Function) -> None:
+    """An operator that overwrites its first argument and returns nothing; it has no gradient, and says so."""
+    name = _define(schema, run)
+    torch.library.register_fake(f"escalade::{name}", fake, lib=library)
+    packet = getattr(torch.ops.escalade, name)
+
+    def refuse_gradients(x: torch.Tensor, *rest: Any) -> None:
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise UnsupportedError(
+                f"{name} overwrites a tensor that needs a gradient; use {name.rstrip('_')}, or torch.no_grad()"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            packet(x, *rest)
+
+    def count_the_change(x: torch.Tensor, *rest: Any) -> None:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            packet(x, *rest)
+
+    library.impl(name, refuse_gradients, "Autograd")
+    library.impl(name, count_the_change, "ADInplaceOrView")
+
+
+def _define(schema: str, run: Function) -> str:
+    library.define(schema)
+    name = schema.partition("(")[0]
+
+    @wraps(run)
+    def on_cuda(x: torch.Tensor, *rest: Any) -> Any:
+        with torch.cuda.device(x.device):
+            return run(x, *rest)
+
+    library.impl(name, run, "CPU")
+    library.impl(name, on_cuda, "CUDA")
+    return name
+
+
+def require_rung(operation: str, name: str | None) -> None:
+    """A name that no rung has is wrong even where there is nothing to do."""
+    from escalade.ops import operation as registered
+
+    if name is not None:
+        registered(operation).ladder.rung(name)
+
+
+def require_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> None:
+    """One device and one dtype; None stands for a tensor that is not there."""
+    for name, tensor in others.items():
+        if tensor is None:
+            continue
+        if tensor.device != x.device:
+            raise UnsupportedError(
+                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
+            )
+        if tensor.dtype != x.dtype:
+            raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")

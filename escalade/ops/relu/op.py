@@ -1,0 +1,76 @@
+"""`relu` and `relu_` as PyTorch operators: on CUDA tensors the chosen rung, on CPU tensors the twin."""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import pointwise
+from escalade.ops.call import aligned
+from escalade.ops.operator import define, define_in_place
+from escalade.ops.relu.problem import ReluProblem
+
+
+def relu(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
+    """max(x, 0), at most `limit` if there is one (6.0 is ReLU6); a tensor of any shape, the result in its layout."""
+    return torch.ops.escalade.relu(x, limit, rung)
+
+
+def relu_(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
+    """`relu` in place: x is overwritten, and returned. For tensors that need no gradient."""
+    torch.ops.escalade.relu_(x, limit, rung)
+    return x
+
+
+def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
+    return ReluProblem(x.numel(), limit, pointwise.dtype_of("relu", x))
+
+
+def _run(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
+    y = torch.empty_like(x)
+    pointwise.run("relu", _problem(x, limit), {"x": x}, y, rung)
+    return y
+
+
+def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        raise UnsupportedError(
+            "several elements of x share memory; relu_ takes tensors that own each element"
+        )
+    dense = x.stride() == torch.empty_like(x, device="meta").stride()
+    y = aligned(x) if dense else torch.empty_like(x).copy_(x)
+    pointwise.run("relu", _problem(x, limit), {"x": y}, y, rung)
+    if y.data_ptr() != x.data_ptr():
+        x.copy_(y)
+
+
+def _fake(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
+    pointwise.dtype_of("relu", x)
+    return torch.empty_like(x)
+
+
+def _fake_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
+    pointwise.dtype_of("relu", x)
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, ctx.limit, _ = inputs
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    """From y alone: it is at a bound exactly where x is at or past it."""
+    (y,) = ctx.saved_tensors
+    if ctx.limit is None:
+        return torch.ops.aten.threshold_backward(gradient, y, 0), None, None
+    return torch.ops.aten.hardtanh_backward(gradient, y, 0.0, ctx.limit), None, None
+
+
+define(
+    "relu(Tensor x, float? limit=None, str? rung=None) -> Tensor",
+    _run,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+)
+define_in_place("relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()", _run_in_place, _fake_in_place)

@@ -1,0 +1,68 @@
+"""The rectifier as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import ELEMENT_BYTES
+from escalade.ops.pointwise import check
+
+_NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?_(?P<elements>\d+)")
+
+
+@dataclass(frozen=True)
+class ReluProblem:
+    """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). A NaN stays a NaN."""
+
+    elements: int
+    limit: float | None = None
+    """6.0 is ReLU6."""
+    dtype: str = "fp32"
+    layout: str = "flat"
+    batch: int = 1
+    """Elements belong to no image; records of all operations have a batch."""
+
+    def __post_init__(self) -> None:
+        check("relu", self.elements, self.batch, self.dtype, self.layout)
+        if self.limit is not None and not 0 < self.limit < math.inf:
+            raise UnsupportedError(
+                f"limit of {self.limit}: it is a positive finite number, or None for no limit"
+            )
+
+    @staticmethod
+    def parse(name: str) -> ReluProblem:
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no rectifier; the form is relu_802816, or relu6_802816 with a limit"
+            )
+        return ReluProblem(int(found["elements"]), float(found["limit"]) if found["limit"] else None)
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        limit = "" if self.limit is None else repr(float(self.limit)).removesuffix(".0")
+        return f"relu{limit}_{self.elements}"
+
+    @property
+    def residual(self) -> bool:
+        return False
+
+    @property
+    def relu(self) -> bool:
+        return True
+
+    @property
+    def flops(self) -> int:
+        return self.elements * (1 if self.limit is None else 2)
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        return 2.0**-24

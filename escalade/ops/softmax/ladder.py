@@ -1,0 +1,52 @@
+"""The ladder of softmax, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.rows import LAYOUTS
+from escalade.ops.softmax import reference
+from escalade.ops.softmax.problem import DTYPES, SoftmaxProblem
+from escalade.ops.softmax.rungs import RUNGS
+
+PROBLEMS = tuple(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000))
+
+SMALL_PROBLEMS = (
+    SoftmaxProblem(5, 1000),
+    SoftmaxProblem(3, 33),
+    SoftmaxProblem(1, 2310),
+    SoftmaxProblem(2, 33_002),
+    SoftmaxProblem(600, 24),
+    SoftmaxProblem(4, 1),
+)
+"""Between them: rows of one warp, of several, and too wide for registers; widths that no vector divides."""
+
+
+class Softmax(Operation[SoftmaxProblem]):
+    name = "softmax"
+    ladder = Ladder("softmax", RUNGS)
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: SoftmaxProblem) -> tuple[str, ...]:
+        return ("block_per_row",)
+
+    def parse(self, name: str) -> SoftmaxProblem:
+        return SoftmaxProblem.parse(name)
+
+    def inputs(self, problem: SoftmaxProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(self, problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)

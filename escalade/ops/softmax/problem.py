@@ -1,0 +1,62 @@
+"""Softmax as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.rows import ELEMENT_BYTES, check_fields
+
+DTYPES = ("fp32", "fp16", "bf16")
+
+_NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)")
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem:
+    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch][classes] of the same dtype."""
+
+    batch: int
+    classes: int
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        check_fields("softmax", self, DTYPES, {"classes": self.classes})
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32") -> SoftmaxProblem:
+        """The problem of a name such as `1000_b32`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(f"{name!r} names no softmax; the form is 1000_b32: classes, _b rows")
+        return SoftmaxProblem(int(found["batch"]), int(found["classes"]), dtype)
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        return f"{self.classes}_b{self.batch}"
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.classes
+
+    @property
+    def flops(self) -> int:
+        """A comparison, a difference, an exponential, an addition and a product an element."""
+        return 5 * self.elements
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        return softmax_rounding(self.classes)
+
+
+def softmax_rounding(classes: int) -> float:
+    """Of a probability: logit - max, some 8 in size, rounded by 2^-24 of itself; then exp, sum and quotient."""
+    return 2.0**-24 * (8 + math.sqrt(1 + classes / 6))

@@ -1,0 +1,120 @@
+"""Softmax: a thread a row, a warp a row, and a row in the registers of as many warps as it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.ladder import Config, Rung
+from escalade.ops.rows import SMS, ceil_div, element, vector
+from escalade.ops.softmax.problem import SoftmaxProblem
+
+
+@dataclass(frozen=True)
+class ThreadsConfig(Config):
+    threads: int
+    """Threads a block."""
+
+
+@dataclass(frozen=True)
+class PerRow(Rung[SoftmaxProblem]):
+    """The rungs that give each row to one thread or to one warp."""
+
+    row_threads: int
+    threads: tuple[int, ...]
+
+    def supports(self, problem: SoftmaxProblem) -> str | None:
+        return None
+
+    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in self.threads)
+
+    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        call = KernelCall(
+            Program.of(
+                f"softmax/{self.name}.cu", f"softmax_{self.name}", {"Element": element(problem.dtype)}
+            ),
+            (ceil_div(problem.batch * self.row_threads, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class BlockConfig(Config):
+    warps: int
+    """Of a row."""
+    packs: int
+    """Accesses that hold a thread's part of the row in registers; 0 if it is read twice instead."""
+    rows: int
+    """Of a block."""
+
+
+MOST_VALUES = 32
+"""Of a thread, in registers: 1,024 threads have 64 each."""
+FEW_ROWS = 4 * SMS
+
+
+@dataclass(frozen=True)
+class BlockPerRow(Rung[SoftmaxProblem]):
+    def supports(self, problem: SoftmaxProblem) -> str | None:
+        return None
+
+    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
+        """For many rows as few warps each as hold it, best a single one; for few rows as many as find work."""
+        width = vector(problem.dtype, problem.classes)
+        offered = []
+        for warps in (1, 2, 4, 8, 16, 32):
+            packs = ceil_div(problem.classes // width, 32 * warps)
+            if packs * width <= MOST_VALUES:
+                offered.append(BlockConfig(warps, packs, 4 if warps == 1 else 1))
+            if packs == 1:
+                break
+        if not offered:
+            return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
+        return tuple(reversed(offered) if problem.batch <= FEW_ROWS else offered)
+
+    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
+        assert isinstance(config, BlockConfig)
+        constants: dict[str, Constant] = {
+            "Element": element(problem.dtype),
+            "VECTOR": vector(problem.dtype, problem.classes),
+            "WARPS": config.warps,
+            "PACKS": config.packs,
+            "ROWS": config.rows,
+        }
+        call = KernelCall(
+            Program.of("softmax/block_per_row.cu", "softmax_block_per_row", constants),
+            (ceil_div(problem.batch, config.rows), 1, 1),
+            (32 * config.warps * config.rows, 1, 1),
+            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at the rate of a copy.
+RUNGS: tuple[Rung[SoftmaxProblem], ...] = (
+    PerRow("naive", "one thread a row, in three passes", None, None, row_threads=1, threads=(64, 32, 128)),
+    PerRow(
+        "warp_per_row",
+        "a warp a row: largest and sum in one pass, merged by shuffles, then a pass that writes",
+        below="naive",
+        # naive: 157 blocks on 132 multiprocessors, 2 warps each with one load of L1 or L2 at a time, 3,000 times some
+        # 200 clocks, in two rounds: 0.7 ms. A warp a row: 10 M elements, two exponentials each: 25 us.
+        predicted_gain=28.0,
+        row_threads=32,
+        threads=(256, 128, 512),
+    ),
+    BlockPerRow(
+        "block_per_row",
+        "16 bytes a load and the row in the registers of as many warps as it takes: read once, each exponential once",
+        below="warp_per_row",
+        # 11 us, near the copy, against 25.
+        predicted_gain=2.2,
+    ),
+)

@@ -1,0 +1,202 @@
+"""The stem of a network as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.images import ELEMENT_BYTES, LAYOUTS, require, require_at_least, spell_pair
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+SOURCES = ("uint8", "fp32", "fp16", "bf16")
+MOST_CHANNELS = 4
+Pool = tuple[int, int, int]
+"""Kernel, stride and padding, each the same in both directions."""
+
+_NAME = re.compile(
+    r"(?P<channels>\d+)to(?P<filters>\d+)_(?P<height>\d+)(x(?P<width>\d+))?"
+    r"_k(?P<filter_height>\d+)(x(?P<filter_width>\d+))?s(?P<stride>\d+)(x(?P<stride_width>\d+))?"
+    r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?"
+    r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)"
+    r"(?P<normalise>_norm)?(?P<relu>_relu)?(_pool(?P<pool>\d+)s(?P<pool_stride>\d+)p(?P<pool_padding>\d+))?"
+)
+
+
+@dataclass(frozen=True)
+class StemProblem:
+    """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalisation, ReLU and pooling optional.
+
+    x is the image as its owner has it: `source` and `source_layout`. Pixels are normalised in fp32 and rounded to
+    `dtype`, which the weights ([K][C][R][S]), the bias and y are stored as (`tf32` in fp32); what lies outside the
+    image is zero *after* the normalisation. Sums are fp32. y is NHWC.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    filter_height: int
+    filter_width: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    source: str = "fp32"
+    source_layout: str = "nchw"
+    normalise: bool = False
+    relu: bool = True
+    pool: Pool | None = None
+    dtype: str = "fp16"
+    layout: str = "nhwc"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp16") -> StemProblem:
+        """The problem of a name such as `3to64_224_k7s2_fp32_nchw_b256_relu_pool3s2p1`."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UnsupportedError(
+                f"{name!r} names no stem; the form is 3to64_224_k7s2_fp32_nchw_b256_norm_relu_pool3s2p1: channels to "
+                "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
+                "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding"
+            )
+
+        def pair(key: str) -> tuple[int, int]:
+            first = int(found[key])
+            return first, int(found[f"{key}_width"] or first)
+
+        filter_height = int(found["filter_height"])
+        filter_width = int(found["filter_width"] or filter_height)
+        padding = pair("padding") if found["padding"] else (filter_height // 2, filter_width // 2)
+        pool = (
+            (int(found["pool"]), int(found["pool_stride"]), int(found["pool_padding"]))
+            if found["pool"]
+            else None
+        )
+        height = int(found["height"])
+        return StemProblem(
+            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), int(found["filters"]),
+            filter_height, filter_width, pair("stride"), padding, found["source"], found["source_layout"],
+            bool(found["normalise"]), bool(found["relu"]), pool, dtype,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        usual = self.padding == (self.filter_height // 2, self.filter_width // 2)
+        pool = "_pool{}s{}p{}".format(*self.pool) if self.pool else ""
+        return (
+            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
+            f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
+            f"{'' if usual else 'p' + spell_pair(self.padding)}_{self.source}_{self.source_layout}_b{self.batch}"
+            f"{'_norm' if self.normalise else ''}{'_relu' if self.relu else ''}{pool}"
+        )
+
+    @property
+    def conv_height(self) -> int:
+        return (self.height + 2 * self.padding[0] - self.filter_height) // self.stride[0] + 1
+
+    @property
+    def conv_width(self) -> int:
+        return (self.width + 2 * self.padding[1] - self.filter_width) // self.stride[1] + 1
+
+    @property
+    def output_height(self) -> int:
+        return self._pooled(self.conv_height)
+
+    @property
+    def output_width(self) -> int:
+        return self._pooled(self.conv_width)
+
+    def _pooled(self, size: int) -> int:
+        if self.pool is None:
+            return size
+        kernel, stride, padding = self.pool
+        return (size + 2 * padding - kernel) // stride + 1
+
+    @property
+    def storage(self) -> str:
+        """The type that weights, bias and y are stored as."""
+        return "fp32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def taps(self) -> int:
+        return self.filter_height * self.filter_width
+
+    @property
+    def conv_elements(self) -> int:
+        return self.batch * self.conv_height * self.conv_width * self.filters
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.output_height * self.output_width * self.filters
+
+    @property
+    def weight_elements(self) -> int:
+        return self.filters * self.channels * self.taps
+
+    @property
+    def flops(self) -> int:
+        """Of the convolution."""
+        return 2 * self.conv_elements * self.channels * self.taps
+
+    @property
+    def bytes(self) -> int:
+        image = self.batch * self.channels * self.height * self.width * ELEMENT_BYTES[self.source]
+        stored = self.weight_elements + self.filters + self.output_elements
+        return image + stored * ELEMENT_BYTES[self.storage] + (8 * self.channels if self.normalise else 0)
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
+
+
+def _check(p: StemProblem) -> None:
+    require("stem", "dtype", p.dtype, DTYPES)
+    require("stem", "layout", p.layout, ("nhwc",))
+    require("stem", "source", p.source, SOURCES)
+    require("stem", "source layout", p.source_layout, LAYOUTS)
+    require_at_least(0, {"batch": p.batch, "padding": min(p.padding)})
+    require_at_least(
+        1,
+        {
+            "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
+            "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
+        },
+    )  # fmt: skip
+    if p.channels > MOST_CHANNELS:
+        raise UnsupportedError(
+            f"{p.channels} channels: stem takes 1 to {MOST_CHANNELS}; conv2d takes any number"
+        )
+    if p.conv_height < 1 or p.conv_width < 1:
+        raise UnsupportedError(
+            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the image with its padding only "
+            f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+    if p.pool is not None:
+        kernel, stride, padding = p.pool
+        require_at_least(1, {"pooling kernel": kernel, "pooling stride": stride})
+        if not 0 <= 2 * padding <= kernel:
+            raise UnsupportedError(
+                f"pooling padding of {padding}: it is from 0 to half the kernel of {kernel}"
+            )
+        if p.output_height < 1 or p.output_width < 1:
+            raise UnsupportedError(
+                f"a pooling window of {kernel} does not fit into {p.conv_height}x{p.conv_width}"
+            )
+    largest = max(
+        p.channels * p.height * p.width,
+        p.filters * p.conv_height * p.conv_width,
+        p.weight_elements,
+        p.height + 2 * p.padding[0],
+        p.width + 2 * p.padding[1],
+    )
+    if largest >= 2**31:
+        raise UnsupportedError(
+            f"stem counts the elements of one image and of the weights in 32 bits; here one of them is {largest}. "
+            "Split the image"
+        )

@@ -1,0 +1,97 @@
+"""What a stem's result is: the one reference, and PyTorch's own answer to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.conv2d.reference import round_to_tf32, with_cudnn
+from escalade.ops.images import STORAGE
+from escalade.ops.stem.problem import StemProblem
+
+
+def random_inputs(problem: StemProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """x and the weights have three dimensions, in the order in which they lie in memory.
+
+    Normalised pixels are of order one, and so are the outputs.
+    """
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).mul_(scale)
+
+    pixels = p.height * p.width
+    size = (p.batch, p.channels, pixels) if p.source_layout == "nchw" else (p.batch, pixels, p.channels)
+    if p.source == "uint8":
+        x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
+    else:
+        x = normal(*size).to(STORAGE[p.source])
+    storage = STORAGE[p.storage]
+    spread = 75.0 if p.source == "uint8" and not p.normalise else 1.0
+    length = p.channels * p.taps
+    inputs = {
+        "x": x,
+        "weight": normal(p.filters, p.channels, p.taps, scale=length**-0.5 / spread).to(storage),
+        "bias": normal(p.filters).to(storage),
+    }
+    if p.normalise:
+        unit = 1 / 75.0 if p.source == "uint8" else 1.0
+        inputs["scale"] = (1 + 0.1 * normal(p.channels)) * unit
+        inputs["shift"] = normal(p.channels) - (1.7 if p.source == "uint8" else 0.0)
+    return inputs
+
+
+def empty_output(problem: StemProblem, device: torch.device) -> torch.Tensor:
+    p = problem
+    return torch.empty(
+        (p.batch, p.filters, p.output_height, p.output_width),
+        dtype=STORAGE[p.storage], device=device, memory_format=torch.channels_last,
+    )  # fmt: skip
+
+
+def _pixels(problem: StemProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The image as [N, C, H, W], normalised, in `dtype`."""
+    p = problem
+    if p.source_layout == "nchw":
+        x = inputs["x"].reshape(p.batch, p.channels, p.height, p.width)
+    else:
+        x = inputs["x"].reshape(p.batch, p.height, p.width, p.channels).permute(0, 3, 1, 2)
+    x = x.to(dtype)
+    if not p.normalise:
+        return x
+    return x * inputs["scale"].to(dtype)[:, None, None] + inputs["shift"].to(dtype)[:, None, None]
+
+
+def _convolve(
+    problem: StemProblem, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    p = problem
+    shaped = weight.reshape(p.filters, p.channels, p.filter_height, p.filter_width)
+    return F.conv2d(x, shaped, bias, p.stride, p.padding)
+
+
+def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
+    if problem.relu:
+        y = torch.relu(y)
+    return F.max_pool2d(y, *problem.pool) if problem.pool else y
+
+
+def reference(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    x = _pixels(problem, inputs, torch.float64)
+    return _finish(problem, _convolve(problem, x, inputs["weight"].double(), inputs["bias"].double()))
+
+
+def peer(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32, which on the CPU takes help."""
+    storage = STORAGE[problem.storage]
+    x, weight, bias = _pixels(problem, inputs, torch.float32).to(storage), inputs["weight"], inputs["bias"]
+    if x.is_cuda:
+        x = x.contiguous(memory_format=torch.channels_last)
+        return _finish(problem, with_cudnn(problem.dtype, lambda: _convolve(problem, x, weight, bias)))
+    if problem.dtype == "tf32":
+        x, weight = round_to_tf32(x), round_to_tf32(weight)
+    return _finish(problem, _convolve(problem, x.float(), weight.float(), bias.float()).to(storage))

@@ -1,0 +1,202 @@
+"""How the tensor-core rungs cut a stem into tiles, and which cut suits a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from escalade.device.program import Constant
+from escalade.ops.conv2d.gemm import SMS
+from escalade.ops.images import blocks
+from escalade.ops.ladder import Config
+from escalade.ops.stem import arguments
+from escalade.ops.stem.problem import Pool, StemProblem
+
+POOLS: dict[Pool | None, int] = {None: 0, (2, 2, 0): 2, (3, 2, 1): 3}
+"""What is pooled in registers, and its number in kernels/stem/tile.cuh."""
+SHARED_LIMIT = 99 * 1024
+"""Of a block on every card since Ampere."""
+SM_SHARED = 227 * 1024
+SM_REGISTERS = 65536
+PIXEL_BYTES = 8
+MOST_WIDTH = 8
+"""A filter row is one or two steps of 4 taps."""
+STAGING_CLOCKS = 3000
+"""An estimate of how long a block waits for its first pixels, converts and stores them, and starts."""
+
+
+def filter_steps(problem: StemProblem) -> int:
+    """Steps of the product, 16 values of k each: 4 taps of a filter row by 4 channels."""
+    return problem.filter_height * blocks(problem.filter_width, 4)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of `rows` rows of y by `columns` columns of the convolution."""
+
+    problem: StemProblem
+    rows: int
+    columns: int
+
+    @property
+    def pool(self) -> int:
+        return POOLS[self.problem.pool]
+
+    @property
+    def halo(self) -> int:
+        """Pooling windows overlap by a column: where there are several tiles in a row, each computes it."""
+        needed = min(self.problem.conv_width, 2 * self.problem.output_width)
+        return int(self.pool == 3 and self.columns < needed)
+
+    @property
+    def row_tiles(self) -> int:
+        return blocks(self.problem.output_height, self.rows)
+
+    @property
+    def column_tiles(self) -> int:
+        return blocks(self.problem.output_width, self.columns // (2 if self.pool else 1) - self.halo)
+
+    @property
+    def tiles(self) -> int:
+        return max(1, self.problem.batch) * self.row_tiles * self.column_tiles
+
+    def conv_rows(self, rows: int) -> int:
+        return rows * (2 if self.pool else 1) + int(self.pool == 3)
+
+    @property
+    def staged_pixels(self) -> int:
+        p = self.problem
+        rows = (self.conv_rows(self.rows) - 1) * p.stride[0] + p.filter_height
+        columns = (self.columns - 1) * p.stride[1] + 4 * blocks(p.filter_width, 4)
+        return rows * 2 * blocks(columns, 2)
+
+    def constants(self) -> dict[str, Constant]:
+        p = self.problem
+        return {
+            **arguments.image_constants(p),
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "POOL": self.pool,
+            "TILE_ROWS": self.rows,
+            "COLUMNS": self.columns,
+            "HALO": self.halo,
+            "MASK_COLUMNS": self.pool == 3 and (bool(self.halo) or p.conv_width % 2 == 1),
+        }
+
+    def clocks(self, busy: float, alone: float, sharing: int) -> float:
+        """About how long the busiest multiprocessor takes.
+
+        A tile keeps its tensor cores `busy`, and takes `alone` if no other is there; `sharing` tiles can be.
+        """
+        each = blocks(self.tiles, SMS)
+        return max(each * busy, blocks(each, min(each, sharing)) * alone)
+
+
+@dataclass(frozen=True)
+class WarpConfig(Config):
+    """For mma.sync: warps of 16 or 32 filters, each with a band of rows."""
+
+    bands: int
+    band_rows: int
+    """Rows of y."""
+    column_blocks: int
+    """Of 8 columns of the convolution: what a warp has sums for at once."""
+    segments: int
+    """How many times that is the width of a tile."""
+    blocks_per_sm: int
+    """What the compiler fits the registers to."""
+
+    def tiling(self, problem: StemProblem) -> Tiling:
+        return Tiling(problem, self.bands * self.band_rows, self.segments * self.column_blocks * 8)
+
+    def warps(self, problem: StemProblem) -> int:
+        return self.bands * problem.filters // (16 * warp_blocks(problem))
+
+    def shared_bytes(self, problem: StemProblem) -> int:
+        tiling = self.tiling(problem)
+        edges = self.warps(problem) * tiling.conv_rows(self.band_rows) * 8 * warp_blocks(problem) * 4
+        return tiling.staged_pixels * PIXEL_BYTES + (edges if self.segments > 1 else 0)
+
+    def cost(self, problem: StemProblem) -> float:
+        """A multiprocessor starts an mma every 1.65 clocks at best, a warp alone every 12."""
+        tiling = self.tiling(problem)
+        warp_products = (
+            tiling.conv_rows(self.band_rows)
+            * self.segments
+            * self.column_blocks
+            * warp_blocks(problem)
+            * filter_steps(problem)
+        )
+        rows = tiling.conv_rows(self.band_rows) * self.segments
+        busy = 1.65 * warp_products * self.warps(problem) + tiling.staged_pixels / 8
+        alone = max(12.0 * warp_products, busy) + rows * (100 + 30 * self.column_blocks) + STAGING_CLOCKS
+        sharing = min(self.blocks_per_sm, SM_SHARED // (self.shared_bytes(problem) + 1024))
+        return tiling.clocks(busy, alone, sharing)
+
+
+def warp_blocks(problem: StemProblem) -> int:
+    """Blocks of 16 filters a warp: their weights are in its registers, 4 for each step and block."""
+    return 2 if problem.filters % 32 == 0 and filter_steps(problem) <= 16 else 1
+
+
+def warp_configs(problem: StemProblem) -> tuple[WarpConfig, ...]:
+    """The valid ones, best first."""
+    filter_warps = problem.filters // (16 * warp_blocks(problem))
+    found = []
+    for bands, band_rows, column_blocks, segments in product((1, 2, 4), (1, 2, 4, 7), (2, 4, 7), (1, 2, 4)):
+        registers = 8 * blocks((4 * filter_steps(problem) + 5 * column_blocks) * warp_blocks(problem) + 64, 8)
+        warps = filter_warps * bands
+        if warps > 8 or (warps < 4 and bands < 4) or registers > (256 if segments > 1 else 240):
+            continue  # the last few registers suffice only where the compiler keeps the loop over segments
+        if segments > 1 and (segments - 1) * column_blocks * 8 >= problem.conv_width:
+            continue
+        config = WarpConfig(
+            bands, band_rows, column_blocks, segments, max(1, SM_REGISTERS // (32 * registers * warps))
+        )
+        if config.shared_bytes(problem) <= SHARED_LIMIT:
+            found.append(config)
+    return tuple(sorted(found, key=lambda config: config.cost(problem))[:12])
+
+
+@dataclass(frozen=True)
+class WarpgroupConfig(Config):
+    """For wgmma: a warpgroup of 64 filters."""
+
+    rows: int
+    """Of y."""
+    columns: int
+    """Of the convolution: those of one wgmma."""
+    blocks_per_sm: int
+    """What the compiler fits the registers to."""
+
+    def tiling(self, problem: StemProblem) -> Tiling:
+        return Tiling(problem, self.rows, self.columns)
+
+    def shared_bytes(self, problem: StemProblem) -> int:
+        return self.tiling(problem).staged_pixels * PIXEL_BYTES
+
+    def cost(self, problem: StemProblem) -> float:
+        """A step takes columns / 2 clocks, 32 at least; what follows a row is hidden by other blocks only."""
+        tiling = self.tiling(problem)
+        rows = tiling.conv_rows(self.rows)
+        busy = rows * filter_steps(problem) * max(self.columns / 2, 24.0) + tiling.staged_pixels / 8
+        alone = busy + rows * (150 + 2.5 * self.columns) + STAGING_CLOCKS
+        sharing = min(self.blocks_per_sm, SM_SHARED // (self.shared_bytes(problem) + 1024))
+        groups = problem.filters // 64
+        return groups * tiling.clocks(busy, alone, sharing)
+
+
+WARPGROUP_COLUMNS = (32, 64, 112, 128)
+"""For which kernels/common/hopper.cuh has instructions."""
+
+
+def warpgroup_configs(problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
+    found = []
+    for rows, columns in product((1, 2, 4, 7, 8, 14), WARPGROUP_COLUMNS):
+        registers = 8 * blocks(4 * filter_steps(problem) + columns // 2 + columns // 8 + 40, 8)
+        config = WarpgroupConfig(rows, columns, min(8, SM_REGISTERS // (128 * registers)))
+        if config.shared_bytes(problem) <= SM_SHARED - 1024:
+            found.append(config)
+    return tuple(sorted(found, key=lambda config: config.cost(problem))[:12])

@@ -1,0 +1,53 @@
+"""The ladder of top_k, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.rows import LAYOUTS
+from escalade.ops.softmax.problem import DTYPES
+from escalade.ops.top_k import reference
+from escalade.ops.top_k.problem import TopKProblem
+from escalade.ops.top_k.rungs import RUNGS
+
+PROBLEMS = tuple(TopKProblem(batch, 1000, 5) for batch in (1, 32, 256, 10_000))
+
+SMALL_PROBLEMS = (
+    TopKProblem(5, 1000, 5),
+    TopKProblem(3, 33, 4),
+    TopKProblem(2, 2310, 32),
+    TopKProblem(600, 24, 1),
+    TopKProblem(3, 7, 7),
+    TopKProblem(1, 1, 1),
+)
+"""Between them: one warp a row and several, all classes asked for, widths that no vector divides, lists not filled."""
+
+
+class TopK(Operation[TopKProblem]):
+    name = "top_k"
+    ladder = Ladder("top_k", RUNGS)
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: TopKProblem) -> tuple[str, ...]:
+        return ("block_per_row",)
+
+    def parse(self, name: str) -> TopKProblem:
+        return TopKProblem.parse(name)
+
+    def inputs(self, problem: TopKProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: TopKProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(self, problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)

@@ -1,0 +1,148 @@
+"""Records of whole networks as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from escalade.bench.store import Record
+from escalade.report import cells
+
+Column = tuple[str, Callable[[Record], str]]
+
+
+def network_tables(records: Sequence[Record]) -> Iterable[Table]:
+    """One for each part of a run: the batches, the phases, the stream, the accuracy."""
+    makers = {"_accuracy": _accuracy, "_phases": _phases, "_stream": _stream}
+    for workload in dict.fromkeys(record.workload for record in records):
+        own = [record for record in records if record.workload == workload]
+        make = next((make for suffix, make in makers.items() if workload.endswith(suffix)), _batches)
+        yield make(own)
+
+
+def failure(record: Record) -> str:
+    """Which one, and the first line of why."""
+    who = " ".join(
+        filter(None, (record.workload, record.problem, record.dtype, cells.who(record), record.layout))
+    )
+    return f"{who}: {record.failure.splitlines()[0]}"
+
+
+def _table(title: str, names: Sequence[str], columns: Sequence[Column], records: Sequence[Record]) -> Table:
+    """The first columns are text; a failed record has nothing to show but that."""
+    table = Table(title=escape(title), title_justify="left")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name, _ in columns[len(names) :]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        shown = [escape(cell(record)) for _, cell in columns]
+        if record.failure:
+            shown = [*shown[: len(names)], "[red]failed[/]"]
+        table.add_row(*shown)
+    return table
+
+
+def _spread(record: Record) -> str:
+    return (
+        "" if record.p20_us is None or record.p80_us is None else f"{record.p20_us:.4g}–{record.p80_us:.4g}"
+    )
+
+
+def _microseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _mebibytes(record: Record) -> str:
+    return "" if record.peak_bytes is None else f"{record.peak_bytes / 2**20:,.1f}"
+
+
+def _batches(records: Sequence[Record]) -> Table:
+    on_cpu = any(record.timing == "cpu" for record in records)
+    columns: list[Column] = [
+        ("dtype", lambda r: r.dtype),
+        ("batch", lambda r: str(r.batch)),
+        ("system", lambda r: r.system),
+        ("layout", lambda r: r.layout),
+    ]
+    if on_cpu:
+        columns.append(("µs of this CPU", lambda r: _microseconds(r.wall_us)))
+    else:
+        columns += [
+            ("µs", lambda r: _microseconds(r.median_us)),
+            ("p20–p80", _spread),
+            ("µs a call", lambda r: _microseconds(r.wall_us)),
+        ]
+    columns.append(("images/s", lambda r: cells.whole(r.images_per_s)))
+    if not on_cpu:
+        columns += [
+            ("TFLOP/s", lambda r: "" if r.tflops is None else f"{r.tflops:.1f}"),
+            ("% ceiling", lambda r: cells.percent(r.peak_pct)),
+            ("× floor", cells.over_floor),
+            ("vs best peer", lambda r: cells.times(r.peer_gain)),
+            ("MiB", _mebibytes),
+        ]
+    columns.append(("error", lambda r: cells.error(r.error)))
+    title = f"{records[0].workload}, {records[0].problem.partition('_')[0]}² images"
+    ordered = sorted(records, key=lambda r: (_order(records, r.dtype), r.batch, r.system != "escalade"))
+    return _table(title, ("dtype", "batch", "system", "layout"), columns, ordered)
+
+
+def _order(records: Sequence[Record], dtype: str) -> int:
+    return list(dict.fromkeys(record.dtype for record in records)).index(dtype)
+
+
+def _phases(records: Sequence[Record]) -> Table:
+    columns: list[Column] = [
+        ("dtype", lambda r: r.dtype),
+        ("phase", lambda r: r.rung),
+        ("what it is", lambda r: r.note),
+        ("µs, host to host", lambda r: _microseconds(r.wall_us)),
+        ("µs on the GPU", lambda r: _microseconds(r.median_us)),
+        ("images/s", lambda r: cells.whole(r.images_per_s)),
+        ("gain", lambda r: cells.times(r.gain)),
+        ("over", lambda r: r.gain_over),
+        ("MiB on the GPU", _mebibytes),
+        ("error", lambda r: cells.error(r.error)),
+    ]
+    table = _table(
+        f"{records[0].workload.removesuffix('_phases')}: one image, phase by phase",
+        ("dtype", "phase", "what it is"), columns, records,
+    )  # fmt: skip
+    table.columns[2].no_wrap = False
+    return table
+
+
+def _stream(records: Sequence[Record]) -> Table:
+    columns: list[Column] = [
+        ("dtype", lambda r: r.dtype),
+        ("what", lambda r: r.rung),
+        ("batch", lambda r: str(r.batch)),
+        ("µs a batch", lambda r: _microseconds(r.median_us)),
+        ("images/s", lambda r: cells.whole(r.images_per_s)),
+        ("of the slower alone", _share_of_bound),
+    ]
+    title = f"{records[0].workload.removesuffix('_stream')}: uint8 images from host memory"
+    return _table(title, ("dtype", "what"), columns, records)
+
+
+def _share_of_bound(record: Record) -> str:
+    """Compute and copies overlap: neither can be beaten."""
+    return (
+        "" if not record.floor_us or not record.median_us else cells.share(record.floor_us / record.median_us)
+    )
+
+
+def _accuracy(records: Sequence[Record]) -> Table:
+    columns: list[Column] = [
+        ("dtype", lambda r: r.dtype),
+        ("answers", lambda r: r.note),
+        ("error at the logits", lambda r: cells.error(r.error)),
+        ("allowed", lambda r: cells.error(r.tolerance)),
+    ]
+    title = f"{records[0].workload.removesuffix('_accuracy')}: against float64 on the CPU"
+    table = _table(title, ("dtype", "answers"), columns, records)
+    table.columns[1].no_wrap = False
+    return table

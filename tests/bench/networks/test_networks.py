@@ -1,0 +1,220 @@
+"""Networks and their peers on the CPU: what is right passes, what is wrong is not timed."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from escalade import cli
+from escalade.bench import store
+from escalade.bench.networks import measure as measuring
+from escalade.bench.networks import peers, phases
+from escalade.bench.networks.accuracy import Accuracy
+from escalade.bench.networks.contender import TOLERANCE, Contender, Entry, Unavailable, precision
+from escalade.bench.networks.workloads import WORKLOADS, Workload, images, reference
+from escalade.bench.store import Record
+from escalade.bench.timing import CallSampler
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
+from escalade.engine.way import Way
+from escalade.errors import UnsupportedError
+from escalade.models import ResNet
+from escalade.models.resnet import BasicBlock, Bottleneck
+from escalade.report.network_plot import network_plot
+
+SIZE = 32
+TINY = Workload("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))
+NARROW = Workload("narrow", lambda: ResNet(Bottleneck, (1, 1, 1, 1), 10))
+
+
+@pytest.fixture(scope="module")
+def network() -> ResNet:
+    return TINY.model(SIZE)
+
+
+@pytest.fixture(scope="module")
+def engine(network: ResNet) -> Engine:
+    return Engine(capture(network, (images(2, SIZE),)), "fp32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def case(network: ResNet) -> measuring.Case:
+    x = images(2, SIZE, 5)
+    return measuring.Case("tiny", Entry(network, x, "fp32"), reference(network, x), 0.0)
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, ["bench", *arguments, "--device", "cpu"])
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def test_workloads_are_the_same_every_time_and_keep_their_values_in_range(network: ResNet) -> None:
+    x = images(4, SIZE, 9)
+    logits = network(x)
+    assert torch.equal(TINY.model(SIZE)(x), logits)
+    assert not torch.equal(TINY.model(SIZE, seed=1)(x), logits)
+    assert 0.05 < float(logits.detach().std()) < 20
+    assert any(norm.running_var is not None and norm.running_var.std() > 0 for norm in _norms(network))
+
+
+def _norms(network: ResNet) -> list[torch.nn.BatchNorm2d]:
+    return [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+
+
+def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
+    with precision("fp32"):
+        (eager,) = peers.PEERS["torch-eager"](case.entry)
+        error, failure = measuring.check(eager, case.expected, "fp32")
+    assert not failure and 0 < error < TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("chosen", [TINY, NARROW], ids=lambda chosen: chosen.name)
+def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
+    pytest.importorskip("jax", reason="jax is not installed")
+    model, x = chosen.model(SIZE), images(2, SIZE, 5)
+    (contender,) = peers.PEERS["jax"](Entry(model, x, "fp32"))
+    _, failure = measuring.check(contender, reference(model, x), "fp32")
+    assert not failure, failure
+    contender.wait()
+
+
+@pytest.mark.parametrize("system", ["torch-graph", "torch-compile"])
+def test_a_peer_that_cannot_take_part_says_why(system: str, case: measuring.Case) -> None:
+    with pytest.raises(Unavailable, match="needs a GPU"):
+        peers.PEERS[system](case.entry)
+
+
+def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case, engine: Engine) -> None:
+    said: list[str] = []
+    records = measuring.measure(case, engine, ("torch-graph", "torch-eager"), said.append)
+    ours, eager = records
+    assert (ours.system, eager.system) == ("escalade", "torch-eager")
+    assert ours.wall_us and ours.images_per_s == pytest.approx(2e6 / ours.time)
+    assert ours.timing == "cpu" and ours.tflops is None
+    assert ours.peer == "torch-eager" and ours.peer_gain == pytest.approx(eager.time / ours.time)
+    assert any("without torch-graph" in text for text in said)
+
+
+def test_a_wrong_result_is_a_failure_without_a_time(
+    case: measuring.Case, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(entry: Entry) -> list[Contender]:
+        return [Contender("wrong", "nhwc", lambda: 1.001 * case.expected, lambda y: y, lambda: None)]
+
+    def broken(entry: Entry) -> list[Contender]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(peers, "PEERS", peers.PEERS)
+    monkeypatch.setitem(peers.PEERS, "wrong", wrong)
+    monkeypatch.setitem(peers.PEERS, "broken", broken)
+    records = {r.system: r for r in measuring.measure(case, engine, ("wrong", "broken"), silent)}
+    assert "more than the 1e-05 allowed" in records["wrong"].failure and records["wrong"].median_us is None
+    assert "out of luck" in records["broken"].failure
+    assert records["escalade"].median_us and records["escalade"].peer_gain is None
+
+
+def test_the_faster_layout_of_a_system_counts() -> None:
+    blank = Record("net", "32_b1", "fp16", "nchw", 1, "torch-graph", "")
+    records = [replace(blank, median_us=9.0), replace(blank, layout="nhwc", median_us=5.0)]
+    (best,) = measuring._fastest_layouts(records)
+    assert best.layout == "nhwc"
+
+
+def test_peers_by_name() -> None:
+    assert "torch-compile" not in peers.chosen(()) and "jax" in peers.chosen(())
+    assert peers.chosen(("none",)) == () and set(peers.chosen(("all",))) == set(peers.PEERS)
+    assert peers.chosen(("jax", "jax")) == ("jax",)
+    with pytest.raises(UnsupportedError, match="there is no peer 'tensorrt'; there is torch-eager"):
+        peers.chosen(("tensorrt",))
+
+
+def test_accuracy_counts_answers_of_clear_images_only(network: ResNet, engine: Engine) -> None:
+    judged = Accuracy("tiny", network, 3, SIZE, 1)
+    record = judged.check(engine)
+    assert not record.failure and record.error is not None and record.error < 1e-5
+    clear = int(judged._clear.sum())
+    assert f"on {clear} of {clear} images" in record.note
+    judged._expected = judged._expected.roll(1, dims=1)
+    assert judged.check(engine).failure and f"on 0 of {clear} images" in judged.check(engine).note
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_every_way_computes_the_same(way: Way, case: measuring.Case, engine: Engine) -> None:
+    other = Engine(engine.graph, "fp32", "cpu", way=way)
+    assert measuring.judge(other(case.entry.x), case.expected, "fp32")[1] == ""
+    operations = [step.operation for step in other.explain().steps]
+    assert ("batch_norm" in operations) == (way is not Way.fused)
+    if way is Way.naive:
+        assert {step.why for step in other.explain().steps if step.launches} == {"the foot of its ladder"}
+
+
+def test_gains_of_phases_pass_over_the_copies_and_over_failures() -> None:
+    blank = Record("net_phases", "32_b1", "fp32", "nhwc", 1, "escalade", "")
+    walls = {"cpu": 800.0, "transfer": 10.0, "naive": 400.0, "separate": None, "graph": 100.0}
+    found = phases.with_gains([replace(blank, rung=rung, wall_us=wall) for rung, wall in walls.items()])
+    gains = {record.rung: (record.gain, record.gain_over) for record in found}
+    assert gains["naive"] == (2.0, "cpu") and gains["graph"] == (4.0, "naive")
+    assert gains["cpu"] == gains["transfer"] == gains["separate"] == (None, "")
+
+
+def test_calls_are_timed_from_idle_to_done() -> None:
+    log: list[str] = []
+    sampler = CallSampler(lambda: log.append("call"), lambda: log.append("wait"), 2)
+    sampler.start()
+    assert sampler.finish() > 0 and log == ["wait", "call", "call", "wait"]
+
+
+def test_bench_writes_records_and_a_plot_and_says_whose_times_they_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORKLOADS, "tiny", TINY)
+    records, plot = tmp_path / "r.jsonl", tmp_path / "p.png"
+    result = bench(
+        "tiny", "--size", "32", "-b", "1,2", "-t", "fp32,bf16", "--seconds", "0",
+        "--json", str(records), "--plot", str(plot), "--results", str(tmp_path),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "Times are this CPU's" in result.output and "images/s" in result.output
+    found = store.load(records)
+    timed = [r for r in found if r.workload == "tiny"]
+    assert {(r.batch, r.dtype) for r in timed} == {(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")}
+    assert all(r.gpu.startswith("cpu") and r.timing == "cpu" and r.wall_us for r in timed)
+    assert {r.workload for r in found} == {"tiny", "tiny_accuracy"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (filed,) = tmp_path.glob("cpu-*/tiny.jsonl")
+    assert len(store.load(filed)) == len(timed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("resnet19",), "there is no workload 'resnet19'; there is resnet18"),
+        (("resnet18", "-t", "fp64"), "there is no dtype 'fp64'"),
+        (("resnet18", "-b", "0"), "a batch of 0"),
+        (("resnet18", "--size", "8"), "these networks take 32 or more"),
+        (("resnet18", "--peers", "tvm"), "there is no peer 'tvm'"),
+        (("resnet18", "--stream"), "--stream measures copies to a GPU"),
+    ],
+)
+def test_bench_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:
+    result = bench(*arguments)
+    assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)
+
+
+def test_bench_takes_whole_numbers_for_batches() -> None:
+    assert bench("resnet18", "-b", "two").exit_code == 2
+
+
+def test_plots_refuse_what_they_cannot_write(tmp_path: pathlib.Path) -> None:
+    record = Record("net", "32_b1", "fp16", "nhwc", 1, "escalade", "", wall_us=1.0, images_per_s=1e6)
+    with pytest.raises(UnsupportedError, match=r"written as \.png, \.svg or \.pdf"):
+        network_plot([record], "net", tmp_path / "p.txt")
+    with pytest.raises(UnsupportedError, match="nothing was timed"):
+        network_plot([replace(record, images_per_s=None)], "net", tmp_path / "p.png")

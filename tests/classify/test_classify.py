@@ -1,0 +1,204 @@
+"""Whole runs: the classes of plain PyTorch, what is written, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pathlib
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from escalade import cli, models
+from escalade.classify import predict
+from escalade.classify.images import Crop, Unreadable, decode
+from escalade.classify.predict import example
+from escalade.engine import compile
+from escalade.models.resnet import BasicBlock
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
+NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+SMALL = Crop(32, 32)
+UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["classify", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def network() -> models.ResNet:
+    """Random, with logits far enough apart that rounding changes no order."""
+    torch.manual_seed(0)
+    model = models.ResNet(BasicBlock, (1, 1, 1, 1), 7, small_images=True).eval()
+    with torch.no_grad():
+        model.fc.weight.mul_(20)
+    return model
+
+
+@pytest.fixture(scope="module")
+def weights(network: models.ResNet, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """As training scripts for CIFAR save them."""
+    renamed = {
+        "module." + name.replace("downsample", "shortcut").replace("fc.", "linear."): value
+        for name, value in network.state_dict().items()
+    }
+    path = tmp_path_factory.mktemp("weights") / "cifar.pth"
+    torch.save({"net": renamed, "acc": 94.2, "epoch": 3}, path)
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "images [of things]"
+    folder.mkdir()
+    for number in range(5):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def expected(model: models.ResNet, files: list[pathlib.Path], crop: Crop) -> torch.Tensor:
+    """By plain PyTorch, in fp32."""
+    x = torch.from_numpy(np.stack([decode(file, crop) for file in files])).permute(0, 3, 1, 2).float() / 255
+    if not model.small_images:
+        mean, std = (torch.tensor(values)[:, None, None] for values in NORMALIZE)
+        x = (x - mean) / std
+    with torch.no_grad():
+        return model(x).softmax(1)
+
+
+def test_a_folder_with_damaged_images(
+    network: models.ResNet, weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    files = sorted(images.glob("*.png"))
+    (images / "3a.png").write_text("not an image")
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"[kind] {number}" for number in range(7)))
+    result = run(
+        images, tmp_path / "gone.png", "-w", weights, "--labels", labels, "--dtype", "fp32", "--batch", 2,
+        "--top", 3, "--device", "cpu", "--json", tmp_path / "o.json", "--csv", tmp_path / "o.csv",
+    )  # fmt: skip
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 1, "two images cannot be read"
+    written = json.loads((tmp_path / "o.json").read_text())
+    assert [entry["file"] for entry in written["images"]] == [str(file) for file in files]
+    assert {pathlib.Path(entry["file"]).name for entry in written["unreadable"]} == {"3a.png", "gone.png"}
+    assert written["network"] == "ResNet-10" and written["dtype"] == "fp32"
+    chances = expected(network, files, SMALL).topk(3)
+    for number, entry in enumerate(written["images"]):
+        assert [guess["class"] for guess in entry["top"]] == chances.indices[number].tolist()
+        assert [guess["probability"] for guess in entry["top"]] == pytest.approx(
+            chances.values[number].tolist(), rel=1e-3
+        )
+        assert all(guess["label"] == f"[kind] {guess['class']}" for guess in entry["top"])
+    with open(tmp_path / "o.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15 and rows[3]["file"] == str(files[1]) and rows[3]["rank"] == "1"
+    assert "5 images in" in result.output and f"[kind] {int(chances.indices[0, 0])}" in result.output
+    assert "2 of 7 images could not be read" in result.stderr and "no such file" in result.stderr
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_readable_images_end_well_with_any_batch(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    tops = []
+    for batch in (2, 64):
+        path = tmp_path / f"{batch}.json"
+        result = run(images, "-w", weights, "-b", batch, "--device", "cpu", "--json", path)
+        assert result.exit_code == 0, result.output
+        tops.append([entry["top"][0]["class"] for entry in json.loads(path.read_text())["images"]])
+        assert len(tops[-1]) == 5
+    assert tops[0] == tops[1]
+
+
+def test_mean_and_deviation_are_taken(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    chances = []
+    for options in ((), ("--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2)):
+        path = tmp_path / "o.json"
+        assert run(images, "-w", weights, "--device", "cpu", "--json", path, *options).exit_code == 0
+        top = json.loads(path.read_text())["images"][0]["top"]
+        chances.append([(guess["class"], round(guess["probability"], 4)) for guess in top])
+    assert chances[0] != chances[1]
+
+
+def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib.Path) -> None:
+    engine = compile(network, example(2, SMALL), device="cpu", normalize=UNIT)
+    skipped: list[Unreadable] = []
+    files = sorted(images.glob("*.png")) * 20
+    names = [str(number) for number in range(7)]
+    predictions = predict(engine, files, SMALL, names, batch=2, top=1, skipped=skipped.append)
+    assert next(predictions).file == files[0]
+    predictions.close()
+    assert not skipped
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("escalade-")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "classify needs --weights FILE"),
+        (("-w", "none.pth"), "there is no file none.pth"),
+        (("-w", "{weights}", "--dtype", "fp64"), "dtype 'fp64'"),
+        (("-w", "{weights}", "--labels", "{weights}"), "cannot be read as labels"),
+        (("-w", "{weights}", "--json", "{images}"), "cannot be written"),
+        (("-w", "{weights}", "--csv", "{images}/no/o.csv"), "cannot be written"),
+    ],
+)
+def test_mistakes_are_answered_by_one_sentence(
+    arguments: tuple[str, ...],
+    sentence: str,
+    weights: pathlib.Path,
+    images: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filled = [argument.format(weights=weights, images=images) for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["escalade", "classify", str(images), *filled])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err.strip()
+    assert end.value.code == 1
+    assert sentence in said and len(said.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def photographs() -> tuple[pathlib.Path, list[pathlib.Path], torch.Tensor]:
+    file = DATA / "resnet18_imagenet_rebuilt_fp16.safetensors"
+    files = sorted((DATA / "images").glob("*.JPEG"))
+    if not file.is_file() or not files:
+        pytest.skip(
+            f"ResNet-18's weights and photographs are not in {DATA}; set ESCALADE_DATA to a folder with them"
+        )
+    return file, files, expected(models.read_resnet(file), files, Crop(256, 224))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_photographs_are_classified_as_by_pytorch(
+    dtype: str, photographs: tuple[pathlib.Path, list[pathlib.Path], torch.Tensor], tmp_path: pathlib.Path
+) -> None:
+    weights, files, chances = photographs
+    path = tmp_path / "o.json"
+    result = run(
+        DATA / "images", "-w", weights, "--labels", DATA / "imagenet_synsets.txt", "--dtype", dtype,
+        "--device", "cpu", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())["images"]
+    assert [entry["file"] for entry in written] == [str(file) for file in files]
+    assert [entry["top"][0]["class"] for entry in written] == chances.argmax(1).tolist()
+    right = sum(
+        entry["top"][0]["label"] == file.name.split("_")[0]
+        for entry, file in zip(written, files, strict=True)
+    )
+    assert right >= 0.7 * len(files), f"{right} of {len(files)}"

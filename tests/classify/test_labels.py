@@ -1,0 +1,58 @@
+"""The names of classes: from files, from torchvision, or none."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import types
+
+import pytest
+
+from escalade.classify.labels import labels
+from escalade.errors import UnsupportedError
+
+
+def written(path: pathlib.Path, text: str) -> pathlib.Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_line_each_or_a_json_list(tmp_path: pathlib.Path) -> None:
+    assert labels(3, written(tmp_path / "l.txt", "cat\ngreat dog \nbird\n\n")) == ["cat", "great dog", "bird"]
+    assert labels(2, written(tmp_path / "l.json", '["cat", "dog, great"]')) == ["cat", "dog, great"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("l.txt", "cat\ndog\n", "has 2 labels; the network has 3 classes"),
+        ("l.json", '["cat", "dog"]', "has 2 labels; the network has 3 classes"),
+        ("l.json", '["cat", 3, 4]', "a list of strings"),
+        ("l.json", '{"0": "cat"}', "a list of strings"),
+        ("l.json", '["cat", ', "is not JSON"),
+    ],
+)
+def test_mistakes_are_named(name: str, text: str, sentence: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        labels(3, written(tmp_path / name, text))
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be read as labels"):
+        labels(3, tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnsupportedError, match="cannot be read as labels"):
+        labels(3, tmp_path / "binary")
+
+
+def test_imagenet_is_called_what_torchvision_calls_it_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"thing {number}" for number in range(1000)]
+    weights = types.SimpleNamespace(IMAGENET1K_V1=types.SimpleNamespace(meta={"categories": names}))
+    module = types.ModuleType("torchvision.models")
+    module.ResNet18_Weights = weights  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", module)
+    assert labels(1000, None) == names
+    assert labels(3, None) == ["0", "1", "2"]
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)  # importing it fails
+    assert labels(1000, None)[999] == "999"

@@ -1,0 +1,65 @@
+"""Places in the arena: nothing alive is overwritten, and not more memory is taken than there are values."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escalade.engine.arena import ALIGNMENT, Lifetime, assign
+
+_SIZES = st.one_of(st.integers(0, 5000), st.sampled_from([0, 1, 255, 256, 257, 1 << 33]))
+
+
+@st.composite
+def _lifetimes(draw: st.DrawFn) -> list[Lifetime]:
+    found = []
+    for number in range(draw(st.integers(0, 25))):
+        first = draw(st.integers(-1, 12))
+        found.append(Lifetime(f"v{number}", draw(_SIZES), first, first + draw(st.integers(0, 8))))
+    return found
+
+
+def _rounded(size: int) -> int:
+    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+
+
+@given(_lifetimes())
+def test_values_that_live_at_the_same_time_lie_apart(values: list[Lifetime]) -> None:
+    arena = assign(values)
+    assert set(arena.offsets) == {value.name for value in values}
+    for value in values:
+        start = arena.offsets[value.name]
+        assert start % ALIGNMENT == 0 and start >= 0 and start + value.bytes <= arena.bytes
+        for other in values:
+            if other is value or not value.meets(other):
+                continue
+            low = arena.offsets[other.name]
+            assert start + value.bytes <= low or low + other.bytes <= start
+            assert start != low  # not even two that are empty
+
+
+@given(_lifetimes())
+def test_the_whole_is_between_what_is_needed_at_once_and_the_sum(values: list[Lifetime]) -> None:
+    arena = assign(values)
+    steps = range(-1, 22)
+    needed = max(sum(_rounded(v.bytes) for v in values if v.first <= step <= v.last) for step in steps)
+    assert needed <= arena.bytes <= sum(_rounded(value.bytes) for value in values)
+
+
+@given(_lifetimes(), st.randoms())
+def test_places_do_not_depend_on_the_order(values: list[Lifetime], random: object) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert assign(shuffled) == assign(values)
+
+
+def test_meeting_counts_both_ends() -> None:
+    early, late = Lifetime("a", 1, 0, 3), Lifetime("b", 1, 3, 4)
+    assert early.meets(late) and late.meets(early)
+    assert not early.meets(Lifetime("c", 1, 4, 9))
+
+
+def test_a_chain_needs_two_places() -> None:
+    """Each value lives from its step to the next one's."""
+    chain = [Lifetime(str(number), 1024, number, number + 1) for number in range(20)]
+    assert assign(chain).bytes == 2048

@@ -1,0 +1,171 @@
+"""`torch.compile(model, backend="escalade")`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine import backend
+from escalade.engine.engine import Engine
+from escalade.errors import UnsupportedError
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.conv(x)))
+        return self.fc(F.adaptive_avg_pool2d(y, 1).view(x.shape[0], -1))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(8)
+    return Small().eval()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """Those that the backend makes."""
+    made: list[Engine] = []
+
+    def make(*arguments: Any) -> Engine:
+        made.append(Engine(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "Engine", make)
+    return made
+
+
+def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> None:
+    assert "escalade" in torch._dynamo.list_backends()
+    compiled = torch.compile(model, backend="escalade")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x + 1), model(x + 1))
+    assert len(engines) == 1 and len(engines[0].graph.inputs) == 1
+    assert {"batch_norm", "conv2d"} & {node.op for node in engines[0]._graph} == {
+        "conv2d"
+    }  # its weights are known
+
+
+def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[Engine]) -> None:
+    """Dynamo traces again when a size changes for the first time, and then for all sizes."""
+    compiled = torch.compile(model, backend="escalade")
+    with torch.no_grad():
+        for batch in (2, 3, 5, 7):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert len(engines) == 2 and engines[1].graph.is_batched
+
+
+def test_weights_changed_in_place_are_seen(model: nn.Module, engines: list[Engine]) -> None:
+    compiled = torch.compile(model, backend="escalade")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        before = compiled(x)
+        model.fc.weight.mul_(2)  # type: ignore[union-attr,operator]
+        model.norm.running_mean.add_(1)  # type: ignore[union-attr,operator]
+        after = compiled(x)
+        torch.testing.assert_close(after, model(x))
+    assert not torch.allclose(before, after) and len(engines) == 2
+
+
+def test_gradients_are_pytorchs(
+    model: nn.Module, engines: list[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = torch.compile(model, backend="escalade")
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    with caplog.at_level(logging.WARNING, "escalade"):
+        compiled(x).sum().backward()
+        compiled(x).sum().backward()
+    assert x.grad is not None and model.fc.weight.grad is not None  # type: ignore[union-attr]
+    assert not engines and [r.message for r in caplog.records].count(caplog.records[0].message) == 1
+    assert "gradients are asked for" in caplog.text
+
+
+def test_training_without_gradients_is_pytorchs(
+    model: nn.Module, engines: list[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """BatchNorm's statistics change; an engine's would not."""
+    model.train()
+    compiled = torch.compile(model, backend="escalade")
+    before = model.norm.running_mean.clone()  # type: ignore[union-attr,operator]
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "escalade"):
+        compiled(torch.randn(2, 3, 8, 8))
+    assert not torch.equal(model.norm.running_mean, before) and not engines  # type: ignore[union-attr,arg-type]
+    assert "PyTorch runs this part of the model itself" in caplog.text
+
+
+class Broken(nn.Module):
+    """Two graph breaks: three parts. The last one writes to a value of the part before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.relu(self.first(x))
+        torch._dynamo.graph_break()
+        z = self.second(y) * 2
+        torch._dynamo.graph_break()
+        z.add_(1)
+        return y, z
+
+
+def test_parts_between_graph_breaks(engines: list[Engine]) -> None:
+    torch.manual_seed(9)
+    model = Broken().eval()
+    compiled = torch.compile(model, backend="escalade")
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x + 1), model(x + 1))
+    assert len(engines) == 2  # the third part changes what it is given
+
+
+def test_a_dtype_can_be_asked_for(model: nn.Module, engines: list[Engine]) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(model, backend="escalade", options={"dtype": "fp16"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=5e-3, atol=5e-3)
+    assert engines[0].dtype == "fp16"
+    with torch.no_grad():
+        half = torch.compile(model.half(), backend="escalade")(x.half())
+    assert half.dtype == torch.float16 and engines[1].dtype == "fp16"
+
+
+def test_types_that_escalade_lacks_are_pytorchs(model: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    model.double()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "escalade"):
+        y = torch.compile(model, backend="escalade")(x)
+        assert y.dtype == torch.float64
+        torch.testing.assert_close(y, model(x))
+    assert "weights of torch.float64" in caplog.text
+
+
+def test_unknown_options_are_refused(model: nn.Module) -> None:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    with pytest.raises(UnsupportedError, match="no option speed; it has dtype"):
+        backend.escalade_backend(graph, [torch.randn(2)], options={"speed": "high"})
+    with pytest.raises(UnsupportedError, match="dtype 'fp4': compile takes"):
+        backend.escalade_backend(graph, [torch.randn(2)], options={"dtype": "fp4"})

@@ -1,0 +1,398 @@
+"""From modules to graphs: which operations, which sizes, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture import CaptureError, capture
+from escalade.engine.engine import Engine
+from escalade.engine.graph import Batch, Graph
+from escalade.errors import UnsupportedError
+
+
+class Call(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.function(*arguments, **keywords)
+
+
+def captured(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Graph:
+    return capture(Call(function), arguments, keywords)
+
+
+def check(function: Callable[..., Any], *shape: int, batches: tuple[int, ...] = (1, 3)) -> Graph:
+    """The engine does what the function does, for other batch sizes too."""
+    graph = captured(function, torch.randn(2, *shape))
+    engine = Engine(graph, "fp32", "cpu")
+    for batch in batches if graph.is_batched else (2,):
+        x = torch.randn(batch, *shape)
+        expected = function(x.clone())
+        torch.testing.assert_close(engine(x), expected)
+    return graph
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph]
+
+
+def test_known_operators_become_nodes() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding="valid", bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Conv2d(8, 8, 3, padding="same", dilation=2),
+        nn.ReLU6(inplace=True),
+        nn.AvgPool2d(2),
+        nn.Dropout2d(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(8, 5),
+        nn.Softmax(-1),
+    ).eval()
+    graph = capture(model, (torch.randn(1, 3, 18, 18),))
+    assert ops(graph) == [
+        "conv2d", "batch_norm", "relu", "max_pool2d", "conv2d", "relu", "adaptive_avg_pool2d", "adaptive_avg_pool2d",
+        "reshape", "linear", "softmax",
+    ]  # fmt: skip
+    first, *_, same = (node for node in graph if node.op == "conv2d")
+    assert first.attributes["stride"] == (2, 2) and first.attributes["padding"] == (0, 0)
+    assert same.attributes["padding"] == (2, 2) and same.attributes["dilation"] == (2, 2)
+    assert [node.attributes["limit"] for node in graph if node.op == "relu"] == [None, 6.0]
+    assert [node.source for node in graph][:2] == ["0", "1"]
+    assert graph.inputs[0].shape == (Batch(), 3, 18, 18) and graph.is_batched
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.avg_pool2d(x, 3, 2, 1), (3, 9, 9)),  # windows overlap
+        (lambda x: F.avg_pool2d(x, 2, divisor_override=3), (3, 8, 8)),
+        (lambda x: F.max_pool2d(x, 3, 1, 1, dilation=2), (3, 9, 9)),
+        (lambda x: F.hardtanh(x, -1.0, 1.0), (3, 4)),
+        (lambda x: torch.softmax(x, 1), (3, 4)),
+        (lambda x: torch.softmax(x, -1), (3, 4, 5)),
+        (lambda x: x.mean((2, 3)), (3, 4, 4)),
+        (lambda x: x.mean((-1, -2), keepdim=True), (3, 4, 4)),
+        (lambda x: x.mean(1), (3, 4, 4)),
+        (lambda x: torch.add(x, x, alpha=2), (3, 4)),
+        (lambda x: x + x[:, :1], (3, 4)),
+        (lambda x: x + 1, (3, 4)),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (3, 4, 4)),
+        (lambda x: x.permute(0, 2, 3, 1).flatten(1), (3, 4, 5)),
+        (lambda x: x.view(x.shape[0] * 3, 4).view(x.shape[0], 12), (3, 4)),
+        (lambda x: torch.cat([x.flatten(1), x.new_zeros(x.shape[0], 2)], 1), (3, 4)),
+        (lambda x: torch.where(x > 0, x, x * 0.1), (3, 4, 4)),
+        (lambda x: x * torch.arange(4.0), (3, 4)),
+        (lambda x: x.unsqueeze(1).squeeze(1).contiguous().clone().detach(), (3, 4)),
+        (lambda x: x.view(torch.int32).float() * 0 + x, (3, 4)),
+        (lambda x: x.argmax(1), (3, 4, 4)),
+        (lambda x: x.double().sum(1), (3, 4)),
+    ],
+)
+def test_every_operator_computes_what_pytorch_does(
+    function: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
+    check(function, *shape)
+
+
+def _reads_after_change(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.relu_()
+    y.add_(1)
+    return z * 3
+
+
+def _reads_before_change(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.relu_()
+    z.add_(1)
+    return y * 3
+
+
+def _changes_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.view(-1, 12)[:, :3].mul_(5)
+    return y
+
+
+def _view_sees_change(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.relu_()
+    flat = z.flatten(1)
+    y.add_(1)
+    return flat
+
+
+def _changes_chunk(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    first, second = y.chunk(2, 1)
+    first.add_(1)
+    return torch.cat([y, second], 1)
+
+
+def _copy_does_not_see_change(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y.clone()
+    y.add_(1)
+    return z - y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2).relu_().add_(1).mul_(3),
+        _reads_after_change,
+        _reads_before_change,
+        _changes_view,
+        _view_sees_change,
+        _changes_chunk,
+        _copy_does_not_see_change,
+    ],
+)
+def test_changes_in_place_are_seen_by_all_who_hold_the_tensor(function: Callable[..., Any]) -> None:
+    check(function, 4, 3)
+
+
+@pytest.mark.parametrize("through_view", [False, True])
+def test_the_callers_input_stays_as_it_is(through_view: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        (x.view(-1) if through_view else x).mul_(2)
+        return x + 1
+
+    engine = Engine(captured(function, torch.randn(2, 6)), "fp32", "cpu")
+    x = torch.randn(2, 6)
+    kept = x.clone()
+    torch.testing.assert_close(engine(x), function(x.clone()))
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.view(2, -1), (2, 6)),
+        (lambda x: x.view(1, -1), (1, 6)),
+        (lambda x: x.sum(0, keepdim=True) + torch.zeros(1, 6), (1, 6)),
+        (lambda x: torch.cat([x, x[:1]]), (2, 6)),
+    ],
+)
+def test_what_depends_on_the_batch_otherwise_is_kept_at_its_size(
+    function: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(*shape)
+    graph = captured(function, x)
+    engine = Engine(graph, "fp32", "cpu")
+    torch.testing.assert_close(engine(x), function(x))
+    if not graph.is_batched:
+        assert any("this batch size only" in note for note in graph.notes)
+        with pytest.raises(UnsupportedError, match="was compiled for"):
+            engine(torch.randn(shape[0] + 1, *shape[1:]))
+
+
+def test_a_squeezed_batch_of_one_is_the_models_own() -> None:
+    function = lambda x: F.adaptive_avg_pool2d(x, 1).squeeze()  # noqa: E731
+    one, two = torch.randn(1, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    engine = Engine(captured(function, one), "fp32", "cpu")
+    assert engine(one).shape == (3,)
+    engine = Engine(captured(function, two), "fp32", "cpu")
+    assert engine(two).shape == (2, 3) and engine(torch.cat([two, one])).shape == (3, 3)
+    with pytest.raises(UnsupportedError, match="a batch of 1: .* 2 to any size"):
+        engine(one)
+
+
+def test_branches_by_batch_hold_for_their_sizes_alone() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x + 1
+
+    large, small = torch.randn(8, 3), torch.randn(3, 3)
+    engine = Engine(captured(function, large), "fp32", "cpu")
+    torch.testing.assert_close(engine(large[:5]), large[:5] * 2)
+    with pytest.raises(UnsupportedError, match="5 to any size"):
+        engine(small)
+    engine = Engine(captured(function, small), "fp32", "cpu")
+    torch.testing.assert_close(engine(small[:1]), small[:1] + 1)
+    with pytest.raises(UnsupportedError, match="1 to 4"):
+        engine(large)
+
+
+def test_two_inputs_share_the_batch() -> None:
+    graph = captured(lambda x, y: (x + y, x.flatten(1)), torch.randn(1, 2, 3), torch.randn(1, 2, 3))
+    x, y = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    added, flat = Engine(graph, "fp32", "cpu")(x, y)
+    torch.testing.assert_close((added, flat), (x + y, x.flatten(1)))
+    with pytest.raises(UnsupportedError, match="was compiled for"):
+        Engine(graph, "fp32", "cpu")(x, y[:3])
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor, shift: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+        y = x * scale - shift
+        return {"y": y, "parts": (y.relu(), [y.sum(1)])}
+
+
+def test_names_and_structures_are_the_models() -> None:
+    model = Named()
+    x, shift, scale = torch.randn(3, 2, 4).unbind()
+    graph = capture(model, (x,), {"scale": scale, "shift": shift})
+    engine = Engine(graph, "fp32", "cpu")
+    expected = model(x, shift, scale=scale)
+    torch.testing.assert_close(engine(x, scale=scale, shift=shift), expected)
+    torch.testing.assert_close(engine(x, shift=shift, scale=scale), expected)
+    with pytest.raises(UnsupportedError, match="called like the model it was compiled from"):
+        engine(x, shift, scale)  # which of them is which is not known
+    with pytest.raises(UnsupportedError, match="called like the model"):
+        engine(x, scale=scale)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(3, 1),
+        lambda x: torch.split(x, [1, 5], 1)[1],
+        lambda x: tuple(x.max(1)),
+        lambda x: torch.stack(x.unbind(1)[:2], 1),
+        lambda x: (x, x.sum(1), x),
+    ],
+)
+def test_operations_of_several_results(function: Callable[..., Any]) -> None:
+    x = torch.randn(2, 6)
+    torch.testing.assert_close(Engine(captured(function, x), "fp32", "cpu")(x), function(x))
+
+
+def test_the_types_of_results_are_the_models() -> None:
+    function = lambda x: (x.relu().half(), x.relu(), x.argmax(1), x.double() * 2, x > 0)  # noqa: E731
+    x = torch.randn(2, 6)
+    for dtype in ("fp32", "fp16"):
+        results = Engine(captured(function, x), dtype, "cpu")(x)
+        assert [r.dtype for r in results] == [r.dtype for r in function(x)]
+
+
+def test_constants_are_results_too() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.anchors = nn.Buffer(torch.arange(4.0))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 2, self.anchors
+
+    x = torch.randn(2, 6)
+    for device in ("cpu", "twin"):
+        twice, anchors = Engine(capture(Constant(), (x,)), "fp32", device)(x)
+        torch.testing.assert_close((twice, anchors), (x * 2, torch.arange(4.0)))
+
+
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Gate(), "Gate decides by the values of its tensors which operations to run"),
+        (Call(lambda x: x[:, : int(x.argmax())]), "a plan"),
+        (Call(lambda x: x[x > 0]), "values"),
+        (Call(lambda x: (x, 3)), "returns tensors only"),
+        (Call(lambda x: x * float(x.sum())), "by the values of its tensors"),
+        (Call(lambda x: x.max(1)), "tuples, lists and dicts"),
+        (Call(lambda x: missing(x)), "cannot be captured as a graph of tensor operations: NameError"),  # type: ignore[name-defined] # noqa: F821
+    ],
+)
+def test_what_is_no_graph_is_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(model, (torch.randn(2, 6),))
+
+
+class Counts(nn.Module):
+    def __init__(self, through_view: bool) -> None:
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(2, 3))
+        self.through_view = through_view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (self.count.view(-1) if self.through_view else self.count).add_(1)
+        return x + self.count
+
+
+class TrainsAlways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+
+
+@pytest.mark.parametrize("model", [Counts(False), Counts(True), TrainsAlways()])
+def test_models_with_state_are_refused(model: nn.Module) -> None:
+    with pytest.raises(CaptureError, match="changes its own .* when it runs"):
+        capture(model, (torch.randn(2, 3),))
+
+
+def test_inputs_that_are_not_tensors() -> None:
+    with pytest.raises(UnsupportedError, match="needs example inputs"):
+        capture(Call(lambda x: x), (3,))
+    with pytest.raises(CaptureError, match="takes tensors only"):
+        captured(lambda x, n: x * n, torch.randn(2, 3), 4)
+    with pytest.raises(UnsupportedError, match="dense tensors of real numbers"):
+        captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
+    with pytest.raises(UnsupportedError, match="takes a torch.nn.Module, not function"):
+        capture(lambda x: x, (torch.randn(2, 3),))  # type: ignore[arg-type]
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.ReLU())
+    model.train()
+    model[1].eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    graph = capture(model, (torch.randn(2, 3, 5, 5),))
+    assert [node.op for node in graph] == ["conv2d", "batch_norm", "relu"]
+    assert [module.training for module in model] == [True, False, True, True]
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    with pytest.raises(CaptureError):
+        capture(nn.Sequential(model, Gate()), (torch.randn(2, 3, 5, 5),))
+    assert model.training and not model[1].training
+
+
+def test_weights_are_copied_and_shared_ones_stay_shared() -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer)
+    graph = capture(model, (torch.randn(2, 4),))
+    engine = Engine(graph, "fp32", "cpu")
+    x = torch.randn(2, 4)
+    before = engine(x)
+    with torch.no_grad():
+        layer.weight.mul_(7)
+    torch.testing.assert_close(engine(x), before, rtol=0, atol=0)
+    torch.testing.assert_close(engine(torch.cat([x, x]))[:2], before)  # a plan made after the change
+    assert len({tensor.data_ptr() for tensor in graph.constants.values()}) == 2
+
+
+def test_operators_of_other_libraries_are_refused() -> None:
+    from torch.library import custom_op
+
+    @custom_op("escalade_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    with pytest.raises(CaptureError, match="escalade_test::twice is not one of PyTorch's own operators"):
+        captured(lambda x: twice(x), torch.randn(2, 3))

@@ -1,0 +1,126 @@
+"""Plans to read: as a table, as JSON, and by the command line."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from escalade import cli
+from escalade.engine import compile
+from escalade.engine.engine import Engine
+from escalade.engine.explain import PYTORCH, explain
+from escalade.errors import UnsupportedError
+
+
+class Small(nn.Module):
+    """A convolution with BatchNorm and ReLU, a step that no kernel does, a flattened end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16 * 16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.conv(x)))
+        return self.fc(torch.cumsum(y, 3).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.manual_seed(0)
+    return compile(Small(), torch.randn(2, 8, 4, 4), dtype="fp16", device="cpu")
+
+
+def shown(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["explain", *arguments, "--device", "cpu"])
+
+
+def test_steps_say_who_does_what_and_why(engine: Engine) -> None:
+    explanation = engine.explain()
+    steps = {step.source: step for step in explanation.steps}
+    conv = steps["conv"]
+    assert conv.operation == "conv2d" and conv.rung not in ("", PYTORCH) and conv.why and conv.launches > 0
+    assert conv.flops == 2 * (2 * 16 * 4 * 4) * 8 * 9
+    assert conv.result_bytes == 2 * 16 * 4 * 4 * 2 and conv.offset is not None
+    (fallback,) = explanation.fallbacks
+    assert fallback.operation == "aten::cumsum" and fallback.bytes == 2 * conv.result_bytes
+    reshape = next(step for step in explanation.steps if step.operation == "reshape")
+    assert reshape.rung == "" and reshape.launches == 0
+
+
+def test_totals_are_those_of_the_plan(engine: Engine) -> None:
+    x = torch.randn(3, 8, 4, 4)
+    plan, explanation = engine.plan(x), engine.explain(x)
+    assert explanation.batch == 3 and explanation.total_bytes == plan.bytes
+    assert explanation.flops == sum(step.lowered.problem.flops for step in plan.steps if step.lowered)
+    assert explanation.floor_us is None
+    with_floor = explain(plan, lambda flops, moved, dtype: flops / 1e3)
+    assert with_floor.floor_us == pytest.approx(plan_flops(with_floor) / 1e3)
+
+
+def plan_flops(explanation: object) -> int:
+    return sum(step.flops for step in explanation.steps)  # type: ignore[attr-defined]
+
+
+def test_text_and_json_have_it_all(engine: Engine) -> None:
+    explanation = engine.explain()
+    text = str(explanation)
+    assert "conv2d" in text and "aten::cumsum" in text and "PyTorch runs 1 of the steps" in text
+    assert "floor µs" not in text
+    data = json.loads(explanation.to_json())
+    assert [step["number"] for step in data["steps"]] == list(range(1, len(explanation.steps) + 1))
+    assert data["totals"]["fallbacks"] == ["aten::cumsum"] and data["arena_bytes"] == explanation.arena_bytes
+
+
+def test_times_are_shown_where_they_are_known(engine: Engine) -> None:
+    explanation = engine.explain()
+    conv = next(step for step in explanation.steps if step.source == "conv")
+    timed = explanation.with_times({conv.name: 12.25}, 20.0)
+    assert "12.25" in str(timed) and "20.0 µs" in str(timed)
+    assert [step.time_us for step in timed.steps if step.name != conv.name] == [None] * (len(timed.steps) - 1)
+
+
+def test_an_engine_without_a_plan_asks_for_inputs(engine: Engine) -> None:
+    fresh = Engine(engine.graph, "fp32", "cpu")
+    with pytest.raises(UnsupportedError, match="give explain inputs"):
+        fresh.explain()
+    assert fresh.explain(torch.randn(1, 8, 4, 4)).batch == 1
+
+
+def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib.Path) -> None:
+    written = tmp_path / "plan.json"
+    result = shown("lenet", "--batch", "4", "--dtype", "fp32", "--json", str(written))
+    assert result.exit_code == 0, result.output
+    assert "conv2d" in result.output and "on the CPU PyTorch runs every step" in result.output
+    data = json.loads(written.read_text())
+    assert data["batch"] == 4 and data["dtype"] == "fp32" and data["title"] == "lenet"
+    file = tmp_path / "small.engine"
+    engine.save(file)
+    result = shown(str(file), "--batch", "5")
+    assert result.exit_code == 0 and "5×8×4×4" in result.output and "aten::cumsum" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("lenet19",), "neither a model (resnet18"),
+        (("lenet", "--batch", "0"), "a batch of 0"),
+        (("lenet", "--dtype", "fp64"), "dtype 'fp64'"),
+        (("lenet", "--time"), "--time measures on a GPU"),
+    ],
+)
+def test_the_command_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:
+    result = shown(*arguments)
+    assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)
+
+
+def test_a_file_keeps_its_dtype(engine: Engine, tmp_path: pathlib.Path) -> None:
+    engine.save(tmp_path / "small.engine")
+    result = shown(str(tmp_path / "small.engine"), "--dtype", "fp32")
+    assert "was compiled for fp16" in str(result.exception)

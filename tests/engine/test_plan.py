@@ -1,0 +1,229 @@
+"""Plans: who does each step, which values share memory, and that everything lies inside the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import models
+from escalade.engine.capture import capture
+from escalade.engine.forms import InputFormat
+from escalade.engine.graph import Graph
+from escalade.engine.passes import optimise
+from escalade.engine.plan import Plan, Step, make_plan
+from escalade.models.resnet import BasicBlock, ResNet
+
+CPU = torch.device("cpu")
+
+
+def planned(graph: Graph, batch: int, dtype: str = "fp16", like: torch.Tensor | None = None) -> Plan:
+    formats = {
+        given.name: InputFormat(torch.float32, "nchw" if len(given.shape) == 4 else "flat")
+        for given in graph.inputs
+    }
+    if like is not None:
+        formats = {graph.inputs[0].name: InputFormat.of(like)}
+    return make_plan(optimise(graph, dtype).at(batch), dtype, CPU, formats)
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.parts, x)
+
+
+def of(function: Callable[..., Any], *shape: int, dtype: str = "fp32", **parts: nn.Module) -> Plan:
+    return planned(capture(Call(function, **parts).eval(), (torch.randn(2, *shape),)), 2, dtype)
+
+
+@pytest.fixture(scope="module")
+def resnet18() -> Graph:
+    return capture(models.resnet18().eval(), (torch.randn(1, 3, 224, 224),))
+
+
+@pytest.fixture(scope="module")
+def small() -> list[Graph]:
+    nets: list[tuple[nn.Module, tuple[int, ...]]] = [
+        (ResNet(BasicBlock, (1, 1, 1, 1), 10), (3, 32, 32)),
+        (models.UNet(3, 2, 8, 2), (3, 16, 16)),
+        (models.DenseNet((2, 2), 8, 16, 2, 10), (3, 32, 32)),
+        (models.MobileNetV2(((1, 8, 1, 1), (6, 16, 2, 2)), 10, 3, 1.0, 16, 32), (3, 32, 32)),
+    ]
+    return [capture(net.eval(), (torch.randn(1, *item),)) for net, item in nets]
+
+
+def intervals(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The first and the last step at which each value's bytes matter, found without the plan's own bookkeeping."""
+    found = {given.name: (-1, -1) for given in plan.graph.inputs}
+    for number, step in enumerate(plan.steps):
+        for name in step.node.inputs.values():
+            if name in found:
+                found[name] = (found[name][0], number)
+        found[step.node.name] = (number, number)
+    for name in plan.graph.outputs:
+        found[name] = (found[name][0], len(plan.steps))
+    return found
+
+
+def check_memory(plan: Plan) -> None:
+    """No step writes over bytes that a later step, or itself, still reads as another value."""
+    alive = intervals(plan)
+    sources = {step.node.name: step.node.inputs.get("x") for step in plan.steps if step.is_alias}
+
+    def place(name: str) -> tuple[int, int]:
+        return plan.places[name], plan.places[name] + plan.forms[name].bytes
+
+    def origin(name: str) -> str:
+        while name in sources:
+            name = sources[name]  # type: ignore[assignment]
+        return name
+
+    for name in alive:
+        low, high = place(name)
+        assert low % 256 == 0 and 0 <= low <= high <= plan.arena_bytes
+    for number, step in enumerate(plan.steps):
+        if step.is_alias:
+            assert place(step.node.name) == place(origin(step.node.name))
+            continue
+        low, high = place(step.node.name)
+        own = {origin(step.node.name)}
+        in_place = step.node.inputs[step.lowered.in_place] if step.lowered and step.lowered.in_place else None
+        for other, (first, last) in alive.items():
+            if origin(other) in own or not (first <= number <= last and first < number):
+                continue
+            other_low, other_high = place(other)
+            if low >= other_high or other_low >= high:
+                continue
+            # What overlaps is read for the last time, by this step, as the value it may overwrite.
+            assert in_place is not None and origin(other) == origin(in_place) and last == number, (
+                step,
+                other,
+            )
+            assert (other_low, other_high) == (low, high)
+        for workspace in step.recipe.workspaces if step.recipe else ():
+            label = step.workspace_name(workspace)
+            if label in plan.lasting:
+                continue
+            start, end = plan.places[label], plan.places[label] + workspace.bytes
+            assert start % 256 == 0 and end <= plan.arena_bytes
+            for other, (first, last) in alive.items():
+                if first <= number <= last:
+                    other_low, other_high = place(other)
+                    assert start >= other_high or other_low >= end, (label, other)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
+def test_no_value_is_overwritten_while_it_is_read(small: list[Graph], dtype: str) -> None:
+    for graph in small:
+        for batch in (1, 5):
+            check_memory(planned(graph, batch, dtype))
+
+
+def test_resnet18_takes_little_more_than_three_values(resnet18: Graph) -> None:
+    plan = planned(resnet18, 32)
+    check_memory(plan)
+    assert not plan.fallbacks
+    image, largest = 32 * 3 * 224 * 224 * 4, 32 * 64 * 56 * 56 * 2
+    # The pooled stem beside the image; then a block's input, its middle and its result.
+    assert max(image + largest, 3 * largest) <= plan.arena_bytes < 1.25 * 3 * largest
+    assert plan.arena_bytes < 0.4 * sum(form.bytes for form in plan.forms.values())
+    assert plan.constant_bytes == pytest.approx(2 * 11_689_512, rel=0.02)
+    assert plan.bytes == plan.arena_bytes + plan.constant_bytes + plan.lasting_bytes
+    ops = [step.node.op for step in plan.steps if not step.is_alias]
+    assert ops == ["stem"] + ["conv2d"] * 16 + ["adaptive_avg_pool2d", "linear"]
+
+
+def test_images_are_read_as_they_come(resnet18: Graph) -> None:
+    image = torch.empty(2, 3, 224, 224, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    plan = planned(resnet18, 2, like=image)
+    form = plan.forms[plan.graph.inputs[0].name]
+    assert (form.dtype, form.layout) == (torch.float16, "nhwc")
+    stem = plan.steps[0]
+    assert stem.lowered is not None and stem.lowered.problem.source_layout == "nhwc"  # type: ignore[attr-defined]
+
+
+def step_of(plan: Plan, op: str) -> Step:
+    (found,) = (step for step in plan.steps if step.node.op == op)
+    return found
+
+
+def test_reshapes_of_values_cost_nothing() -> None:
+    plan = of(lambda p, x: (x * 2).view(-1, 3, 4).flatten(1) * 3, 12)
+    aliases = [step for step in plan.steps if step.is_alias]
+    assert len(aliases) == 2 and len({plan.places[step.node.name] for step in aliases}) == 1
+    check_memory(plan)
+
+
+def test_one_pixel_and_one_channel_need_no_conversion() -> None:
+    for function, shape in (
+        (lambda p, x: F.adaptive_avg_pool2d(x * 2, 1).flatten(1) * 2, (8, 4, 4)),
+        (lambda p, x: (x * 2).flatten(1) * 2, (1, 4, 4)),
+    ):
+        plan = of(function, *shape)
+        given = plan.graph.inputs[0].name
+        assert all(
+            step.is_alias
+            for step in plan.steps
+            if step.node.op == "convert" and step.node.inputs["x"] != given
+        )
+        check_memory(plan)
+
+
+def test_activations_take_their_inputs_place_where_nobody_else_reads_it() -> None:
+    plan = of(lambda p, x: F.relu(x * 2), 8, 4)
+    relu = step_of(plan, "relu")
+    assert plan.places[relu.node.name] == plan.places[relu.node.inputs["x"]]
+    plan = of(lambda p, x: (lambda y: F.relu(y) * y)(x * 2), 8, 4)
+    relu = step_of(plan, "relu")
+    assert plan.places[relu.node.name] != plan.places[relu.node.inputs["x"]]
+    check_memory(plan)
+
+
+@pytest.mark.parametrize("function", [lambda p, x: F.relu(x), lambda p, x: F.relu(x.view(-1, 4, 8)) * 2])
+def test_the_callers_input_is_not_overwritten_by_its_reader(function: Callable[..., Any]) -> None:
+    plan = of(function, 8, 4)
+    relu = step_of(plan, "relu")
+    assert plan.places[relu.node.name] != plan.places[plan.graph.inputs[0].name]
+
+
+def test_a_value_added_to_itself_is_not_overwritten() -> None:
+    plan = of(lambda p, x: (lambda y: y + y)(x * 2), 8, 4)
+    add = step_of(plan, "add")
+    assert plan.places[add.node.name] != plan.places[add.node.inputs["x"]]
+
+
+def test_outputs_last_to_the_end() -> None:
+    plan = of(lambda p, x: (lambda y: (y, F.relu(y * 3) * 4))(x * 2), 8, 4)
+    first, second = (plan.places[name] for name in plan.graph.outputs)
+    assert first != second
+    check_memory(plan)
+
+
+def test_fallbacks_are_listed() -> None:
+    plan = of(lambda p, x: F.gelu(F.relu(p.conv(x))), 3, 8, 8, conv=nn.Conv2d(3, 8, 3))
+    assert [step.node.attributes["target"] for step in plan.fallbacks] == ["aten::gelu"]
+    assert all(step.choice is not None for step in plan.steps if not step.in_pytorch and not step.is_alias)
+
+
+def test_linear_layers_over_pixels_are_pytorchs() -> None:
+    """A value of four dimensions lies in NHWC: the last of them is not the one that lies together."""
+    plan = of(lambda p, x: p.fc(x.permute(0, 2, 3, 1)), 8, 4, 4, fc=nn.Linear(8, 5))
+    assert step_of(plan, "linear").in_pytorch
+
+
+def test_rows_come_in_the_plans_type_and_images_in_their_own() -> None:
+    graph = capture(nn.Linear(8, 4), (torch.randn(2, 8),))
+    assert planned(graph, 2, "fp16").forms[graph.inputs[0].name].dtype == torch.float16
+    graph = capture(nn.Embedding(9, 4), (torch.zeros(2, 8, dtype=torch.int64),))
+    assert planned(graph, 2, "fp16").forms[graph.inputs[0].name].dtype == torch.int64
+    graph = capture(nn.Conv2d(3, 4, 3), (torch.randn(2, 3, 8, 8),))
+    assert planned(graph, 2, "fp16").forms[graph.inputs[0].name].dtype == torch.float32

@@ -1,0 +1,251 @@
+"""Batches from host memory: order, sizes, failures, early ends, and memory that stays what it is."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from escalade.device.staging import Staging
+from escalade.engine import Engine, compile
+from escalade.engine.stream import THREAD
+from escalade.errors import UnsupportedError
+
+UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    return compile(model.eval(), torch.zeros(2, 3, 6, 6, dtype=torch.uint8), device="cpu", normalize=UNIT)
+
+
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Staging]:
+    """The staging memory that is alive."""
+    alive: weakref.WeakSet[Staging] = weakref.WeakSet()
+
+    def make(*arguments: Any) -> Staging:
+        made = Staging(*arguments)
+        alive.add(made)
+        return made
+
+    monkeypatch.setattr("escalade.engine.stream.Staging", make)
+    return alive
+
+
+def batch(number: int, size: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(0, 256, (size, 3, 6, 6), dtype=torch.uint8, generator=generator)
+
+
+def feeders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def check(engine: Engine, results: list[torch.Tensor], batches: list[torch.Tensor]) -> None:
+    assert len(results) == len(batches)
+    for result, given in zip(results, batches, strict=True):
+        assert torch.equal(result, engine(given))
+    assert not feeders()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_results_come_in_order_for_batches_of_any_size(engine: Engine, depth: int) -> None:
+    batches = [batch(number, size) for number, size in enumerate((4, 4, 1, 7, 3, 7, 2))]
+    check(engine, list(engine.stream(batches, depth=depth)), batches)
+
+
+def test_arrays_and_layouts(engine: Engine) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (2, 6, 6, 3), dtype=np.uint8)
+    frozen = images.copy()
+    frozen.flags.writeable = False
+    last = torch.from_numpy(images).permute(0, 3, 1, 2)
+    batches = [images.transpose(0, 3, 1, 2), frozen.transpose(0, 3, 1, 2), last, last.float(), last.half()]
+    for result in engine.stream(batches):
+        torch.testing.assert_close(result, engine(last), rtol=1e-3, atol=1e-3)
+    mirrored = images.transpose(0, 3, 1, 2)[..., ::-1]
+    wide = torch.zeros(2, 3, 6, 12, dtype=torch.uint8)
+    wide[..., ::2] = last
+    results = list(engine.stream([mirrored, wide[..., ::2]]))
+    check(engine, results, [last.flip(3), last])
+
+
+def test_structure_and_several_inputs() -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sum": x + y, "ramp": torch.relu(x)}
+
+    engine = compile(Both(), (torch.zeros(2, 4), torch.zeros(2, 4)), device="cpu")
+    batches = [(torch.randn(2, 4), torch.randn(2, 4)) for _ in range(3)]
+    for given, result in zip(batches, engine.stream(batches), strict=True):
+        expected = engine(*given)
+        assert result.keys() == expected.keys()
+        assert all(torch.equal(result[key], expected[key]) for key in expected)
+
+
+def test_a_producer_may_fill_the_same_memory_again(engine: Engine) -> None:
+    batches = [batch(number) for number in range(9)]
+
+    def produce() -> Iterator[torch.Tensor]:
+        memory = torch.empty_like(batches[0])
+        for given in batches:
+            memory.copy_(given)
+            yield memory
+
+    check(engine, list(engine.stream(produce())), batches)
+
+
+def test_results_are_the_callers_own(engine: Engine) -> None:
+    batches = [batch(number) for number in range(5)]
+    results = []
+    for result in engine.stream(batches):
+        results.append(result.clone())
+        result.zero_()
+    check(engine, results, batches)
+
+
+def test_a_slow_producer_is_waited_for(engine: Engine) -> None:
+    batches = [batch(number) for number in range(4)]
+
+    def produce() -> Iterator[torch.Tensor]:
+        for given in batches:
+            time.sleep(0.02)
+            yield given
+
+    check(engine, list(engine.stream(produce())), batches)
+
+
+def test_the_producer_works_ahead_and_not_further_than_depth(engine: Engine) -> None:
+    pulled = 0
+
+    def produce() -> Iterator[torch.Tensor]:
+        nonlocal pulled
+        for number in range(50):
+            pulled += 1
+            yield batch(number)
+
+    results = engine.stream(produce(), depth=3)
+    next(results)
+    deadline = time.monotonic() + 5
+    while pulled < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert pulled >= 4, "three batches are staged while the first is looked at"
+    time.sleep(0.05)
+    assert pulled <= 5, "four slots, one of which has been freed once"
+    results.close()
+    assert not feeders()
+
+
+def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engine) -> None:
+    def produce() -> Iterator[torch.Tensor]:
+        yield batch(0)
+        yield batch(1)
+        raise LookupError("the disk is gone")
+
+    results = []
+    with pytest.raises(LookupError, match="the disk is gone"):
+        for result in engine.stream(produce()):
+            results.append(result)
+    check(engine, results, [batch(0), batch(1)])
+
+
+def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[Staging]) -> None:
+    gc.collect()
+    gc.disable()  # a cycle of references would be found sooner or later, but holds memory until then
+    try:
+        with contextlib.suppress(UnsupportedError):
+            list(engine.stream([batch(0), torch.zeros(1)]))
+        with contextlib.suppress(TypeError):
+            list(engine.stream(None))  # type: ignore[arg-type]
+        assert not feeders() and not slots
+    finally:
+        gc.enable()
+
+
+def test_what_the_engine_refuses_comes_in_its_place(engine: Engine) -> None:
+    for wrong, sentence in (
+        (torch.zeros(2, 3, 5, 6, dtype=torch.uint8), "has shape"),
+        (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "an engine takes"),
+        ("two", "called like the model"),
+        ((batch(0), batch(1)), "called like the model"),
+    ):
+        results = []
+        with pytest.raises(UnsupportedError, match=sentence):
+            for result in engine.stream([batch(0), wrong, batch(1)]):
+                results.append(result)
+        check(engine, results, [batch(0)])
+
+
+def test_stopping_early_leaves_no_thread_and_no_memory(
+    engine: Engine, slots: weakref.WeakSet[Staging]
+) -> None:
+    def endless() -> Iterator[torch.Tensor]:
+        number = 0
+        while True:
+            yield batch(number)
+            number += 1
+
+    results = engine.stream(endless())
+    for _ in range(3):
+        next(results)
+    assert len(feeders()) == 1 and slots
+    results.close()
+    assert not feeders()
+    for result in engine.stream(endless()):
+        assert result.shape == (2, 5)
+        break
+    with pytest.raises(KeyError):
+        for _ in engine.stream(endless()):
+            raise KeyError("of the consumer")
+    gc.collect()
+    assert not feeders() and not slots
+
+
+def test_an_iterator_that_was_never_asked_starts_nothing(engine: Engine) -> None:
+    results = engine.stream([batch(0)])
+    assert not feeders()
+    del results
+
+
+def test_memory_does_not_depend_on_the_number_of_batches(
+    engine: Engine, slots: weakref.WeakSet[Staging]
+) -> None:
+    most = {}
+    for count in (4, 40):
+        seen = []
+        for _ in engine.stream((batch(number) for number in range(count)), depth=2):
+            seen.append((len(slots), sum(slot.bytes for slot in slots)))
+        most[count] = max(seen)
+    assert most[4] == most[40]
+    assert most[40][0] == 3, "two staged and one being computed"
+
+
+def test_two_iterations_and_calls_at_once(engine: Engine) -> None:
+    batches = [batch(number) for number in range(12)]
+    expected = [engine(given) for given in batches]
+    for (first, second), wanted in zip(
+        zip(engine.stream(batches), engine.stream(batches), strict=True), expected, strict=True
+    ):
+        assert torch.equal(first, wanted) and torch.equal(second, wanted)
+        assert torch.equal(engine(batches[0]), expected[0])
+    assert not feeders()
+
+
+def test_mistakes_are_named(engine: Engine) -> None:
+    with pytest.raises(UnsupportedError, match="depth=0"):
+        engine.stream([batch(0)], depth=0)
+    with pytest.raises(UnsupportedError, match="in host memory"):
+        list(engine.stream([torch.zeros(2, 3, 6, 6, dtype=torch.uint8, device="meta")]))
+    with pytest.raises(TypeError, match="not iterable"):
+        list(engine.stream(3))  # type: ignore[arg-type]

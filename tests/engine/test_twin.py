@@ -1,0 +1,105 @@
+"""Whole networks through the kernels themselves, on the twin, beside PyTorch's operators on the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import models
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
+from escalade.engine.program import KernelProgram
+from escalade.models.resnet import BasicBlock, ResNet
+
+TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet": (lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10), (3, 32, 32)),  # stem, pool, shortcuts
+    "lenet": (models.LeNet, (1, 86, 86)),
+    "mobilenet": (lambda: models.MobileNetV2(((1, 8, 1, 1), (6, 16, 2, 2)), 10, 3, 1.0, 16, 32), (3, 16, 16)),
+    "densenet": (lambda: models.DenseNet((2, 2), 8, 16, 2, 10), (3, 32, 32)),
+    "unet": (lambda: models.UNet(3, 2, 8, 2), (3, 16, 16)),
+}
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
+    make, item = NETWORKS[name]
+    torch.manual_seed(10)
+    model = make()
+    models.settle(model, torch.randn(8, *item))
+    graph = capture(model.eval(), (torch.randn(1, *item),))
+    twin, cpu = Engine(graph, dtype, "twin"), Engine(graph, dtype, "cpu")
+    x = torch.randn(2, *item)
+    program = twin.program(x)
+    assert isinstance(program, KernelProgram)
+    program._arena.fill_(0xFF)  # NaN in every floating type: nothing is read that was not written
+    y = twin(x)
+    with torch.no_grad():
+        assert difference(y, model(x)) <= TOLERANCE[dtype]
+    assert difference(y, cpu(x)) <= TOLERANCE[dtype]
+    torch.testing.assert_close(twin(x), y, rtol=0, atol=0)  # what a run leaves behind does not matter
+
+
+class Awkward(nn.Module):
+    """Orders, types and shapes that kernels and PyTorch's operators see differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 7, 3, padding=1)
+        self.mix = nn.Linear(7, 6)
+        self.rows = nn.Linear(6 * 4, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = F.relu(self.conv(x))
+        pixels = self.mix(y.permute(0, 2, 3, 1)) + torch.linspace(0, 1, 6)
+        flat = pixels.permute(0, 3, 1, 2).flatten(2)  # PyTorch's order
+        rows = self.norm(self.rows(flat[:, :, :4].flatten(1)))
+        gathered = torch.gather(y.flatten(2), 2, ids.flatten(2))
+        return {
+            "y": y,
+            "rows": F.relu(rows + row),
+            "flat": flat,
+            "gathered": gathered,
+            "most": y.argmax(1),
+            "back": F.relu(gathered.view(-1, 7, 2, 2) * 2),
+            "soft": torch.softmax(rows, -1),
+        }
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_orders_and_types_between_kernels_and_pytorch(dtype: str) -> None:
+    torch.manual_seed(11)
+    model = Awkward().eval()
+    x, row = torch.randn(2, 5, 6, 4), torch.randn(2, 3)
+    ids = torch.randint(0, 24, (2, 7, 2, 2)).contiguous(memory_format=torch.channels_last)
+    graph = capture(model, (x, ids, row))
+    twin = Engine(graph, dtype, "twin")
+    for each in (x, x.contiguous(memory_format=torch.channels_last), x.bfloat16()):
+        with torch.no_grad():
+            expected = model(each.float(), ids, row)
+        results = twin(each, ids, row)
+        assert list(results) == list(expected)
+        for name, found in results.items():
+            assert found.shape == expected[name].shape and found.dtype == expected[name].dtype
+            if name != "most":
+                assert difference(found, expected[name]) <= TOLERANCE[dtype], name
+    if dtype == "fp32":
+        assert torch.equal(twin(x, ids, row)["most"], model(x, ids, row)["most"])
+
+
+def test_resnet18_on_one_image() -> None:
+    model, x = models.model("resnet18")
+    engine = Engine(capture(model, (x,)), "fp16", "twin")
+    assert not engine.plan(x).fallbacks
+    with torch.no_grad():
+        assert difference(engine(x), model(x)) <= TOLERANCE["fp16"]

@@ -1,0 +1,49 @@
+"""Networks on the GPU: the whole of `bench`, and times of steps."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from escalade import cli
+from escalade.bench import store
+from escalade.bench.networks.phases import SUMMARIES
+
+pytestmark = pytest.mark.gpu
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "220"}).invoke(cli.app, list(arguments))
+
+
+def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "resnet18", "--size", "64", "-b", "1,3", "-t", "fp32,fp16", "--seconds", "0.02", "--stream",
+        "--peers", "torch-eager,torch-graph", "--json", str(path), "--plot", str(tmp_path / "p.png"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    timed = [record for record in records if record.workload == "resnet18"]
+    assert {record.system for record in timed} == {"escalade", "torch-eager", "torch-graph"}
+    assert len(timed) == 3 * 2 * 2
+    for record in timed:
+        assert record.median_us and record.wall_us and record.peak_bytes and record.floor_us
+        assert record.timing == ("calls" if record.system == "torch-eager" else "graph")
+    phases = [record for record in records if record.workload == "resnet18_phases"]
+    assert [record.rung for record in phases if record.dtype == "fp16"] == list(SUMMARIES)
+    assert all(record.wall_us for record in phases)
+    assert sum(record.workload == "resnet18_stream" for record in records) == 2 * 2 * 4
+
+
+def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "plan.json"
+    result = run("explain", "resnet18", "--batch", "2", "--time", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    plan = json.loads(path.read_text())
+    done = [step for step in plan["steps"] if step["rung"]]
+    assert done and all(step["time_us"] > 0 and step["floor_us"] > 0 for step in done)
+    assert plan["time_us"] > 0

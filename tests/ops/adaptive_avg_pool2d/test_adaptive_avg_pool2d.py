@@ -1,0 +1,165 @@
+"""The mean over a grid of windows: names, limits, PyTorch's rule, and the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escalade.errors import UnsupportedError
+from escalade.ops import adaptive_avg_pool2d
+from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
+from escalade.tune import choose
+
+CPU = torch.device("cpu")
+PLAIN = AdaptiveAvgPool2dProblem(2, 24, 7, 7)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> AdaptiveAvgPool2dProblem:
+    def size(low: int, high: int) -> int:
+        return draw(st.integers(low, high))
+
+    return AdaptiveAvgPool2dProblem(
+        size(0, 3), size(1, 9), size(1, 12), size(1, 12), (size(1, 9), size(1, 9)),
+        draw(st.sampled_from(["fp32", "fp16", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"])),
+    )  # fmt: skip
+
+
+@given(problems())
+def test_parse_is_the_inverse_of_name(problem: AdaptiveAvgPool2dProblem) -> None:
+    assert AdaptiveAvgPool2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+def test_additions_are_those_of_pytorchs_windows(size: int, outputs: int) -> None:
+    """Counted by a gradient: each output hands 1 / n to each of its n pixels."""
+    problem = AdaptiveAvgPool2dProblem(1, 1, size, 1, (outputs, 1))
+    windows = []
+    for output in range(outputs):
+        x = torch.zeros(1, 1, size, 1, requires_grad=True)
+        F.adaptive_avg_pool2d(x, (outputs, 1))[0, 0, output, 0].backward()
+        assert x.grad is not None
+        windows.append(int((x.grad > 0).sum()))
+    assert problem.flops == sum(windows)
+    assert problem.largest_window == max(windows)
+
+
+def test_names_are_stable() -> None:
+    assert AdaptiveAvgPool2dProblem(256, 512, 7, 7).name == "512_7to1_b256"
+    assert AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)).name == "36_9x5to2x4_b3"
+    with pytest.raises(UnsupportedError, match="512_7to1_b256"):
+        AdaptiveAvgPool2dProblem.parse("512_7_b256")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch": -1}, "batch of -1"),
+        ({"channels": 0}, "channels of 0"),
+        ({"output": (0, 1)}, "output of 0"),
+        ({"dtype": "tf32"}, "dtype 'tf32'.*fp32, fp16, bf16"),
+        ({"layout": "hwcn"}, "layout 'hwcn'"),
+        ({"height": 2**14, "width": 2**14}, "32 bits"),
+        ({"channels": 1, "height": 2**16, "width": 1, "output": (2**16, 1)}, "their product in 32 bits"),
+    ],
+)
+def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(PLAIN, **change)
+
+
+def test_the_preferred_rung_follows_the_layout() -> None:
+    chosen = [
+        choose("adaptive_avg_pool2d", replace(PLAIN, layout=layout), CPU).rung.name
+        for layout in ("nchw", "nhwc")
+    ]
+    assert chosen == ["lanes", "vectorised"]
+
+
+# --- the operator
+
+
+@pytest.mark.parametrize("output", [1, (3, 2)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes_and_layouts(
+    dtype: torch.dtype, memory_format: torch.memory_format, output: Any, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(2, 24, 7, 7).to(dtype).contiguous(memory_format=memory_format)
+    y = adaptive_avg_pool2d(x, output)
+    assert y.is_contiguous(memory_format=memory_format)
+    expected = F.adaptive_avg_pool2d(x.double(), output).to(dtype)
+    close = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(y, expected, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("rung", ["naive", "lanes", "vectorised"])
+def test_what_is_no_number_travels_as_in_pytorch(rung: str) -> None:
+    x = torch.randn(2, 24, 7, 7, generator=torch.Generator().manual_seed(5))
+    x[0, 0, 3, 3], x[0, 1, 0, 0], x[1, 2, 6, 6] = float("nan"), float("inf"), float("-inf")
+    x[1, 3, 2, 2], x[1, 3, 2, 3] = float("inf"), float("-inf")
+    if rung == "vectorised":
+        x = x.contiguous(memory_format=torch.channels_last)
+    y = adaptive_avg_pool2d(x, 1, rung=rung)
+    torch.testing.assert_close(y, F.adaptive_avg_pool2d(x, 1), equal_nan=True)
+
+
+def test_sums_are_kept_in_fp32() -> None:
+    """In 16 bits a sum of ones stops growing at 2048; the largest numbers overflow before they are divided."""
+    ones = torch.ones(1, 8, 64, 64).half().contiguous(memory_format=torch.channels_last)
+    assert torch.equal(adaptive_avg_pool2d(ones, 1), ones[:, :, :1, :1])
+    large = torch.full((1, 24, 7, 7), 60000.0).half()
+    assert torch.equal(adaptive_avg_pool2d(large, 1), large[:, :, :1, :1])
+
+
+def test_any_strides_are_taken(seed: int) -> None:
+    x = torch.randn(2, 48, 7, 7, generator=torch.Generator().manual_seed(seed))
+    for strided in (x[:, ::2], x[:, :24].transpose(2, 3), x[:, 1:25]):
+        torch.testing.assert_close(adaptive_avg_pool2d(strided, 1), F.adaptive_avg_pool2d(strided, 1))
+
+
+@pytest.mark.parametrize(
+    ("x", "output", "rung", "sentence"),
+    [
+        (torch.ones(8, 9, 9), 1, None, "x has 3 dimensions; adaptive_avg_pool2d takes 4"),
+        (torch.ones(2, 8, 9, 9).int(), 1, None, "torch.int32.*float32, float16 and bfloat16"),
+        (torch.ones(2, 8, 9, 9), 0, None, "output of 0"),
+        (torch.ones(2, 8, 9, 9), (1, 2, 3), None, "output of .*one integer, or two"),
+        (torch.ones(2, 8, 9, 9), 1, "fastest", "no rung 'fastest'"),
+        (torch.ones(0, 8, 9, 9), 1, "fastest", "no rung 'fastest'"),
+        (torch.ones(2, 8, 9, 9), 1, "vectorised", "takes layout nhwc, not nchw"),
+    ],
+)
+def test_what_it_refuses(x: torch.Tensor, output: Any, rung: str | None, sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        adaptive_avg_pool2d(x, output, rung=rung)
+
+
+def test_an_empty_batch() -> None:
+    assert adaptive_avg_pool2d(torch.ones(0, 8, 9, 9), (2, 3)).shape == (0, 8, 2, 3)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_are_those_of_pytorch(memory_format: torch.memory_format) -> None:
+    x = torch.randn(2, 24, 7, 7).contiguous(memory_format=memory_format)
+    mine, its = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, expected = adaptive_avg_pool2d(mine, (3, 2)), F.adaptive_avg_pool2d(its, (3, 2))
+    gradient = torch.randn_like(expected)
+    y.backward(gradient)
+    expected.backward(gradient)
+    assert mine.grad is not None and its.grad is not None
+    torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_opcheck() -> None:
+    x = torch.randn(2, 24, 7, 7, requires_grad=True)
+    last = x.detach().contiguous(memory_format=torch.channels_last)
+    for tensor in (x, last):
+        torch.library.opcheck(torch.ops.escalade.adaptive_avg_pool2d.default, (tensor, [1, 1]))

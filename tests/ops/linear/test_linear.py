@@ -1,0 +1,155 @@
+"""linear: its problem, what it refuses, and that it agrees with PyTorch as an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.errors import UnsupportedError
+from escalade.ops import linear
+from escalade.ops.linear import Linear, LinearProblem
+from escalade.tune import choose
+
+CPU = torch.device("cpu")
+
+
+def tensors(dtype: torch.dtype = torch.float32, rows: tuple[int, ...] = (3,)) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(*rows, 40, generator=generator)
+    weight = torch.randn(24, 40, generator=generator) / 40**0.5
+    return [tensor.to(dtype) for tensor in (x, weight, torch.randn(24, generator=generator))]
+
+
+def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[result.dtype]
+    torch.testing.assert_close(result, expected.to(result.dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_names_and_sizes() -> None:
+    problem = LinearProblem.parse("512to1000_b32_bias+relu", "fp16")
+    assert problem == LinearProblem(32, 512, 1000, True, True, "fp16")
+    assert problem.name == "512to1000_b32_bias+relu"
+    assert problem.flops == 2 * 32 * 512 * 1000
+    assert problem.bytes == 2 * (32 * 512 + 512 * 1000 + 1000 + 32 * 1000)
+    with pytest.raises(UnsupportedError, match="the form is 512to1000_b32"):
+        LinearProblem.parse("512x1000")
+
+
+@pytest.mark.parametrize(
+    ("problem", "rung"),
+    [
+        (LinearProblem(1, 512, 1000, dtype="fp16"), "warp_per_output"),
+        (LinearProblem(16, 512, 1000), "warp_per_output"),
+        (LinearProblem(32, 512, 1000), "tiled"),
+        (LinearProblem(32, 512, 1000, dtype="bf16"), "tensor_core"),
+        (LinearProblem(10_000, 1296, 32, dtype="tf32"), "tensor_core"),
+        (LinearProblem(2**29, 40, 24, dtype="fp16"), "tensor_core"),
+        (LinearProblem(33, 2**26, 64, dtype="fp16"), "tiled"),
+    ],
+)
+def test_the_choice(problem: LinearProblem, rung: str) -> None:
+    assert choose("linear", problem, CPU).rung.name == rung
+
+
+def test_refusals_say_why() -> None:
+    ladder = Linear.ladder
+    assert "64 rows at most" in (ladder.rung("warp_per_output").supports(LinearProblem(65, 8, 8)) or "")
+    refusal = ladder.rung("tensor_core").supports(LinearProblem(65, 2**26, 64, dtype="fp16")) or ""
+    assert refusal.startswith("as a 1x1 convolution") and "32 bits" in refusal
+    with pytest.raises(UnsupportedError, match=r"fewer than 2\^38"):
+        LinearProblem(2**20, 8, 2**20)
+    with pytest.raises(UnsupportedError, match=r"fewer than 2\^30"):
+        LinearProblem(1, 2**30, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("rows", [(3,), (), (2, 5), (9, 1)])
+def test_leading_dimensions_are_rows(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
+    x, weight, bias = tensors(dtype, rows)
+    y = linear(x, weight, bias, relu=True)
+    assert y.shape == (*rows, 24)
+    assert_close(y, F.relu(F.linear(x.float(), weight.float(), bias.float())))
+
+
+def test_views_are_taken_as_they_are_meant() -> None:
+    x, weight, _ = tensors(rows=(6,))
+    assert_close(linear(x[::2], weight), F.linear(x[::2], weight))
+    assert_close(linear(x[:, :24], weight.T[:24, :24]), F.linear(x[:, :24], weight.T[:24, :24]))
+    shifted = torch.cat((torch.zeros(1), x.flatten()))[1:].view_as(x)
+    assert_close(linear(shifted, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "warp_per_output"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_nan_and_infinity_travel_as_in_pytorch(rung: str, relu: bool) -> None:
+    x, weight, bias = tensors()
+    x[0, 3], x[1, 39], weight[5, 7], bias[9] = float("nan"), float("inf"), float("-inf"), float("nan")
+    expected = F.linear(x, weight, bias)
+    expected = F.relu(expected) if relu else expected
+    torch.testing.assert_close(linear(x, weight, bias, relu=relu, rung=rung), expected, equal_nan=True)
+
+
+def test_no_rows_no_launch() -> None:
+    x, weight, bias = tensors(rows=(0,))
+    assert linear(x, weight, bias).shape == (0, 24)
+    with pytest.raises(UnsupportedError, match="no rung 'nonsense'"):
+        linear(x, weight, rung="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "options", "sentence"),
+    [
+        (torch.ones(2, 8), torch.ones(4, 9), {}, "rows of 8, but weight"),
+        (torch.ones(()), torch.ones(4, 8), {}, "x has no dimensions"),
+        (torch.ones(2, 8), torch.ones(8), {}, "features out, features in"),
+        (torch.ones(2, 8).double(), torch.ones(4, 8).double(), {}, "torch.float64.*float32, float16"),
+        (torch.ones(2, 8), torch.ones(4, 8).half(), {}, "weight torch.float16; convert"),
+        (torch.ones(2, 8), torch.ones(4, 8, device="meta"), {}, "weight on meta"),
+        (
+            torch.ones(2, 8),
+            torch.ones(4, 8),
+            {"bias": torch.ones(8)},
+            r"for 4 features out it must be \(4,\)",
+        ),
+        (torch.ones(2, 8).half(), torch.ones(4, 8).half(), {"tf32": True}, "tf32=True is a way"),
+        (torch.ones(2, 0), torch.ones(4, 0), {}, "in_features of 0"),
+    ],
+)
+def test_tensors_that_pose_no_problem(
+    x: torch.Tensor, weight: torch.Tensor, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        linear(x, weight, **options)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_gradients_are_those_of_pytorch(relu: bool) -> None:
+    given = tensors(rows=(2, 3))
+    ours = [tensor.clone().requires_grad_() for tensor in given]
+    theirs = [tensor.clone().requires_grad_() for tensor in given]
+    expected = F.linear(*theirs)
+    expected = F.relu(expected) if relu else expected
+    gradient = torch.randn_like(expected)
+    linear(*ours, relu=relu).backward(gradient)
+    expected.backward(gradient)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert mine.grad is not None and its.grad is not None
+        assert_close(mine.grad, its.grad)
+
+
+def test_autocast() -> None:
+    x, weight, bias = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = linear(x, weight, bias, tf32=True)
+    assert y.dtype == torch.bfloat16
+    assert_close(y, F.linear(x, weight, bias))
+
+
+def test_opcheck() -> None:
+    x, weight, bias = tensors()
+    needs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    torch.library.opcheck(torch.ops.escalade.linear.default, (x, weight))
+    torch.library.opcheck(torch.ops.escalade.linear.default, (*needs, True))

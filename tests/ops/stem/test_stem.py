@@ -1,0 +1,179 @@
+"""The stem: problems, refusals, tiles of every form, and values that are not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.device.run import bind
+from escalade.errors import UnsupportedError
+from escalade.ops import OPERATIONS
+from escalade.ops.ladder import Config
+from escalade.ops.stem import Stem, StemProblem
+from escalade.ops.stem.tiles import WarpConfig, WarpgroupConfig
+from tests.support import check
+
+CPU = torch.device("cpu")
+STEM = Stem()
+RESNET = StemProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1))
+
+
+def wide(width: int, pool: Any, **rest: Any) -> StemProblem:
+    """A few rows, but wider than a tile or just as wide."""
+    return StemProblem(1, 3, 15, width, 64, 7, 7, (2, 2), (3, 3), pool=pool, **rest)
+
+
+def run(
+    rung: str, problem: StemProblem, inputs: dict[str, torch.Tensor], config: Config | None = None
+) -> Any:
+    chosen = STEM.ladder.rung(rung)
+    output = STEM.output(problem, CPU)
+    recipe = chosen.recipe(problem, config or chosen.configs(problem)[0])
+    workspaces = {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
+    bind(recipe, {**inputs, **workspaces, "y": output}, rung)()
+    return output
+
+
+# --- problems
+
+
+def test_it_is_registered() -> None:
+    assert isinstance(OPERATIONS["stem"], Stem)
+
+
+def test_sizes_of_the_resnet_stem() -> None:
+    assert (RESNET.conv_height, RESNET.output_width) == (112, 56)
+    assert RESNET.flops == 2 * 112 * 112 * 64 * 147
+    assert RESNET.bytes == 3 * 224 * 224 * 4 + 2 * (64 * 147 + 64 + 56 * 56 * 64)
+    assert RESNET.name == "3to64_224_k7s2_fp32_nchw_b1_relu_pool3s2p1"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": 5}, "conv2d"),
+        ({"channels": 0}, "at least 1"),
+        ({"layout": "nchw"}, "nhwc"),
+        ({"source": "int8"}, "uint8, fp32"),
+        ({"dtype": "fp8"}, "bf16"),
+        ({"pool": (3, 2, 2)}, "half the kernel"),
+        ({"height": 1, "pool": (2, 2, 0)}, "does not fit"),
+        ({"height": 1, "padding": (0, 0)}, "only 1x224"),
+        ({"height": 40_000, "width": 40_000}, "32 bits"),
+    ],
+)
+def test_what_is_no_stem_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        replace(RESNET, **change)
+
+
+def test_a_wrong_name_is_refused_with_the_form() -> None:
+    with pytest.raises(UnsupportedError, match="the form is 3to64"):
+        StemProblem.parse("3to64_224")
+
+
+# --- what the rungs take
+
+
+@pytest.mark.parametrize(
+    ("rung", "change", "message"),
+    [
+        ("tensor_core", {"dtype": "fp32"}, "fp16 or bf16"),
+        ("tensor_core", {"filters": 24}, "multiples of 16"),
+        ("tensor_core", {"filter_width": 9}, "up to 8 wide"),
+        ("pooled", {"pool": None}, "nothing to pool"),
+        ("pooled", {"pool": (3, 3, 1)}, "`tensor_core` pools any"),
+        ("warpgroup", {"stride": (2, 1)}, "stride of 2"),
+        ("warpgroup", {"filters": 32}, "64 or 128"),
+    ],
+)
+def test_refusals_say_what_is_taken(rung: str, change: dict[str, Any], message: str) -> None:
+    assert message in str(STEM.ladder.rung(rung).supports(replace(RESNET, **change)))
+
+
+def test_every_problem_has_a_preferred_rung() -> None:
+    for problem in (*STEM.problems, *STEM.small_problems):
+        for dtype in STEM.dtypes:
+            form = replace(problem, dtype=dtype)
+            assert any(STEM.ladder.rung(name).supports(form) is None for name in STEM.preferred(form))
+
+
+@pytest.mark.parametrize("rung", ("pooled", "warpgroup"))
+def test_tiles_suit_the_batch(rung: str) -> None:
+    """One image is spread over the card; many have tall tiles, of which few rows are computed twice."""
+    one, many = (
+        STEM.ladder.rung(rung).configs(problem)[0] for problem in (RESNET, replace(RESNET, batch=256))
+    )
+    assert isinstance(one, WarpConfig | WarpgroupConfig) and isinstance(many, WarpConfig | WarpgroupConfig)
+    assert one.tiling(RESNET).tiles >= 100
+    assert many.tiling(RESNET).rows >= 7 and many.tiling(RESNET).columns == 112
+
+
+# --- tiles of every form
+
+
+@pytest.mark.parametrize(
+    ("rung", "problem", "config"),
+    [
+        ("pooled", wide(115, (3, 2, 1)), WarpConfig(2, 1, 4, 2, 2)),
+        ("pooled", wide(113, (3, 2, 1), relu=False), WarpConfig(1, 4, 2, 4, 2)),
+        ("pooled", wide(222, (3, 2, 1)), WarpConfig(2, 2, 7, 2, 2)),
+        ("pooled", wide(117, (2, 2, 0), dtype="bf16"), WarpConfig(2, 2, 4, 2, 2)),
+        ("tensor_core", wide(117, None, relu=False), WarpConfig(2, 3, 4, 2, 2)),
+        ("warpgroup", wide(224, (3, 2, 1), source="uint8"), WarpgroupConfig(2, 112, 3)),
+        ("warpgroup", wide(229, (3, 2, 1), dtype="bf16"), WarpgroupConfig(3, 112, 3)),
+        ("warpgroup", wide(130, (3, 2, 1), relu=False), WarpgroupConfig(1, 64, 3)),
+        ("warpgroup", wide(131, (2, 2, 0)), WarpgroupConfig(4, 128, 3)),
+        ("warpgroup", wide(131, None), WarpgroupConfig(3, 32, 3)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_tiles_meet_without_gap_or_overlap(
+    rung: str, problem: StemProblem, config: Config, seed: int
+) -> None:
+    check(STEM, STEM.ladder.rung(rung), problem, config, CPU, seed)
+
+
+# --- what is not finite
+
+
+@pytest.mark.parametrize("relu", (True, False))
+@pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup"))
+def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu: bool) -> None:
+    """Weights that pad a filter are zeros, and zero times infinity is NaN: neighbours must not notice."""
+    problem = replace(wide(37, (3, 2, 1)), relu=relu, filter_height=5, padding=(2, 3))
+    inputs = STEM.inputs(problem, CPU, 1)
+    pixels = inputs["x"].view(1, 3, problem.height, problem.width)
+    pixels[0, 1, 4, 9] = float("nan")
+    pixels[0, 0, 11, 20] = float("inf")
+    pixels[0, 2, 7, 33] = -1e9  # infinite in fp16
+    result, expected = run(rung, problem, inputs), STEM.peer(problem, inputs)
+    assert torch.equal(result.isnan(), expected.isnan()) and result.isnan().any()
+    assert torch.equal(result.isinf(), expected.isinf()) and result.isinf().any()
+    finite = expected.isfinite()
+    torch.testing.assert_close(result[finite], expected[finite], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("rung", ("separate", "pooled", "warpgroup"))
+def test_the_padding_is_zero_after_the_normalisation(rung: str) -> None:
+    """A black image that is normalised to ones: at the corner, the window sees fewer of them."""
+    problem = replace(wide(21, None), source="uint8", source_layout="nhwc", normalise=True, relu=False)
+    problem = replace(problem, pool=(2, 2, 0) if rung == "pooled" else None)
+    inputs = STEM.inputs(problem, CPU, 0)
+    inputs["x"].zero_()
+    inputs["shift"].fill_(1)
+    inputs["weight"].fill_(1)
+    inputs["bias"].zero_()
+    result = run(rung, problem, inputs)
+    seen = 6 if problem.pool else 4  # rows and columns of the image, by the largest of the pooled windows
+    assert float(result[0, 0, 0, 0]) == 3 * seen**2
+    assert float(result[0, 5, 2, 2]) == 3 * 49
+
+
+def test_an_empty_batch_is_no_trouble() -> None:
+    problem = replace(wide(21, (3, 2, 1)), batch=0)
+    for rung in ("separate", "pooled", "warpgroup"):
+        assert run(rung, problem, STEM.inputs(problem, CPU, 0)).numel() == 0

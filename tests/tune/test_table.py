@@ -1,0 +1,82 @@
+"""Tables of measured choices."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+import torch
+
+from escalade.ops.conv2d import Conv2dProblem
+from escalade.tune import choose, table
+from escalade.tune.table import Entry, Table, TableError, key_of, read
+
+PROBLEM = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp16", "nhwc")
+ENTRY = Entry("tuned", {"run": 4}, 12.5)
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "folder" / "card.json"
+    Table("mine", {}).with_entry("conv2d", PROBLEM, ENTRY).save(path)
+    found = read(path, "mine").find("conv2d", PROBLEM)
+    assert found is not None and found.entry == ENTRY and "12.5" in found.why
+    assert [entry.name for entry in path.parent.iterdir()] == ["card.json"]
+
+
+def test_a_missing_table_is_empty_and_a_broken_one_is_named(tmp_path: pathlib.Path) -> None:
+    assert read(tmp_path / "none.json", "mine").entries == {}
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"conv2d x": {"rung": 1}}')
+    with pytest.raises(TableError, match="broken.json is no table"):
+        read(broken, "mine")
+
+
+@pytest.mark.parametrize(("batch", "found"), [(4, True), (16, True), (8, True), (3, False), (17, False)])
+def test_near_batch_sizes_share_a_choice(batch: int, found: bool) -> None:
+    filled = Table("mine", {key_of("conv2d", PROBLEM): ENTRY})
+    other = Conv2dProblem.parse(f"64to64_56_k3s1_b{batch}", "fp16", "nhwc")
+    assert (filled.find("conv2d", other) is not None) == found
+
+
+def test_the_nearest_of_two_is_taken() -> None:
+    entries = {
+        key_of("conv2d", Conv2dProblem.parse(f"64to64_56_k3s1_b{batch}", "fp16", "nhwc")): Entry(
+            f"r{batch}", {}, 1.0
+        )
+        for batch in (4, 8)
+    }
+    near = Conv2dProblem.parse("64to64_56_k3s1_b7", "fp16", "nhwc")
+    found = Table("mine", entries).find("conv2d", near)
+    assert found is not None and found.entry.rung == "r8"
+
+
+def test_other_dtypes_layouts_and_operations_do_not_match() -> None:
+    filled = Table("mine", {key_of("conv2d", PROBLEM): ENTRY})
+    assert filled.find("conv2d", Conv2dProblem.parse(PROBLEM.name, "bf16", "nhwc")) is None
+    assert filled.find("conv2d", Conv2dProblem.parse(PROBLEM.name, "fp16", "nchw")) is None
+    assert filled.find("linear", PROBLEM) is None
+
+
+def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    by_rule = choose("conv2d", PROBLEM, torch.device("cpu"))
+    slower = by_rule.rung.configs(PROBLEM)[3]
+    rung = by_rule.rung.name
+    filled = Table("mine", {key_of("conv2d", PROBLEM): Entry(rung, slower.as_dict(), 3.0)})
+    choosing = importlib.import_module("escalade.tune.choose")  # the package's `choose` is the function
+    monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
+    monkeypatch.setattr(choosing, "tables_for", lambda device: (filled,))
+    choice = choose("conv2d", PROBLEM, device)
+    assert choice.config == slower and "measured" in choice.why
+    assert choose("conv2d", PROBLEM, device, avoid=frozenset({f"conv2d/{rung}"})).rung.name != rung
+    # What a table of another version asks for may be gone.
+    monkeypatch.setattr(
+        choosing, "tables_for", lambda device: (Table("old", {key_of("conv2d", PROBLEM): ENTRY}),)
+    )
+    assert choose("conv2d", PROBLEM, device).config == by_rule.config
+
+
+def test_every_shipped_table_can_be_read() -> None:
+    for path in table.SHIPPED.glob("*.json"):
+        assert read(path, "shipped").entries
