@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,8 +18,6 @@ from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall
 from escalade.device.tensor_map import encode
 from escalade.errors import LaunchError, UnsupportedError
-
-_PLAIN_SHARED_BYTES = 48 << 10  # above this a kernel has to ask
 
 
 def architecture(device_index: int) -> str:
@@ -46,10 +44,25 @@ class CudaKernel:
     library: Any
     handle: Any
     cubin: Cubin
+    _allowed: dict[str, int] = field(default_factory=dict)
 
     @property
     def resources(self) -> Resources:
         return self.cubin.resources
+
+    def allow_shared(self, bytes: int, device_index: int, what: str) -> None:
+        """Above 48 KiB, with what the kernel declares itself, dynamic shared memory has to be asked for.
+
+        The limit is the kernel's, not the launch's: a smaller launch must not lower it under a larger one.
+        """
+        from cuda.bindings import driver
+
+        if bytes <= self._allowed.get("bytes", 0):
+            return
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = check(driver.cuDeviceGet(device_index), "finding the device")
+        check(driver.cuKernelSetAttribute(attribute, bytes, self.handle, device), what)
+        self._allowed["bytes"] = bytes
 
     def occupancy(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of this kernel a multiprocessor holds at once."""
@@ -91,13 +104,7 @@ class CudaLaunch:
         self._device_index = device_index
         self._config = _launch_config(call)
         self._stream = 0
-        if call.shared_bytes > _PLAIN_SHARED_BYTES:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            device = check(driver.cuDeviceGet(device_index), "finding the device")
-            check(
-                driver.cuKernelSetAttribute(attribute, call.shared_bytes, self.kernel.handle, device),
-                self.what,
-            )
+        self.kernel.allow_shared(call.shared_bytes, device_index, self.what)
 
     def point(self, buffers: Mapping[str, int]) -> None:
         self.arguments.point(buffers)

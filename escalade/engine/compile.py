@@ -38,7 +38,7 @@ def compile(
     require_dtype(dtype)
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     where = _device(model, inputs, device)
-    graph = capture(model, inputs if normalize is None else _floats(inputs), example_keywords)
+    graph = capture(model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords)
     if normalize is not None:
         _normalise(graph, normalize)
     engine = Engine(graph, dtype, where, plans)
@@ -58,6 +58,14 @@ def _device(
         if isinstance(tensor, torch.Tensor):
             return tensor.device
     return torch.device("cpu")
+
+
+def _beside(model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs on the model's device: it is captured there, wherever the engine will run."""
+    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    return tuple(
+        value.to(home) if home is not None and isinstance(value, torch.Tensor) else value for value in inputs
+    )
 
 
 def _floats(inputs: Sequence[Any]) -> tuple[Any, ...]:
