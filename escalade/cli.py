@@ -42,7 +42,7 @@ Problems = Annotated[
 ]
 Rungs = Annotated[list[str] | None, typer.Option("--rung", "-r", help="Only this rung; may be repeated.")]
 Dtypes = Annotated[
-    list[str] | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16; may be repeated.")
+    list[str] | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8; may be repeated.")
 ]
 Layouts = Annotated[list[str] | None, typer.Option("--layout", "-l", help="nchw or nhwc; may be repeated.")]
 Where = Annotated[
@@ -248,7 +248,9 @@ def explain(
     batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
+        typer.Option(
+            "--dtype", "-t", help="fp32, tf32, fp16 (the default), bf16 or fp8.", show_default=False
+        ),
     ] = None,
     device: NetworkWhere = None,
     time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
@@ -288,7 +290,10 @@ def classify(
     labels: Annotated[
         pathlib.Path | None, typer.Option(help="The names of the classes: one a line, or a .json list.")
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.")] = "fp16",
+    dtype: Annotated[
+        str,
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8 (ranges from the first batch)."),
+    ] = "fp16",
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
     device: Annotated[
         EngineDevice | None,

@@ -10,10 +10,12 @@ import torch
 from escalade.bench.store import Record
 from escalade.bench.timing import Arm, time_interleaved
 from escalade.errors import UnsupportedError
+from escalade.ops.e4m3 import to_e4m3
 
 MATMUL_SIZE = 8192
 COPY_BYTES = 2 << 30
 _STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,14 @@ def properties(device: torch.device) -> tuple[str, int, int, int, int]:
 def measure(device: torch.device, seconds_per_arm: float = 0.3) -> Ceilings:
     """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
     name, multiprocessors, l2, shared, memory = properties(device)
-    arms = [_copy_arm(device, memory)] + [_matmul_arm(dtype, device) for dtype in _STORAGE]
+    products = [_matmul_arm(dtype, device) for dtype in _STORAGE]
+    if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
+        products.append(_fp8_matmul_arm(device))
+    arms = [_copy_arm(device, memory), *products]
     timings = time_interleaved(arms, device, seconds_per_arm=seconds_per_arm)
-    tflops = {dtype: 2 * MATMUL_SIZE**3 / timings[dtype].median_us / 1e6 for dtype in _STORAGE}
+    tflops = {arm.name: 2 * MATMUL_SIZE**3 / timings[arm.name].median_us / 1e6 for arm in products}
     copy_gbps = 2 * _copy_bytes(memory) / timings["copy"].median_us / 1e3
-    del arms
+    del arms, products
     torch.cuda.empty_cache()
     return Ceilings(name, multiprocessors, l2, shared, memory, copy_gbps, tflops)
 
@@ -77,6 +82,18 @@ def _matmul_arm(dtype: str, device: torch.device) -> Arm:
     a, b = (torch.randn(size, device=device).to(_STORAGE[dtype]) for _ in range(2))
     product = torch.empty_like(a)
     return Arm(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
+
+
+def _fp8_matmul_arm(device: torch.device) -> Arm:
+    """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    size = (MATMUL_SIZE, MATMUL_SIZE)
+    a, b = (to_e4m3(torch.randn(size, device=device)) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def multiply() -> None:
+        torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float16)
+
+    return Arm("fp8", [multiply])
 
 
 def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], None]:

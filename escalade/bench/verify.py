@@ -116,12 +116,12 @@ class Case:
         outcome: Callable[..., Outcome],
     ) -> Outcome:
         for name, tensor in inputs.items():
-            if not torch.equal(tensor, self.inputs[name]):
+            if not _same(tensor, self.inputs[name]):
                 return outcome(f"it changed its input {name}")
         if guard is not None and not all(bool((side == _CANARY).all()) for side in guard):
             return outcome("it wrote outside its output")
         error = relative_error(output, self.expected)
-        unwritten = int(torch.isnan(output).sum())
+        unwritten = int(torch.isnan(output.double()).sum())
         if unwritten:
             return outcome(
                 f"{unwritten} of {output.numel()} outputs are NaN: unwritten, or computed from nothing", error
@@ -145,6 +145,13 @@ class Case:
         inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
         output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
         return output.fill_(float("nan")), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """`torch.equal`, which does not know 8-bit floats."""
+    if one.dtype.itemsize == 1:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    return torch.equal(one, other)
 
 
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
@@ -246,9 +253,11 @@ def programs(planned: Iterable[Job], architecture: str | None = None) -> list[Pr
     """What these jobs compile (for this architecture), each once. A rung that raises is left for the run to report."""
     found: dict[Program, None] = {}
     for job in planned:
-        if job.config is None or (architecture and architecture not in job.rung.architectures):
+        if job.config is None:
             continue
         try:
+            if architecture and job.rung.refusal(job.problem, architecture):
+                continue
             recipe = job.rung.recipe(job.problem, job.config)
         except Exception:
             continue

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from escalade.classify import output
 from escalade.classify.images import Crop, Unreadable, find
 from escalade.classify.labels import labels
-from escalade.classify.predict import Prediction, example, predict
+from escalade.classify.predict import Prediction, example, first_images, predict
 from escalade.engine import compile
 from escalade.engine.forms import require_dtype
 from escalade.errors import UnsupportedError
@@ -64,7 +64,14 @@ def classify(options: Options, console: Console | None = None, status: Console |
     batch = min(options.batch, len(files))
     with status.status(f"Compiling ResNet-{model.layers} in {options.dtype} for {device}"):
         normalize = _normalization(model, options)
-        engine = compile(model, example(batch, crop), dtype=options.dtype, device=device, normalize=normalize)
+        engine = compile(
+            model,
+            example(batch, crop),
+            dtype=options.dtype,
+            device=device,
+            normalize=normalize,
+            calibration=first_images(files, crop, batch) if options.dtype == "fp8" else None,
+        )
 
     skipped: list[Unreadable] = []
     predictions: list[Prediction] = []

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -62,6 +63,12 @@ def predict(
 def example(batch: int, crop: Crop) -> torch.Tensor:
     """Images as `predict` gives them to the engine."""
     return torch.from_numpy(_images(_room(batch, crop)))
+
+
+def first_images(files: Sequence[pathlib.Path], crop: Crop, batch: int) -> list[torch.Tensor]:
+    """The first batch as `predict` gives it to the engine, to calibrate with; none if none can be read."""
+    with closing(_batches(files, crop, batch, deque(), lambda image: None)) as batches:
+        return [torch.from_numpy(images).clone() for images in islice(batches, 1)]
 
 
 def _batches(

@@ -68,6 +68,8 @@ def prelude(constants: tuple[tuple[str, Constant], ...]) -> str:
         lines.append("#include <cuda_fp16.h>")
     if any(name.startswith("__nv_bfloat16") for name in types):
         lines.append("#include <cuda_bf16.h>")
+    if "e4m3" in types:
+        lines.append("struct e4m3;  // common/e4m3.cuh")
     for name, value in constants:
         match value:
             case Type():

@@ -1,6 +1,6 @@
 """Whole networks: capture -> passes -> plan -> run."""
 
-from escalade.engine.compile import compile
+from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.file import load
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,34 +27,41 @@ def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[s
             raise UnsupportedError(
                 f"a calibration batch of {len(given)} tensors; the model takes {len(graph.inputs)}"
             )
-        _update(largest, graph, constants, [tensor.to(device).float() for tensor in given])
+        _update(largest, graph, constants, [tensor.to(device) for tensor in given])
         seen += 1
         if seen == MOST_BATCHES:
             break
     if not seen:
         raise UnsupportedError("calibration has no batches; give a few that look like the data to come")
-    bad = [name for name, value in largest.items() if value != value or value == float("inf")]
-    if bad:
-        raise UnsupportedError(f"calibration met values that are not finite, first at {bad[0]}")
     return largest
 
 
 def _update(
     largest: dict[str, float], graph: Graph, constants: dict[str, torch.Tensor], given: list[torch.Tensor]
 ) -> None:
-    first = next((entry.shape[0] for entry in graph.inputs if isinstance(entry.shape[0], Batch)), None)
-    size = given[0].shape[0] // first.times if first is not None else 1
-    concrete = graph.at(size)
+    concrete = graph.at(_batch(graph, given))
     values: dict[str, torch.Tensor] = dict(constants)
     for entry, tensor in zip(concrete.inputs, given, strict=True):
         if tuple(tensor.shape) != entry.shape:
             raise UnsupportedError(
                 f"a calibration batch has shape {tuple(tensor.shape)}; the model takes {entry.shape}"
             )
-        values[entry.name] = tensor
+        values[entry.name] = tensor.float() if getattr(torch, entry.dtype).is_floating_point else tensor
     with torch.no_grad():
         for node in concrete:
             result = compute(node, {role: values[name] for role, name in node.inputs.items()})
             values[node.name] = result
             if result.is_floating_point() and result.numel():
-                largest[node.name] = max(largest.get(node.name, 0.0), float(result.abs().max()))
+                here = float(result.abs().max())
+                if not math.isfinite(here):
+                    raise UnsupportedError(
+                        f"calibration met values that are not finite, first at {node.source or node.name}"
+                    )
+                largest[node.name] = max(largest.get(node.name, 0.0), here)
+
+
+def _batch(graph: Graph, given: list[torch.Tensor]) -> int:
+    for entry, tensor in zip(graph.inputs, given, strict=True):
+        if entry.shape and isinstance(entry.shape[0], Batch) and tensor.dim():
+            return tensor.shape[0] // entry.shape[0].times
+    return 1

@@ -8,9 +8,10 @@ import torch
 
 from escalade.engine.forms import STORAGE
 from escalade.engine.graph import Graph
-from escalade.engine.lower import FP32, NHWC
+from escalade.engine.lower import FP8, FP32, NHWC
 from escalade.engine.plan import ConstantForm
 from escalade.errors import UnsupportedError
+from escalade.ops.e4m3 import to_e4m3
 
 
 def require_finite(graph: Graph) -> None:
@@ -46,6 +47,8 @@ class Constants:
     def _make(self, entry: ConstantForm, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor.to(self._device).contiguous()
+        if entry.form == FP8:
+            return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
         dtype = torch.float32 if entry.form == FP32 else self._storage
         made = tensor.to(self._device, dtype)
         if not bool(torch.isfinite(made).all()):

@@ -50,6 +50,13 @@ class Engine:
         require_dtype(dtype)
         require_device(device)
         require_finite(graph)
+        if dtype == "fp8" and not graph.ranges:
+            raise UnsupportedError(
+                "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "
+                "that look like the data to come"
+            )
+        if dtype == "fp8" and way is not Way.fused:
+            raise UnsupportedError(f"fp8 is for fused plans; {way} runs in fp32, tf32, fp16 and bf16")
         self.dtype = dtype
         self.device = torch.device("cpu" if device == TWIN else device)
         self.on_twin = device == TWIN

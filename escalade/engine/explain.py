@@ -36,6 +36,8 @@ class ExplainedStep:
     """Where in the model it comes from."""
     operation: str
     problem: str
+    dtype: str
+    """Of the operands, where Escalade does the step; else of the result."""
     rung: str
     """Of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
     config: dict[str, Any]
@@ -125,6 +127,12 @@ class Explanation:
             f"Memory: {mebibytes(self.total_bytes)}: arena {mebibytes(self.arena_bytes)}, "
             f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}.",
         ]
+        if self.dtype == "fp8":
+            convolutions = [step for step in self.steps if step.operation == "conv2d"]
+            quantised = sum(step.dtype == "fp8" for step in convolutions)
+            lines.append(
+                f"{quantised} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16."
+            )
         if self.floor_us is not None:
             lines.append(f"Floor, each step at its own: {self.floor_us:.1f} µs.")
         timed = [step.time_us for step in self.steps if step.time_us is not None]
@@ -165,6 +173,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         flops, moved = step.lowered.problem.flops, step.lowered.problem.bytes
     elif step.in_pytorch:
         moved = _moved(plan, step)
+    dtype = step.lowered.problem.dtype if step.lowered else str(form.dtype).removeprefix("torch.")
     calls = step.recipe.steps if step.recipe else ()
     return ExplainedStep(
         number=number,
@@ -172,6 +181,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         source=node.source,
         operation=str(node.attributes["target"]) if node.op == ATEN else node.op,
         problem=step.lowered.problem.name if step.lowered else _form(form),
+        dtype=dtype,
         rung=step.choice.rung.name if step.choice else PYTORCH if step.in_pytorch else "",
         config=step.choice.config.as_dict() if step.choice else {},
         why=_why(step),
@@ -180,8 +190,13 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         bytes=moved,
         offset=plan.places.get(node.name),
         result_bytes=form.bytes,
-        floor_us=floor(flops, moved, plan.dtype) if floor and not step.is_alias else None,
+        floor_us=floor(flops, moved, _rate(dtype, plan.dtype)) if floor and not step.is_alias else None,
     )
+
+
+def _rate(dtype: str, planned: str) -> str:
+    """The dtype whose rate of products bounds a step: what is not FP8 in a plan of FP8 is fp16."""
+    return "fp16" if planned == "fp8" and dtype != "fp8" else planned
 
 
 def _why(step: Step) -> str:
@@ -221,6 +236,8 @@ def _table(explanation: Explanation, width: int) -> Table:
         "problem": lambda step: step.problem,
         "rung": lambda step: step.rung,
     }
+    if explanation.dtype == "fp8":
+        texts["dtype"] = lambda step: step.dtype
     figures: dict[str, Callable[[ExplainedStep], str]] = {
         "MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else "",
     }

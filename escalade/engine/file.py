@@ -123,6 +123,7 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         "arguments": graph.arguments,
         "output_types": list(graph.output_types),
         "batches": list(graph.batches),
+        "ranges": dict(graph.ranges),
         "notes": graph.notes,
     }  # fmt: skip
 
@@ -141,6 +142,7 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         arguments=data["arguments"],
         output_types=tuple(data["output_types"]),
         batches=(data["batches"][0], data["batches"][1]),
+        ranges=data.get("ranges", {}),
         notes=list(data["notes"]),
     )
 

@@ -14,8 +14,9 @@ STORAGE = {
     "tf32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
+    "fp8": torch.float16,
 }
-"""What a plan of each dtype keeps its values in."""
+"""What a plan of each dtype keeps its values in; in fp8 those between two convolutions are e4m3."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "uint8"}
 
 

@@ -88,6 +88,8 @@ class Graph:
     """The smallest and the largest batch for which the model does just this; None: any."""
     changes_inputs: bool = False
     """Whether the model writes to what it is given; an engine never does."""
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    """For FP8: the largest magnitude of each value of the fused graph, as seen in calibration."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
 

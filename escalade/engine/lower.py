@@ -19,12 +19,13 @@ from escalade.ops.convert import ConvertProblem
 from escalade.ops.ladder import Problem
 from escalade.ops.linear import LinearProblem
 from escalade.ops.max_pool2d import MaxPool2dProblem
+from escalade.ops.quantise import QuantiseProblem
 from escalade.ops.relu import ReluProblem
 from escalade.ops.softmax import SoftmaxProblem
 from escalade.ops.stem import StemProblem
 
-STORED, NHWC, FP32 = "stored", "nhwc", "fp32"
-"""Forms of a constant: the plan's type, the same in NHWC order, or fp32."""
+STORED, NHWC, FP32, FP8 = "stored", "nhwc", "fp32", "fp8"
+"""Forms of a constant: the plan's type, the same in NHWC order, fp32, or e4m3 in NHWC order."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Forms:
     """What lowering asks about a plan: its dtype, the form of each value, the sizes of each constant."""
 
     def __init__(self, dtype: str, values: Mapping[str, Form], constants: Mapping[str, torch.Tensor]) -> None:
-        self.dtype = dtype
+        self.dtype = "fp16" if dtype == "fp8" else dtype
+        """Of whatever is not marked as FP8."""
         self._values = values
         self._constants = constants
 
@@ -80,9 +82,12 @@ def _conv2d(node: Node, forms: Forms) -> Lowered:
         }
     problem = Conv2dProblem(
         batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
-        a["dilation"], a["groups"], forms.dtype, "nhwc", "bias" in node.inputs, "residual" in node.inputs,
-        a["relu"], **shortcut,
+        a["dilation"], a["groups"], "fp8" if a.get("fp8") else forms.dtype, "nhwc", "bias" in node.inputs,
+        "residual" in node.inputs, a["relu"], output="fp16" if a.get("fp8") and not a["store"] else "", **shortcut,
     )  # fmt: skip
+    if a.get("fp8"):
+        scaled = dict.fromkeys(("bias", "scale", "scales"), FP32)
+        return Lowered("conv2d", problem, {"weight": FP8, "shortcut_weight": FP8, **scaled})
     return Lowered("conv2d", problem, {"weight": NHWC, "shortcut_weight": NHWC})
 
 
@@ -107,6 +112,11 @@ def _convert(node: Node, forms: Forms) -> Lowered:
         NAMES[target.dtype], target.layout, target.shape[1], "scale" in node.inputs, channels,
     )  # fmt: skip
     return Lowered("convert", problem, {"scale": FP32, "shift": FP32})
+
+
+def _quantise(node: Node, forms: Forms) -> Lowered:
+    form = forms.value(node.inputs["x"])
+    return Lowered("quantise", QuantiseProblem(prod(form.shape), NAMES[form.dtype]), {"factor": FP32})
 
 
 def _batch_norm(node: Node, forms: Forms) -> Lowered | None:
@@ -178,6 +188,7 @@ _LOWER: dict[str, Callable[[Node, Forms], Lowered | None]] = {
     "conv2d": _conv2d,
     "stem": _stem,
     "convert": _convert,
+    "quantise": _quantise,
     "batch_norm": _batch_norm,
     "relu": _relu,
     "add": _add,

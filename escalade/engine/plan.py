@@ -17,11 +17,12 @@ from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, 
 from escalade.engine.arena import Arena, Lifetime, assign
 from escalade.engine.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph import Graph, Input, Node
-from escalade.engine.lower import STORED, Forms, Lowered, lower
+from escalade.engine.lower import FP8, FP32, STORED, Forms, Lowered, lower
 from escalade.engine.passes.layout import layout_of
 from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
+from escalade.ops.e4m3 import E4M3
 from escalade.tune import Choice, choose
 
 
@@ -82,9 +83,10 @@ class Plan:
 
     @property
     def constant_bytes(self) -> int:
+        sizes = {FP32: 4, FP8: 1}
         storage = STORAGE[self.dtype].itemsize
         return sum(
-            self.graph.constants[entry.name].numel() * (4 if entry.form == "fp32" else storage)
+            self.graph.constants[entry.name].numel() * sizes.get(entry.form, storage)
             for entry in self.constants
         )
 
@@ -135,7 +137,9 @@ def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) ->
     forms = {given.name: _input_form(given, formats[given.name], storage) for given in graph.inputs}
     for node in graph:
         own = storage if node.is_floating else getattr(torch, node.dtype)
-        if node.op == "convert" and node.name in graph.outputs:
+        if node.attributes.get("store") == "fp8":
+            own = E4M3
+        elif node.op == "convert" and node.name in graph.outputs:
             own = getattr(torch, node.dtype)
         forms[node.name] = Form(node.shape, own, layout_of(node))  # type: ignore[arg-type]
     return forms
@@ -166,11 +170,24 @@ def _step(
         return Step(node)
     if way is Way.naive:
         choice = _foot(lowered, device)
-    else:
+        return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+    choice, recipe = _chosen(lowered, device, avoid)
+    return Step(node, lowered, choice, recipe)
+
+
+def _chosen(lowered: Lowered, device: torch.device, avoid: frozenset[str]) -> tuple[Choice, Recipe]:
+    """A program's constant memory is one for all who launch it, and two steps of a plan may be the same program with
+    different weights: configurations that keep weights there are passed over.
+    """
+    while True:
         choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
-    if choice.problem != lowered.problem:
-        raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
-    return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+        if choice.problem != lowered.problem:
+            raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
+        for config in (choice.config, *choice.rung.configs(choice.problem)):
+            recipe = choice.rung.recipe(choice.problem, config)
+            if not any(isinstance(part, ConstantCopy) for part in recipe.steps):
+                return replace(choice, config=config), recipe
+        avoid |= {f"{lowered.operation}/{choice.rung.name}"}
 
 
 def _foot(lowered: Lowered, device: torch.device) -> Choice:

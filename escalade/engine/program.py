@@ -14,10 +14,11 @@ from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine import reference
 from escalade.engine.constants import Constants
-from escalade.engine.forms import STORAGE
+from escalade.engine.forms import STORAGE, Form
 from escalade.engine.lower import STORED
 from escalade.engine.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
+from escalade.ops.e4m3 import E4M3, to_e4m3
 
 logger = logging.getLogger("escalade")
 
@@ -180,7 +181,8 @@ class ReferenceProgram:
                     role: self._constants[step.constant(role)] if name in graph.constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
-                values[step.node.name] = _wide(self._rounded(reference.compute(step.node, inputs)))
+                result = reference.compute(step.node, inputs)
+                values[step.node.name] = _wide(self._rounded(result, self.plan.forms[step.node.name]))
             for room, name in zip(self.outputs, graph.outputs, strict=True):
                 if name not in graph.constants:
                     room.copy_(values[name])
@@ -194,7 +196,9 @@ class ReferenceProgram:
         form = self.plan.forms[name]
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
 
-    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _rounded(self, tensor: torch.Tensor, form: Form) -> torch.Tensor:
+        if form.dtype == E4M3:
+            return to_e4m3(tensor)
         return tensor.to(self._storage) if tensor.is_floating_point() else tensor
 
 

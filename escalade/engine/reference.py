@@ -30,7 +30,7 @@ def _conv2d(node: Node, inputs: Tensors) -> torch.Tensor:
     y = F.conv2d(
         inputs["x"],
         inputs["weight"],
-        inputs.get("bias"),
+        None if a.get("fp8") else inputs.get("bias"),
         a["stride"],
         a["padding"],
         a["dilation"],
@@ -38,7 +38,15 @@ def _conv2d(node: Node, inputs: Tensors) -> torch.Tensor:
     )
     if "shortcut" in inputs:
         y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
-    return _finish(node, y, inputs)
+    return _finish_scaled(node, y, inputs) if a.get("fp8") else _finish(node, y, inputs)
+
+
+def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """In FP8 every number is a multiple of a unit of its own."""
+    y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
+    if "residual" in inputs:
+        y = y + inputs["residual"] * inputs["scales"][0]
+    return (torch.relu(y) if node.attributes["relu"] else y) * inputs["scales"][1]
 
 
 def _stem(node: Node, inputs: Tensors) -> torch.Tensor:
@@ -142,6 +150,7 @@ _COMPUTE: dict[str, Callable[[Node, Tensors], torch.Tensor]] = {
     "linear": _linear,
     "reshape": _reshape,
     "convert": _convert,
+    "quantise": lambda node, inputs: inputs["x"] * inputs["factor"],
     "softmax": lambda node, inputs: torch.softmax(inputs["x"], -1),
     ATEN: aten,
 }

@@ -11,6 +11,7 @@ from escalade.ops.convert import Convert
 from escalade.ops.ladder import Config, Ladder, Operation, Problem, Rung
 from escalade.ops.linear import Linear, linear
 from escalade.ops.max_pool2d import MaxPool2d, max_pool2d
+from escalade.ops.quantise import Quantise, quantise
 from escalade.ops.relu import Relu, relu, relu_
 from escalade.ops.softmax import Softmax, softmax
 from escalade.ops.stem import Stem
@@ -28,6 +29,7 @@ OPERATIONS: dict[str, Operation] = {
         MaxPool2d(),
         AdaptiveAvgPool2d(),
         Convert(),
+        Quantise(),
         Linear(),
         Softmax(),
         TopK(),
@@ -56,6 +58,7 @@ __all__ = [
     "linear",
     "max_pool2d",
     "operation",
+    "quantise",
     "relu",
     "relu_",
     "softmax",

@@ -1,62 +1,66 @@
-"""What operations on batches of images share: element types, layouts, names, and the size of a launch."""
+"""What operations on batches of images share: sizes, names, layouts, and how tensors of PyTorch reach them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from escalade.device.program import Type
 from escalade.errors import UnsupportedError
+from escalade.ops.call import aligned
+from escalade.ops.checks import require, require_at_least
+from escalade.ops.elements import DTYPES, STORAGE, dtype_of
+from escalade.ops.elements import ELEMENT_BYTES as ELEMENT_BYTES
+from escalade.ops.elements import VECTOR_BYTES as VECTOR_BYTES
+from escalade.ops.elements import blocks as blocks
+from escalade.ops.elements import element as element
+from escalade.ops.ladder import Problem
 
-STORAGE = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "uint8": torch.uint8,
-}
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "uint8": 1}
-DTYPES = ("fp32", "fp16", "bf16")
 LAYOUTS = ("nchw", "nhwc")
 MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-VECTOR_BYTES = 16
-"""The widest access that a thread has."""
-
-_ELEMENTS = {"fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "uint8": "unsigned char"}
 
 
-def element(dtype: str) -> Type:
-    """As kernels name it."""
-    return Type(_ELEMENTS[dtype])
+# --- problems
 
 
-def blocks(work: int, each: int) -> int:
-    """How many pieces of `each` it takes; a launch has at least one."""
-    return max(1, -(-work // each))
+@dataclass(frozen=True)
+class Images:
+    """The fields with which a problem on images begins."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> int:
+        """Of one image."""
+        return self.height * self.width
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.channels * self.pixels
 
 
-def widest_vector(dtype: str, *lengths: int) -> int:
-    """Elements in the widest access whose size divides all these lengths: then every such access is aligned."""
-    width = VECTOR_BYTES // ELEMENT_BYTES[dtype]
-    while any(length % width for length in lengths):
-        width //= 2
-    return width
+class ImageProblem(Problem, Protocol):
+    @property
+    def channels(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
 
 
-def spell_pair(values: tuple[int, int]) -> str:
-    """`56` for a square, `56x48` otherwise."""
-    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
-
-
-def require(operation: str, what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UnsupportedError(f"{what} {value!r}: {operation} takes {', '.join(known)}")
-
-
-def require_at_least(minimum: int, values: Mapping[str, int]) -> None:
-    for what, value in values.items():
-        if value < minimum:
-            raise UnsupportedError(f"{what} of {value}: it must be at least {minimum}")
+def check_problem(
+    operation: str, p: ImageProblem, dtypes: tuple[str, ...] = DTYPES, layouts: tuple[str, ...] = LAYOUTS
+) -> None:
+    """What every such problem must be."""
+    require(operation, "dtype", p.dtype, dtypes)
+    require(operation, "layout", p.layout, layouts)
+    require_at_least(0, {"batch": p.batch})
+    require_at_least(1, {"channels": p.channels, "height": p.height, "width": p.width})
 
 
 def require_32_bits(operation: str, image_elements: int) -> None:
@@ -65,3 +69,57 @@ def require_32_bits(operation: str, image_elements: int) -> None:
         raise UnsupportedError(
             f"{operation} counts the elements of one image in 32 bits; here there are {image_elements}. Split the image"
         )
+
+
+def spell_pair(values: tuple[int, int]) -> str:
+    """`56` for a square, `56x48` otherwise."""
+    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
+
+
+def pair_pattern(name: str) -> str:
+    """Matches what `spell_pair` writes."""
+    return rf"(?P<{name}>\d+)(x(?P<{name}_width>\d+))?"
+
+
+def read_pair(found: re.Match[str], name: str) -> tuple[int, int]:
+    """What `pair_pattern` found; zeros where the name leaves it out."""
+    first = int(found[name] or 0)
+    return first, int(found[f"{name}_width"] or first)
+
+
+def read_sizes(found: re.Match[str]) -> tuple[int, int, int, int]:
+    """Batch, channels, height and width, the last two of the pair `size`."""
+    return int(found["batch"]), int(found["channels"]), *read_pair(found, "size")
+
+
+# --- tensors
+
+
+def empty_images(problem: Problem, size: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
+    """Room for the result of a problem, as [N, C, H, W]."""
+    return torch.empty(
+        size, dtype=STORAGE[problem.dtype], device=device, memory_format=MEMORY_FORMAT[problem.layout]
+    )
+
+
+def empty_beside(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """The same for an x that may be fake and have symbols for sizes."""
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])
+
+
+def check_images(operation: str, x: torch.Tensor) -> None:
+    if x.dim() != 4:
+        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} takes 4: [N, C, H, W]")
+    dtype_of(operation, x)
+
+
+def layout_of(x: torch.Tensor) -> str:
+    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
+    if x.is_contiguous():
+        return "nchw"
+    return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """x as kernels take it; a strided one is copied."""
+    return aligned(x.contiguous(memory_format=MEMORY_FORMAT[layout]))

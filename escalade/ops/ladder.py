@@ -62,6 +62,12 @@ class Config:
 
 
 @dataclass(frozen=True)
+class ThreadsConfig(Config):
+    threads: int = 256
+    """Threads a block."""
+
+
+@dataclass(frozen=True)
 class Rung(ABC, Generic[P]):
     """One way to do an operation: the one below it on the ladder, and one idea."""
 

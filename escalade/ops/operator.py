@@ -67,6 +67,31 @@ def _define(schema: str, run: Function) -> str:
     return name
 
 
+def without_launch(run: Function) -> Function:
+    """The fake of an operator whose checks and result are the same whether it runs (`launch`) or not."""
+
+    @wraps(run)
+    def fake(*arguments: Any) -> Any:
+        return run(*arguments, launch=False)
+
+    return fake
+
+
+def define_autocast(name: str, call: Function) -> None:
+    """Under autocast, `call` is given the dtype to cast to in front of the operator's own arguments."""
+
+    def under(device_type: str) -> Function:
+        def cast_and_run(*arguments: Any) -> Any:
+            dtype = torch.get_autocast_dtype(device_type)
+            with torch.autocast(device_type, enabled=False):
+                return call(dtype, *arguments)
+
+        return cast_and_run
+
+    library.impl(name, under("cuda"), "AutocastCUDA")
+    library.impl(name, under("cpu"), "AutocastCPU")
+
+
 def require_rung(operation: str, name: str | None) -> None:
     """A name that no rung has is wrong even where there is nothing to do."""
     from escalade.ops import operation as registered
@@ -80,9 +105,11 @@ def require_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> No
     for name, tensor in others.items():
         if tensor is None:
             continue
-        if tensor.device != x.device:
-            raise UnsupportedError(
-                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
-            )
+        require_same_device(x, name, tensor)
         if tensor.dtype != x.dtype:
             raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")
+
+
+def require_same_device(x: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
+    if tensor.device != x.device:
+        raise UnsupportedError(f"x is on {x.device} but {name} on {tensor.device}; move them to one device")

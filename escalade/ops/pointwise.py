@@ -12,14 +12,13 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.call import aligned, ready
-from escalade.ops.images import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, blocks, element, require
-from escalade.ops.ladder import Config, Problem, Rung
+from escalade.ops.checks import require
+from escalade.ops.elements import DTYPES, FILLED, STORAGE, blocks, element, full_vector
+from escalade.ops.elements import dtype_of as dtype_of
+from escalade.ops.ladder import Config, P, Problem, Rung, ThreadsConfig
 from escalade.ops.operator import require_rung
 
 LAYOUTS = ("flat",)
-DTYPE_NAMES = {STORAGE[name]: name for name in DTYPES}
-FILLED = 4 * 132
-"""Blocks that keep a large card busy: four on each of an H200's multiprocessors."""
 
 
 class Pointwise(Problem, Protocol):
@@ -48,28 +47,25 @@ def check(operation: str, elements: int, batch: int, dtype: str, layout: str) ->
 
 
 @dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
-    """Threads a block."""
-
-
-@dataclass(frozen=True)
 class PacksConfig(Config):
     threads: int = 256
     packs: int = 4
-    """Accesses of 16 bytes that a thread has under way."""
+    """Accesses of up to 16 bytes that a thread has under way."""
 
 
 @dataclass(frozen=True)
-class Naive(Rung[Pointwise]):
-    """An element a thread."""
+class ElementAThread(Rung[P]):
+    """For every problem."""
 
-    def supports(self, problem: Pointwise) -> str | None:
+    def supports(self, problem: P) -> str | None:
         return None
 
-    def configs(self, problem: Pointwise) -> tuple[Config, ...]:
+    def configs(self, problem: P) -> tuple[Config, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
+
+@dataclass(frozen=True)
+class Naive(ElementAThread[Pointwise]):
     def recipe(self, problem: Pointwise, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         program = Program.of("pointwise/naive.cu", "pointwise_naive", _constants(problem))
@@ -94,7 +90,7 @@ class Vectorised(Rung[Pointwise]):
         assert isinstance(config, PacksConfig)
         constants = {
             **_constants(problem),
-            "VECTOR": VECTOR_BYTES // ELEMENT_BYTES[problem.dtype],
+            "VECTOR": full_vector(problem.dtype),
             "PACKS": config.packs,
             "THREADS": config.threads,
         }
@@ -103,8 +99,7 @@ class Vectorised(Rung[Pointwise]):
 
 
 def _vector_blocks(problem: Pointwise, config: PacksConfig) -> int:
-    vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype]
-    return blocks(problem.elements // vector, config.threads * config.packs)
+    return blocks(problem.elements // full_vector(problem.dtype), config.threads * config.packs)
 
 
 def _constants(problem: Pointwise) -> dict[str, Constant]:
@@ -138,12 +133,6 @@ def empty_output(problem: Pointwise, device: torch.device) -> torch.Tensor:
 
 
 # --- tensors
-
-
-def dtype_of(operation: str, x: torch.Tensor) -> str:
-    if x.dtype not in DTYPE_NAMES:
-        raise UnsupportedError(f"x is {x.dtype}; {operation} takes float32, float16 and bfloat16")
-    return DTYPE_NAMES[x.dtype]
 
 
 def ordered_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from escalade.bench.store import Record
 from escalade.report import cells
 
-_COLOURS = {"fp32": "#2f6db5", "tf32": "#7a52a8", "fp16": "#c2542d", "bf16": "#b58a1b", "peer": "#8a8f98"}
+_COLOURS = {
+    "fp32": "#2f6db5",
+    "tf32": "#7a52a8",
+    "fp16": "#c2542d",
+    "bf16": "#b58a1b",
+    "fp8": "#3f8f5f",
+    "peer": "#8a8f98",
+}
 
 
 def ladder_plot(climb: Sequence[Record], problem: str, path: pathlib.Path) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/ladder.md, generated from the records in results/: no figure is typed by hand."""
+"""The tables of README.md and docs, generated from the records in results/: no figure is typed by hand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from escalade.bench.store import Record, load_folder
 from escalade.errors import EscaladeError
 from escalade.ops import OPERATIONS
-from escalade.report import cells
+from escalade.report import cells, network_pages
+from escalade.report.markdown import origin, table
 
-BEGIN = "<!-- ladder:begin -->"
-END = "<!-- ladder:end -->"
+LADDER, NETWORKS = "ladder", "networks"
+"""The generated parts of the README, by the markers around them."""
 README_PROBLEM = "64to64_56_k3s1_b256"
 PREFERRED_GPU = "h200"
 PLOT = pathlib.Path("docs/images/ladder.svg")
@@ -46,19 +47,26 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     readme = root / "README.md"
     if not readme.is_file():
         raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
+    text = replaced(readme.read_text(), LADDER, readme_block(_chosen(records)))
     return {
-        readme: replaced(readme.read_text(), readme_block(_chosen(records))),
+        readme: replaced(text, NETWORKS, network_pages.readme_block(_chosen(records))),
         root / "docs" / "ladder.md": ladder_page(records),
+        root / "docs" / "networks.md": network_pages.networks_page(records, PREFERRED_GPU),
     }
 
 
-def replaced(text: str, block: str) -> str:
-    """The text with what stands between the markers exchanged."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise EscaladeError(f"README.md needs the lines {BEGIN} and {END} around the generated table")
-    return f"{before}{BEGIN}\n{block}{END}{after}"
+def markers(part: str) -> tuple[str, str]:
+    return f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
+
+
+def replaced(text: str, part: str, block: str) -> str:
+    """The text with what stands between the part's markers exchanged."""
+    begin, end = markers(part)
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise EscaladeError(f"README.md needs the lines {begin} and {end} around the generated table")
+    return f"{before}{begin}\n{block}{end}{after}"
 
 
 def _chosen(records: dict[str, list[Record]]) -> list[Record]:
@@ -82,17 +90,6 @@ def _is_timed(record: Record) -> bool:
 
 def _fastest(records: Iterable[Record]) -> Record | None:
     return min(filter(_is_timed, records), key=lambda record: record.time, default=None)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table; the first `left` columns are text, the others figures."""
-    rules = ["---"] * left + ["---:"] * (len(header) - left)
-    lines = [header, rules, *rows]
-    return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 # README ---------------------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ def _climb_table(climb: Sequence[Record]) -> str:
         )
         for r in climb
     ]  # fmt: skip
-    return markdown(header, rows, left=4)
+    return table(header, rows, left=4)
 
 
 def _summits(convolutions: Sequence[Record]) -> str:
@@ -182,7 +179,7 @@ def _summits(convolutions: Sequence[Record]) -> str:
             best = _fastest(ours)
             row.append("" if best is None else _summit(best))
         rows.append(row)
-    return markdown(["problem", *dtypes], rows)
+    return table(["problem", *dtypes], rows)
 
 
 def _summit(best: Record) -> str:
@@ -208,42 +205,29 @@ def ladder_page(records: dict[str, list[Record]]) -> str:
 
 
 def _gpu_section(records: Sequence[Record]) -> str:
-    parts = [f"\n## {records[0].gpu}\n\n", _origin(records)]
+    parts = [f"\n## {records[0].gpu}\n\n", origin(records)]
     ceilings = _workload(records, "ceilings")
     if ceilings:
         rows = [
             (r.problem, r.dtype, "" if r.tflops is None else f"{r.tflops:.1f}", cells.whole(r.gbps))
             for r in ceilings
         ]
-        parts += ["\n### Ceilings\n\n", markdown(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
+        parts += ["\n### Ceilings\n\n", table(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
     sections: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
         ("", "", _problem_table),
         ("_ablation", "One idea switched off: ", _ablation_table),
     )
     for operation in OPERATIONS:
-        for suffix, title, table in sections:
+        for suffix, title, make in sections:
             own = _workload(records, operation + suffix)
             for problem in _problems(own):
                 parts.append(f"\n### {title}{operation} `{problem}`\n\n")
-                parts.append(table([record for record in own if record.problem == problem]))
+                parts.append(make([record for record in own if record.problem == problem]))
         sweep = _workload(records, f"{operation}_crossover")
         if sweep:
             parts.append(f"\n### Which algorithm wins as the filter grows: {operation}\n\n")
             parts.append(_crossover_table(sweep))
     return "".join(parts)
-
-
-def _origin(records: Sequence[Record]) -> str:
-    """Drivers, versions, commits, days and commands of all records, each once."""
-    drivers = ", ".join(sorted({record.driver for record in records}))
-    versions = sorted({", ".join(f"{name} {value}" for name, value in r.versions.items()) for r in records})
-    commits = ", ".join(sorted({record.commit for record in records}))
-    days = sorted({record.date[:10] for record in records})
-    commands = "".join(f"- `{command}`\n" for command in sorted({record.command for record in records}))
-    return (
-        f"Driver {drivers}; {'; '.join(versions)}; commit {commits}; {' to '.join(dict.fromkeys((days[0], days[-1])))}."
-        f" Repeated by:\n\n{commands}"
-    )
 
 
 def _problem_table(records: Sequence[Record]) -> str:
@@ -262,7 +246,7 @@ def _problem_table(records: Sequence[Record]) -> str:
             r.system,
         ),
     )
-    return markdown(header, [_problem_row(record) for record in ordered], left=4)
+    return table(header, [_problem_row(record) for record in ordered], left=4)
 
 
 def _problem_row(r: Record) -> Sequence[str]:
@@ -286,7 +270,7 @@ def _ablation_table(records: Sequence[Record]) -> str:
          cells.times(r.gain), cells.error(r.error))
         for r in records
     ]  # fmt: skip
-    return markdown(header, rows, left=3)
+    return table(header, rows, left=3)
 
 
 def _crossover_table(records: Sequence[Record]) -> str:
@@ -303,4 +287,4 @@ def _crossover_table(records: Sequence[Record]) -> str:
             (f"`{problem}`", dtype, *(cells.microseconds(r) if r else "" for r in (peer, *best)),
              f"{cells.who(winner)} {winner.layout}" if winner else "")
         )  # fmt: skip
-    return markdown(("problem", "dtype", "PyTorch", *rungs, "the fastest"), rows, left=2)
+    return table(("problem", "dtype", "PyTorch", *rungs, "the fastest"), rows, left=2)

@@ -24,6 +24,7 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
     for (int i = 0; i < COUNT; ++i) y[index(i)] = x[index(i)];
 }
 """
+FULLY_COMPILED = ("sm_80", "sm_90a")
 INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
 
 
@@ -148,14 +149,20 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
 @pytest.mark.parametrize("architecture", ALL_ARCHITECTURES)
 @pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 def test_every_rung_compiles_and_keeps_its_registers(
-    operation: Operation[Any], rung: Rung[Any], architecture: str
+    operation: Operation[Any], rung: Rung[Any], architecture: str, request: pytest.FixtureRequest
 ) -> None:
+    """Every dtype for the oldest card and for Hopper; for the others, which differ little, the dtypes take turns."""
     if architecture not in rung.architectures:
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
     assert problems, f"rung {rung.name} supports none of its operation's problems"
     intended = rung.intended_spill
+    if architecture not in FULLY_COMPILED and not request.config.option.thorough:
+        turn = ALL_ARCHITECTURES.index(architecture) + len(rung.name)
+        problems = [problems[turn % len(problems)]]
     for problem in problems:
+        if rung.refusal(problem, architecture):
+            continue
         for program in rung.recipe(problem, rung.configs(problem)[0]).programs:
             cubin = compile_program(program, architecture)
             spilled = cubin.resources.spill_bytes

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.bench.verify import programs
-from escalade.device.precompile import precompile
-from escalade.bench.verify import jobs
+from escalade.bench.verify import jobs, programs
 from escalade.device.cache import default_cache
+from escalade.device.precompile import precompile
 from escalade.device.program import Program
 from tests.bench.fake import SOURCE, Scale, rung
 

@@ -21,7 +21,8 @@ from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
-TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
+ROUNDING = {"fp16": 1, "bf16": 8}
+"""By how much a type is coarser than fp16. PyTorch itself is asked in fp16: without bf16 instructions it takes long."""
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (lambda: ResNet(BasicBlock, (2, 2, 2, 2), 10), (3, 64, 64)),
     "resnet34": (lambda: ResNet(BasicBlock, (3, 1, 2, 1), 10), (3, 64, 64)),
@@ -33,7 +34,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (3, 32, 32),
     ),
     "densenet121": (lambda: models.DenseNet((2, 2), 8, 16, 2, 10), (3, 32, 32)),
-    "autoencoder": (models.ConvAutoencoder, (3, 32, 32)),
+    "autoencoder": (models.ConvAutoencoder, (3, 16, 16)),
     "lenet": (models.LeNet, (1, 86, 86)),
     "spectral_autoencoder": (models.SpectralAutoencoder, (320,)),
 }
@@ -64,9 +65,9 @@ def test_networks_match_pytorch(
     with torch.no_grad():
         expected = model(x)
         allowed = TOLERANCE["fp32"]
-        if dtype in TORCH:
-            theirs = copy.deepcopy(model).to(TORCH[dtype])(x.to(TORCH[dtype]))
-            allowed = 2 * difference(theirs, expected)
+        if dtype != "fp32":
+            theirs = difference(copy.deepcopy(model).half()(x.half()), expected)
+            allowed = 2 * theirs * ROUNDING[dtype]
     y = torch.cat([engine(x[:1]), engine(x[1:])])
     assert y.shape == expected.shape and y.dtype == expected.dtype and y.is_contiguous()
     assert difference(y, expected) <= allowed

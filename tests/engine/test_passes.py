@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture import capture
-from escalade.engine.compile import _normalise
+from escalade.engine.compiler import _normalise
 from escalade.engine.graph import Batch, Graph, Node
 from escalade.engine.passes import optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm

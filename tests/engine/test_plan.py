@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
+from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture import capture
 from escalade.engine.forms import InputFormat
 from escalade.engine.graph import Graph
@@ -206,6 +207,16 @@ def test_outputs_last_to_the_end() -> None:
     first, second = (plan.places[name] for name in plan.graph.outputs)
     assert first != second
     check_memory(plan)
+
+
+def test_no_step_keeps_weights_in_memory_that_it_shares() -> None:
+    """Two steps of one shape are one program, and a program has one constant memory."""
+    plan = of(
+        lambda p, x: p.b(F.relu(p.a(x))),
+        8, 16, 16, a=nn.Conv2d(8, 8, 3, padding=1), b=nn.Conv2d(8, 8, 3, padding=1),
+    )  # fmt: skip
+    recipes = [step.recipe for step in plan.steps if step.recipe]
+    assert not any(isinstance(part, ConstantCopy) for recipe in recipes for part in recipe.steps)
 
 
 def test_fallbacks_are_listed() -> None:

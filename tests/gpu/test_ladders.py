@@ -34,6 +34,8 @@ def test_small_problems(operation: Operation[Any], rung: Rung[Any], cuda: torch.
     _skip_elsewhere(rung, cuda)
     for variants in supported(operation, rung, operation.small_problems):
         for problem in variants:
+            if rung.refusal(problem, architecture(cuda.index or 0)):
+                continue
             check(operation, rung, problem, rung.configs(problem)[0], cuda, seed)
 
 

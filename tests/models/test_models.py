@@ -6,6 +6,7 @@ import gzip
 import os
 import pathlib
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,10 +106,11 @@ def test_named_networks_are_the_same_every_time(name: str) -> None:
 
 def test_batch_norms_have_the_statistics_of_what_comes_in() -> None:
     torch.manual_seed(2)
-    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)), torch.randn(8, 3, 9, 9)
+    layers: list[Any] = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)]
+    model, x = torch.nn.Sequential(*layers), torch.randn(8, 3, 9, 9)
     models.settle(model, x)
-    norm = model[1]
-    inside = model[0](x).detach()
+    conv, norm = layers
+    inside = conv(x).detach()
     torch.testing.assert_close(norm.running_mean, inside.mean((0, 2, 3)))
     torch.testing.assert_close(norm.running_var, inside.var((0, 2, 3)))
     assert not norm.training and norm.momentum == 0.1 and float(norm.weight.detach().std()) > 0

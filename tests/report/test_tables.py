@@ -26,25 +26,32 @@ PEER = replace(DIRECT, system="torch-nhwc", layout="nhwc", rung="", config={}, m
 FAILED = replace(DIRECT, rung="restrict", median_us=None, tflops=None, failure="its error is 3\nand more")
 OTHER = replace(TILED, problem="128to128_28_k3s1_b256", dtype="fp16", peer_gain=1.25, tflops=600.0)
 ABLATION = replace(TILED, workload="conv2d_ablation", rung="tuned-without-padded_tile", gain=1.3)
+EMPTY = "before\n{}\n{}\nbetween\n{}\n{}\nafter\n".format(
+    *tables.markers(tables.LADDER), *tables.markers(tables.NETWORKS)
+)
 RECORDS = [DIRECT, TILED, PEER, FAILED, OTHER, ABLATION]
 
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}\n{tables.END}\nafter\n")
+    (tmp_path / "README.md").write_text(EMPTY)
     return tmp_path
 
 
 def test_without_records_the_block_is_empty_and_the_page_says_so(root: pathlib.Path) -> None:
     tables.write(root / "results", root)
-    assert (root / "README.md").read_text() == f"before\n{tables.BEGIN}\n{tables.END}\nafter\n"
+    assert (root / "README.md").read_text() == EMPTY
     assert "no records yet" in (root / "docs/ladder.md").read_text()
     assert tables.stale(root / "results", root) == []
 
 
 def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     store.file_away(root / "results", RECORDS)
-    assert [path.name for path in tables.stale(root / "results", root)] == ["README.md", "ladder.md"]
+    assert [path.name for path in tables.stale(root / "results", root)] == [
+        "README.md",
+        "ladder.md",
+        "networks.md",
+    ]
     written = tables.write(root / "results", root)
     assert tables.stale(root / "results", root) == []
     assert (root / tables.PLOT) in written and (root / tables.PLOT).read_text().startswith("<?xml")

@@ -18,7 +18,7 @@ from escalade.bench.commands import status
 from escalade.bench.ladder import free
 from escalade.bench.networks import peers
 from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import Entry
+from escalade.bench.networks.contender import TOLERANCE, Entry
 from escalade.bench.networks.measure import Case, Say, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.steps import time_steps
@@ -30,7 +30,6 @@ from escalade.engine import compile, load
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain as explain_plan
-from escalade.engine.forms import STORAGE
 from escalade.engine.graph import fixed
 from escalade.engine.program import KernelProgram
 from escalade.errors import UnsupportedError
@@ -39,7 +38,7 @@ from escalade.report import networks as tables
 from escalade.report import terminal
 
 BATCHES = (1, 4, 8, 16, 32, 64, 256)
-DTYPES = tuple(STORAGE)
+DTYPES = tuple(TOLERANCE)
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SMALLEST = 32
 _ACCURACY_IMAGES = {"cuda": 64, "cpu": 2}
@@ -254,7 +253,9 @@ def _network(options: ExplainOptions, device: torch.device) -> tuple[Engine, tup
     if options.model in models.MODELS:
         model, _ = models.model(options.model)
         x = models.example(options.model, options.batch).to(device)
-        return compile(model, x, dtype=options.dtype or "fp16", device=device), (x,)
+        dtype = options.dtype or "fp16"
+        calibration = [x] if dtype == "fp8" else None
+        return compile(model, x, dtype=dtype, device=device, calibration=calibration), (x,)
     if not pathlib.Path(options.model).is_file():
         raise UnsupportedError(
             f"{options.model!r} is neither a model ({', '.join(models.MODELS)}) nor the file of a saved engine"

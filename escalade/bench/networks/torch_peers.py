@@ -70,6 +70,7 @@ class Graphed:
     """A function of one tensor as one CUDA graph."""
 
     def __init__(self, run: Run, x: torch.Tensor, peak: Peak) -> None:
+        self._run = run  # a graph knows the addresses of its weights, but does not keep them
         self._x = x.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

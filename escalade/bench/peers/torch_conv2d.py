@@ -15,6 +15,8 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 def conv2d_peers(problem: Conv2dProblem) -> tuple[Peer, ...]:
+    if problem.dtype == "fp8":
+        return ()  # PyTorch has no convolutions in FP8
     found = [Peer("torch-nchw", "nchw", eager), Peer("torch-nhwc", "nhwc", eager)]
     if problem.relu:  # cuDNN's own fusions; PyTorch has them for a ReLU at the end only
         found += [Peer("cudnn-fused-nchw", "nchw", fused), Peer("cudnn-fused-nhwc", "nhwc", fused)]

@@ -6,6 +6,7 @@ from escalade.engine.graph import Graph
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
 from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
+from escalade.engine.passes.quantise import quantise
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
 from escalade.engine.way import Way
@@ -16,6 +17,15 @@ STEM_DTYPES = ("fp16", "bf16", "fp8")
 
 def optimise(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
     """The graph that a plan of this dtype is made for."""
+    graph = fuse(graph, dtype, way)
+    if dtype == "fp8":
+        quantise(graph, graph.ranges)
+        remove_dead_code(graph)
+    return graph
+
+
+def fuse(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
+    """The same before anything is quantised: what FP8's ranges are measured on."""
     graph = graph.copy()
     remove_dead_code(graph)
     fold_constants(graph)

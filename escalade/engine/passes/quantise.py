@@ -13,46 +13,45 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph import Graph, Node
+from escalade.ops.e4m3 import LARGEST
 
-LARGEST = 448.0
-"""Of e4m3."""
 CHANNEL_UNIT = 16
 """Channels and filters come in multiples of this: what one 16-byte copy moves."""
 SMALLEST_SCALE = 2.0**-40
 """For values that were all zero."""
+_VALUES = ("x", "shortcut", "residual")
+"""The roles of what a convolution reads, constants apart."""
 
 
 def quantise(graph: Graph, ranges: Mapping[str, float]) -> None:
     """Every convolution that can be becomes one in FP8; values between two of them are stored so."""
-    chosen = {node.name for node in graph if _can(graph, node)}
+    chosen = {node.name for node in graph if _can(graph, node, ranges)}
     scales = {name: max(largest / LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}
     stored = {name for name in chosen if _only_read_by(graph, name, chosen)}
     copies: dict[str, str] = {}
     for name in [node.name for node in graph if node.name in chosen]:
         node = graph.nodes[name]
         inputs = dict(node.inputs)
-        for role in ("x", "shortcut", "residual"):
+        for role in _VALUES:
             value = inputs.get(role)
             if value is not None and value not in stored:
                 inputs[role] = _stored_copy(graph, value, scales[value], copies, before=name)
-        source = {role: node.inputs[role] for role in ("x", "shortcut", "residual") if role in node.inputs}
-        inputs |= _constants(
-            graph, node, {role: scales[value] for role, value in source.items()}, scales, stored
-        )
+        incoming = {role: scales[node.inputs[role]] for role in _VALUES if role in node.inputs}
+        inputs |= _constants(graph, node, incoming, 1 / scales[name] if name in stored else 1.0)
         graph.nodes[name] = replace(
             node.with_attributes(fp8=True, store="fp8" if name in stored else None), inputs=inputs
         )
 
 
-def _can(graph: Graph, node: Node) -> bool:
+def _can(graph: Graph, node: Node, ranges: Mapping[str, float]) -> bool:
     if node.op != "conv2d" or node.attributes["groups"] != 1:
         return False
     weight = graph.constants[node.inputs["weight"]]
     sizes = [weight.shape[0], weight.shape[1]]
     if "shortcut" in node.inputs:
         sizes.append(graph.constants[node.inputs["shortcut_weight"]].shape[1])
-    given = {entry.name for entry in graph.inputs}
-    return all(size % CHANNEL_UNIT == 0 for size in sizes) and node.inputs["x"] not in given
+    measured = {node.name} | {node.inputs[role] for role in _VALUES if role in node.inputs}
+    return all(size % CHANNEL_UNIT == 0 for size in sizes) and measured <= ranges.keys()
 
 
 def _only_read_by(graph: Graph, name: str, chosen: set[str]) -> bool:
@@ -79,7 +78,7 @@ def _stored_copy(graph: Graph, value: str, scale: float, copies: dict[str, str],
 
 
 def _constants(
-    graph: Graph, node: Node, incoming: Mapping[str, float], scales: Mapping[str, float], stored: set[str]
+    graph: Graph, node: Node, incoming: Mapping[str, float], result_scale: float
 ) -> dict[str, str]:
     """Weights as e4m3 can hold them, a factor for each filter, the bias in fp32, and the two scalar factors."""
     weights = {role: graph.constants[node.inputs[role]].double() for role in _weight_roles(node)}
@@ -94,14 +93,12 @@ def _constants(
         )
         for role, weight in weights.items()
     }
-    residual = incoming.get("residual", 0.0)
-    result = 1 / scales[node.name] if node.name in stored else 1.0
-    filters = unit.shape[0]
-    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros(filters)
+    scales = torch.tensor([incoming.get("residual", 0.0), result_scale])
+    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros(unit.shape[0])
     return made | {
         "bias": graph.add_constant(f"{node.name}_bias_fp8", bias.float()),
         "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
-        "scales": graph.add_constant(f"{node.name}_scales", torch.tensor([residual, result])),
+        "scales": graph.add_constant(f"{node.name}_scales", scales),
     }
 
 

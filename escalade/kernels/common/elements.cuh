@@ -38,3 +38,9 @@ template <class T, int COUNT>
 __device__ __forceinline__ void store_pack(T* address, const Pack<T, COUNT>& pack) {
     *reinterpret_cast<Pack<T, COUNT>*>(address) = pack;
 }
+
+template <class T, int COUNT>
+__device__ __forceinline__ void from_floats(Pack<T, COUNT>& pack, const float (&values)[COUNT]) {
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) pack.at[e] = from_float<T>(values[e]);
+}

@@ -14,3 +14,15 @@ __device__ __forceinline__ Element finish(float sum, const Element* bias, int fi
     if (RELU) sum = relu(sum);
     return from_float<Element>(sum);
 }
+
+// The same in FP8, where numbers are stored as multiples of a unit of their own: `scale` is the unit of the sum,
+// `residual_scale` that of the residual, `result_scale` one over that of the result.
+template <bool BIAS, bool RESIDUAL, bool RELU>
+__device__ __forceinline__ float finish_scaled(float sum, float scale, float bias, float residual, float residual_scale,
+                                               float result_scale) {
+    sum *= scale;
+    if (BIAS) sum += bias;
+    if (RESIDUAL) sum += residual * residual_scale;
+    if (RELU) sum = relu(sum);
+    return sum * result_scale;
+}

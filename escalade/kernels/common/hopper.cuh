@@ -198,22 +198,6 @@ __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
     return v;
 }
 
-// ------------------------------------------------------------------ fp16 pairs
-
-__device__ __forceinline__ u32 pack_half2(float low, float high) {
-    u32 packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-__device__ __forceinline__ float2 unpack_half2(u32 packed) {
-    float2 value;
-    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\n"
-        "cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
-        : "=f"(value.x), "=f"(value.y) : "r"(packed));
-    return value;
-}
-
 // ------------------------------------------------------------------ wgmma
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

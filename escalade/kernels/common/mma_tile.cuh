@@ -1,10 +1,11 @@
 // A warp's share of a matrix product on tensor cores: operands from shared memory, sums in registers.
 //
 // Both operands lie in shared memory as rows of ROW_BYTES along k (a: output rows, b: output columns), cut
-// into 16-byte chunks. One step of the product takes 32 bytes of every row: 16 elements of 16 bits or 8 of
-// 32 bits, for which `ldmatrix` spreads the registers alike.
+// into 16-byte chunks. One step of the product takes 32 bytes of every row: 32 elements of 8 bits, 16 of 16 bits
+// or 8 of 32 bits, for which `ldmatrix` spreads the registers alike.
 #pragma once
 
+#include "common/e4m3.cuh"
 #include "common/ptx.cuh"
 
 constexpr int STEP_BYTES = 32;
@@ -36,6 +37,34 @@ __device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const u32 
 template <>
 __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     mma_m16n8k16_bf16(sum, a, b);
+}
+#endif
+
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+template <>
+__device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k32_e4m3(sum, a, b);
+}
+#else
+// mma.sync does not take e4m3 as it is, and what the assembler makes of it adds up twice. So pairs are widened to fp16,
+// which holds them exactly; the low pairs of all registers are one product's operands and the high pairs another's.
+template <>
+__device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    u32 wide_a[2][4], wide_b[2][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        u32 pairs[2];
+        e4m3x4_to_half2(pairs, a[e]);
+        wide_a[0][e] = pairs[0], wide_a[1][e] = pairs[1];
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        u32 pairs[2];
+        e4m3x4_to_half2(pairs, b[e]);
+        wide_b[0][e] = pairs[0], wide_b[1][e] = pairs[1];
+    }
+    mma_m16n8k16_f16(sum, wide_a[0], wide_b[0]);
+    mma_m16n8k16_f16(sum, wide_a[1], wide_b[1]);
 }
 #endif
 

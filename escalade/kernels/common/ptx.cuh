@@ -132,6 +132,9 @@ __device__ __forceinline__ void store_matrices_transposed(u32 row_address, const
 //                            b[0]: column group, k = 2*member and the next; b[1]: k + 8
 //   tf32 operands, k = 8:    a[0]: row group, k = member; a[1]: row group + 8; a[2], a[3]: the same rows, k + 4;
 //                            b[0]: column group, k = member; b[1]: k + 4
+//   e4m3 operands, k = 32:   a[0]: row group, k = 4*member and the next three; a[1]: row group + 8;
+//                            a[2], a[3]: the same rows, k + 16;
+//                            b[0]: column group, k = 4*member and the next three; b[1]: k + 16
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -153,11 +156,50 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// From sm_89 on, as the conversions below. The tensor cores of sm_89 and sm_120 take e4m3 as it is. Those of sm_90 and
+// sm_100 do so in wgmma and tcgen05 only: the assembler makes this a widening to fp16 and two m16n8k16, at fp16's rate.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two floats as e4m3, the first in the low byte: to nearest, ties to even, at most 448 in magnitude; a NaN stays one.
+__device__ __forceinline__ u16 to_e4m3x2(float low, float high) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Four e4m3 as two pairs of halves, which hold them exactly: those of the low two bytes, then those of the high two.
+__device__ __forceinline__ void e4m3x4_to_half2(u32 (&pairs)[2], u32 four) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(pairs[0]), "=r"(pairs[1])
+        : "r"(four));
+}
+
 // The nearest TF32 number (ties away from zero), in the bits of an fp32.
 __device__ __forceinline__ u32 to_tf32(float value) {
     u32 rounded;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
     return rounded;
+}
+
+// Pairs of fp16, the first in the low half.
+__device__ __forceinline__ u32 pack_half2(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+__device__ __forceinline__ float2 unpack_half2(u32 packed) {
+    float2 value;
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(value.x), "=f"(value.y) : "r"(packed));
+    return value;
 }
 
 // Counts the blocks that come to a meeting of `blocks`: the number that came before; the last sets the count back to 0.

@@ -35,8 +35,8 @@ struct SoftmaxSums {
         largest = highest;
     }
 
-    // What exp(logit - largest) is to be multiplied by. As in PyTorch, a row with +Inf in it, or of nothing but -Inf, is
-    // NaN throughout; here that is what an infinite `largest` less itself makes of it.
+    // What exp(logit - largest) is to be multiplied by. As in PyTorch, a row with +Inf in it, or of nothing but -Inf,
+    // is NaN throughout; here that is what an infinite `largest` less itself makes of it.
     __device__ __forceinline__ float scale() const { return 1.f / sum + (largest - largest); }
 };
 

@@ -32,9 +32,9 @@ __device__ __forceinline__ unsigned warp_max(unsigned value) {
 
 __device__ __forceinline__ unsigned warp_min(unsigned value) { return ~warp_max(~value); }
 
-// Sum i of COUNT (a power of two up to 32) over all lanes, in lane i * 32 / COUNT and those up to the next: a lane keeps
-// half of its sums and gives the other half away, then half of that half; COUNT - 1 shuffles where each sum by itself
-// takes five.
+// Sum i of COUNT (a power of two up to 32) over all lanes, in lane i * 32 / COUNT and those up to the next: a lane
+// keeps half of its sums and gives the other half away, then half of that half; COUNT - 1 shuffles where each sum by
+// itself takes five.
 template <int COUNT, int DISTANCE = 16>
 __device__ __forceinline__ float warp_sums(const float (&values)[COUNT]) {
     if constexpr (COUNT > 1) {

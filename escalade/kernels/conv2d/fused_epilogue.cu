@@ -9,6 +9,7 @@
 // by the count in `tickets`, adds up all parts, in their order whoever it is, and finishes the tile.
 // With PRODUCTS == 3 fp32 operands keep their accuracy: both are split into two TF32 parts, of whose four products
 // the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
+// With e4m3 operands (FP8) sums, bias, residual and result have units of their own: see finish_scaled.
 // What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper; with few blocks, latency.
 #include "common/conv_tiles.cuh"
 #include "common/epilogue.cuh"
@@ -75,50 +76,59 @@ __device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
 // writes at once into different banks.
 constexpr int STAGED_ROWS = 16;
 constexpr int STAGED_PITCH = WARP_N + 8;
-constexpr int VECTOR = 16 / sizeof(Output);
+constexpr int WIDEST = 16 / sizeof(Output);
+constexpr int VECTOR = WIDEST < WARP_N / 2 ? WIDEST : WARP_N / 2;
 constexpr int LANES_IN_ROW = WARP_N / VECTOR;
 constexpr int ROWS_IN_PASS = 32 / LANES_IN_ROW;
 constexpr int PASSES = STAGED_ROWS / ROWS_IN_PASS;
 static_assert(32 % LANES_IN_ROW == 0 && STAGED_ROWS % ROWS_IN_PASS == 0, "a pass takes whole rows");
-using Vector = Pack<Output, VECTOR>;
+using Residual = Pack<Element, VECTOR>;
 
-// VECTOR neighbouring sums. Where that is eight, lanes four apart would meet in a bank: they read their halves in
-// opposite order.
+// VECTOR neighbouring sums. Where that is eight (or sixteen), lanes four (two) apart would meet in a bank: they read
+// the halves of eight in opposite order.
 __device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* staged, int lane_in_row) {
     if (VECTOR == 4) {
         const Pack<float, 4> four = load_pack<float, 4>(staged);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[e] = four.at[e];
     } else {
-        const bool swap = lane_in_row & 4;
-        const Pack<float, 4> first = load_pack<float, 4>(staged + (swap ? 4 : 0));
-        const Pack<float, 4> second = load_pack<float, 4>(staged + (swap ? 0 : 4));
+        const bool swap = lane_in_row & 32 / VECTOR;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            sums[e] = swap ? second.at[e] : first.at[e];
-            sums[(e + 4) % VECTOR] = swap ? first.at[e] : second.at[e];
+        for (int first = 0; first < VECTOR; first += 8) {
+            const Pack<float, 4> one = load_pack<float, 4>(staged + first + (swap ? 4 : 0));
+            const Pack<float, 4> other = load_pack<float, 4>(staged + first + (swap ? 0 : 4));
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                sums[first + e] = swap ? other.at[e] : one.at[e];
+                sums[(first + e + 4) % VECTOR] = swap ? one.at[e] : other.at[e];
+            }
         }
     }
 }
 
 // The VECTOR values at `address`, of which the first `count` exist.
-__device__ __forceinline__ Vector read_vector(const Output* address, int count) {
-    if (FILTERS_ALIGNED) return count > 0 ? load_pack<Output, VECTOR>(address) : Vector{};
-    Vector vector = {};
+template <class T>
+__device__ __forceinline__ Pack<T, VECTOR> read_vector(const T* address, int count) {
+    Pack<T, VECTOR> vector = {};
+    if constexpr (FILTERS_ALIGNED) {
+        if (count > 0) vector = load_pack<T, VECTOR>(address);
+    } else {
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e)
-        if (e < count) vector.at[e] = address[e];
+        for (int e = 0; e < VECTOR; ++e)
+            if (e < count) vector.at[e] = address[e];
+    }
     return vector;
 }
 
-__device__ __forceinline__ void write_vector(Output* address, const Vector& vector, int count) {
-    if (FILTERS_ALIGNED) {
+template <class T>
+__device__ __forceinline__ void write_vector(T* address, const Pack<T, VECTOR>& vector, int count) {
+    if constexpr (FILTERS_ALIGNED) {
         if (count > 0) store_pack(address, vector);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e)
-        if (e < count) address[e] = vector.at[e];
+        for (int e = 0; e < VECTOR; ++e)
+            if (e < count) address[e] = vector.at[e];
+    }
 }
 
 // Where a lane's share of its warp's outputs lies: VECTOR filters of a row in each pass.
@@ -142,10 +152,10 @@ struct Place {
     __device__ __forceinline__ int count(int row) const { return first_row + row < pixels ? filters_left : 0; }
 };
 
-using Residuals = Vector[BLOCKS_M][PASSES];
+using Residuals = Residual[BLOCKS_M][PASSES];
 constexpr bool RESIDUALS_AT_ONCE = BLOCKS_M * PASSES <= 4;  // few enough to wait for the sums in registers
 
-__device__ __forceinline__ void read_residuals(Vector (&residuals)[PASSES], int i, const Output* residual,
+__device__ __forceinline__ void read_residuals(Residual (&residuals)[PASSES], int i, const Element* residual,
                                                const Place& place) {
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
@@ -154,13 +164,68 @@ __device__ __forceinline__ void read_residuals(Vector (&residuals)[PASSES], int 
     }
 }
 
+// What becomes of the sums of a lane's filters.
+template <class Operand, class Result>
+struct Finish {
+    using Results = Pack<Result, VECTOR>;
+    Results biases = {};
+
+    __device__ __forceinline__ Finish(const Result* bias, const float*, const float*, const Place& place) {
+        if (HAS_BIAS) biases = read_vector(bias + (place.filters - place.filters_left), place.filters_left);
+    }
+
+    __device__ __forceinline__ Results operator()(const float (&sums)[VECTOR],
+                                                  const Pack<Operand, VECTOR>& residual) const {
+        Results results;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e], biases.at, e, residual.at, e);
+        return results;
+    }
+};
+
+// In FP8; the filters are a multiple of 16.
+template <class Result>
+struct Finish<e4m3, Result> {
+    using Results = Pack<Result, VECTOR>;
+    float biases[VECTOR] = {}, units[VECTOR];
+    float residual_scale, result_scale;
+
+    __device__ __forceinline__ Finish(const float* bias, const float* scale, const float* scales, const Place& place)
+        : residual_scale(scales[0]), result_scale(scales[1]) {
+        read(units, scale, place);
+        if (HAS_BIAS) read(biases, bias, place);
+    }
+
+    __device__ __forceinline__ Results operator()(float (&sums)[VECTOR], const Pack<e4m3, VECTOR>& residual) const {
+        float residuals[VECTOR] = {};
+        if (HAS_RESIDUAL) to_floats(residuals, residual);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            sums[e] = finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e], units[e], biases[e], residuals[e],
+                                                                      residual_scale, result_scale);
+        Results results;
+        from_floats(results, sums);
+        return results;
+    }
+
+private:
+    __device__ __forceinline__ static void read(float (&values)[VECTOR], const float* all, const Place& place) {
+#pragma unroll
+        for (int first = 0; first < VECTOR; first += 4) {
+            Pack<float, 4> four = {};
+            if (place.filters_left > 0) four = load_pack<float, 4>(all + (place.filters - place.filters_left) + first);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) values[first + e] = four.at[e];
+        }
+    }
+};
+
 // Stores a warp's sums.
 __device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residuals, float* staged, const Place& place,
-                                            const Output* bias, const Output* residual, Output* y) {
+                                            const Finish<Element, Output>& finished, const Element* residual,
+                                            Output* y) {
     const int lane = threadIdx.x % 32;
-    Vector biases = {};
-    if (HAS_BIAS) biases = read_vector(bias + (place.filters - place.filters_left), place.filters_left);
-
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
         // On their way while the sums are staged.
@@ -178,13 +243,8 @@ __device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residua
             const int staged_row = pass * ROWS_IN_PASS + place.row_in_pass;
             float values[VECTOR];
             read_staged(values, staged + staged_row * STAGED_PITCH + place.lane_in_row * VECTOR, place.lane_in_row);
-            Vector results;
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                results.at[e] =
-                    finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], biases.at, e, residuals[i][pass].at, e);
             const int row = i * STAGED_ROWS + pass * ROWS_IN_PASS;
-            write_vector(y + place.at_row(row), results, place.count(row));
+            write_vector(y + place.at_row(row), finished(values, residuals[i][pass]), place.count(row));
         }
     }
 }
@@ -192,7 +252,8 @@ __device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residua
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_fused_epilogue(const Element* __restrict__ x, const Element* __restrict__ weight,
                           const Element* __restrict__ shortcut, const Element* __restrict__ shortcut_weight,
-                          const Output* __restrict__ bias, const Output* __restrict__ residual,
+                          const Bias* __restrict__ bias, const float* __restrict__ scale,
+                          const float* __restrict__ scales, const Element* __restrict__ residual,
                           Output* __restrict__ y, float4* parts, u32* tickets, ConvShape shape,
                           ShortcutShape shortcut_shape) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -284,5 +345,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     if (SPLITS > 1) add_parts(sums, parts);
     float* staged = reinterpret_cast<float*>(shared_memory) + warp * STAGED_ROWS * STAGED_PITCH;
-    finish_warp(sums, residuals, staged, place, bias, residual, y);
+    finish_warp(sums, residuals, staged, place, {bias, scale, scales, place}, residual, y);
 }

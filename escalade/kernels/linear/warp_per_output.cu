@@ -1,10 +1,11 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output]), for a few rows
 //
-// With few rows the weights are read once and used once a row: a stream, which should run at the speed of memory. Each
-// warp streams OUTPUTS rows of weights through a ring in shared memory, 16 bytes a lane and STAGES - 1 such copies of
-// each row ahead, for which no register waits; ROWS rows of x, which the warps of a block find in L1, are loaded a step
-// ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same outputs and each takes
-// every DEPTH_WARPS-th piece of k. What bounds it: memory, and at a megabyte the time of one round trip.
+// With few rows the weights are read once and used once a row: a stream, which should run at the speed of memory.
+// Each warp streams OUTPUTS rows of weights through a ring in shared memory, 16 bytes a lane and STAGES - 1 such
+// copies of each row ahead, for which no register waits; ROWS rows of x, which the warps of a block find in L1, are
+// loaded a step ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same
+// outputs and each takes every DEPTH_WARPS-th piece of k. What bounds it: memory, and at a megabyte the time of one
+// round trip.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

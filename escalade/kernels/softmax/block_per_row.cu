@@ -1,9 +1,9 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// As many warps a row as keep it in their registers, PACKS packs of up to 16 bytes a thread, all loaded at once: the row
-// is read once, and each exponential taken once. A row that one warp holds needs no barrier, and ROWS of them share a
-// block. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits there. What bounds
-// it: memory, each element read and written once.
+// As many warps a row as keep it in their registers, PACKS packs of up to 16 bytes a thread, all loaded at once: the
+// row is read once, and each exponential taken once. A row that one warp holds needs no barrier, and ROWS of them
+// share a block. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits there.
+// What bounds it: memory, each element read and written once.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

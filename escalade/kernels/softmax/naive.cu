@@ -1,8 +1,8 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// The foot of the ladder: one thread a row, three passes over it: the largest, the sum, the results. What bounds it: the
-// threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements, and few rows make few
-// threads.
+// The foot of the ladder: one thread a row, three passes over it: the largest, the sum, the results. What bounds it:
+// the threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements, and few rows make
+// few threads.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

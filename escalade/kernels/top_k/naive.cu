@@ -1,7 +1,7 @@
 // y[row] = the K largest of softmax(x[row]), largest first, and then their K classes
 //
-// The foot of the ladder: one thread a row, which passes over it for the largest logit and the best K, and again for the
-// sum. What bounds it: loads of 32 sectors for 32 elements, and few rows make few threads.
+// The foot of the ladder: one thread a row, which passes over it for the largest logit and the best K, and again for
+// the sum. What bounds it: loads of 32 sectors for 32 elements, and few rows make few threads.
 #include "top_k/ranking.cuh"
 
 extern "C" __global__ void top_k_naive(const Element* x, float* y, int rows, int classes) {

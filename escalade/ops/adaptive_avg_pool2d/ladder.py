@@ -12,16 +12,12 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops import pooling
 from escalade.ops.adaptive_avg_pool2d import reference
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
-from escalade.ops.images import DTYPES, LAYOUTS, blocks, element, widest_vector
-from escalade.ops.ladder import Config, Ladder, Operation, Rung
+from escalade.ops.elements import DTYPES, blocks, element, widest_vector
+from escalade.ops.images import LAYOUTS
+from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
 
 BUSY_THREADS = 132 * 1024
 """As many as an H200 needs to be half full."""
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 128
 
 
 class Naive(Rung[AdaptiveAvgPool2dProblem]):
@@ -29,7 +25,7 @@ class Naive(Rung[AdaptiveAvgPool2dProblem]):
         return None
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
-        return (ThreadsConfig(),)
+        return (ThreadsConfig(128),)
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)

@@ -9,7 +9,8 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import pooling
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
-from escalade.ops.images import MEMORY_FORMAT
+from escalade.ops.elements import dtype_of
+from escalade.ops.images import check_images, empty_beside, layout_of
 from escalade.ops.operator import define
 
 
@@ -25,22 +26,25 @@ def adaptive_avg_pool2d(
 
 
 def _run(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
-    pooling.check_image("adaptive_avg_pool2d", x)
+    check_images("adaptive_avg_pool2d", x)
     batch, channels, height, width = x.shape
     problem = AdaptiveAvgPool2dProblem(
-        batch, channels, height, width, (output[0], output[-1]), pooling.NAMES[x.dtype], pooling.layout_of(x)
+        batch,
+        channels,
+        height,
+        width,
+        (output[0], output[-1]),
+        dtype_of("adaptive_avg_pool2d", x),
+        layout_of(x),
     )
     return pooling.run("adaptive_avg_pool2d", problem, x, rung)
 
 
 def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
-    pooling.check_image("adaptive_avg_pool2d", x)
+    check_images("adaptive_avg_pool2d", x)
     if min(output) < 1:
         raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
-    return torch.empty(
-        (x.shape[0], x.shape[1], output[0], output[1]),
-        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[pooling.layout_of(x)],
-    )  # fmt: skip
+    return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

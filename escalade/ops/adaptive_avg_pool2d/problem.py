@@ -7,29 +7,25 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import require_at_least
+from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
-    DTYPES,
-    ELEMENT_BYTES,
-    LAYOUTS,
-    require,
+    Images,
+    check_problem,
+    pair_pattern,
+    read_pair,
+    read_sizes,
     require_32_bits,
-    require_at_least,
     spell_pair,
 )
 
-_NAME = re.compile(
-    r"(?P<channels>\d+)_(?P<height>\d+)(x(?P<width>\d+))?to(?P<output>\d+)(x(?P<output_width>\d+))?_b(?P<batch>\d+)"
-)
+_NAME = re.compile(rf"(?P<channels>\d+)_{pair_pattern('size')}to{pair_pattern('output')}_b(?P<batch>\d+)")
 
 
 @dataclass(frozen=True)
-class AdaptiveAvgPool2dProblem:
+class AdaptiveAvgPool2dProblem(Images):
     """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     output: tuple[int, int] = (1, 1)
     dtype: str = "fp32"
     layout: str = "nchw"
@@ -46,11 +42,7 @@ class AdaptiveAvgPool2dProblem:
                 f"{name!r} names no pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output "
                 "size, _b batch"
             )
-        height, output = int(found["height"]), int(found["output"])
-        return AdaptiveAvgPool2dProblem(
-            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height),
-            (output, int(found["output_width"] or output)), dtype, layout,
-        )  # fmt: skip
+        return AdaptiveAvgPool2dProblem(*read_sizes(found), read_pair(found, "output"), dtype, layout)
 
     @property
     def name(self) -> str:
@@ -83,8 +75,7 @@ class AdaptiveAvgPool2dProblem:
 
     @property
     def bytes(self) -> int:
-        inputs = self.batch * self.channels * self.height * self.width
-        return (inputs + self.output_elements) * ELEMENT_BYTES[self.dtype]
+        return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
 
     @property
     def rounding(self) -> float:
@@ -107,15 +98,9 @@ def _widths(size: int, outputs: int) -> int:
 
 
 def _check(p: AdaptiveAvgPool2dProblem) -> None:
-    require("adaptive_avg_pool2d", "dtype", p.dtype, DTYPES)
-    require("adaptive_avg_pool2d", "layout", p.layout, LAYOUTS)
-    require_at_least(0, {"batch": p.batch})
-    require_at_least(
-        1, {"channels": p.channels, "height": p.height, "width": p.width, "output": min(p.output)}
-    )
-    require_32_bits(
-        "adaptive_avg_pool2d", p.channels * max(p.height * p.width, p.output_height * p.output_width)
-    )
+    check_problem("adaptive_avg_pool2d", p)
+    require_at_least(1, {"output": min(p.output)})
+    require_32_bits("adaptive_avg_pool2d", p.channels * max(p.pixels, p.output_height * p.output_width))
     for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
         if (size + 1) * outputs >= 2**31:
             raise UnsupportedError(

@@ -9,7 +9,7 @@ import torch
 
 from escalade.ops import pointwise
 from escalade.ops.add.problem import AddProblem
-from escalade.ops.images import DTYPES
+from escalade.ops.elements import DTYPES
 from escalade.ops.ladder import Ladder, Operation, Rung
 from escalade.ops.pointwise import Naive, Vectorised
 

@@ -7,6 +7,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import pointwise
 from escalade.ops.add.problem import AddProblem
+from escalade.ops.elements import dtype_of
 from escalade.ops.operator import define, require_alike
 
 
@@ -18,7 +19,7 @@ def add(
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
-    dtype = pointwise.dtype_of("add", x)
+    dtype = dtype_of("add", x)
     require_alike(x, {"residual": residual})
     if x.shape != residual.shape:
         raise UnsupportedError(

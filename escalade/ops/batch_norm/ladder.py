@@ -8,7 +8,8 @@ import torch
 
 from escalade.ops.batch_norm import normalise, reference, statistics
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.images import DTYPES, LAYOUTS
+from escalade.ops.elements import DTYPES
+from escalade.ops.images import LAYOUTS
 from escalade.ops.ladder import Ladder, Operation
 
 _NORM, _STATISTICS = BatchNormProblem, BatchStatisticsProblem

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Type
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.images import blocks, element, widest_vector
+from escalade.ops.elements import blocks, element, widest_vector
 
 AnyProblem = BatchNormProblem | BatchStatisticsProblem
-FILLED = 4 * 132
-"""Blocks that keep a large card busy: four on each of an H200's multiprocessors."""
 
 
 def channels_innermost(problem: AnyProblem) -> bool:
     """Images of one pixel are laid out alike in both layouts."""
-    return problem.layout == "nhwc" or problem.plane == 1
+    return problem.layout == "nhwc" or problem.pixels == 1
 
 
 def constants(problem: AnyProblem) -> dict[str, Constant]:

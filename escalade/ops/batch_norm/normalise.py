@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops import pointwise
 from escalade.ops.batch_norm import launches
-from escalade.ops.batch_norm.launches import FILLED, Rows, channels_innermost
+from escalade.ops.batch_norm.launches import Rows, channels_innermost
 from escalade.ops.batch_norm.problem import BatchNormProblem
-from escalade.ops.images import ELEMENT_BYTES, VECTOR_BYTES, blocks
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.elements import FILLED, blocks, full_vector
+from escalade.ops.ladder import Config, Rung, ThreadsConfig
+from escalade.ops.pointwise import ElementAThread
 
 _MOST_TURNS = 4
 _X, _Y = Buffer("x"), Buffer("y")
@@ -18,16 +20,7 @@ _RESIDUAL = Buffer("residual", optional=True)
 
 
 @dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
-    """Threads a block."""
-
-
-@dataclass(frozen=True)
-class PacksConfig(Config):
-    threads: int = 256
-    packs: int = 4
-    """Accesses of up to 16 bytes that a thread has under way."""
+class PacksConfig(pointwise.PacksConfig):
     turns: int = 1
     """How often a thread does so with the same channels (rows of channels only)."""
 
@@ -37,14 +30,8 @@ def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
 
 
 @dataclass(frozen=True)
-class Naive(Rung[BatchNormProblem]):
+class Naive(ElementAThread[BatchNormProblem]):
     """An element a thread, everything anew for each."""
-
-    def supports(self, problem: BatchNormProblem) -> str | None:
-        return None
-
-    def configs(self, problem: BatchNormProblem) -> tuple[Config, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
     def recipe(self, problem: BatchNormProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
@@ -62,19 +49,13 @@ def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
     """Of the kernels that see one long array."""
     return (
         _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
-        float(problem.epsilon), problem.channels, problem.plane, Int64(problem.elements),
+        float(problem.epsilon), problem.channels, problem.pixels, Int64(problem.elements),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Scaled(Rung[BatchNormProblem]):
+class Scaled(ElementAThread[BatchNormProblem]):
     """An element a thread, after a launch that makes the scales."""
-
-    def supports(self, problem: BatchNormProblem) -> str | None:
-        return None
-
-    def configs(self, problem: BatchNormProblem) -> tuple[Config, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
     def recipe(self, problem: BatchNormProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
@@ -92,7 +73,7 @@ class Scaled(Rung[BatchNormProblem]):
             block,
             (
                 _X, Buffer("scale"), Buffer("bias"), Buffer("mean"), _RESIDUAL, _Y,
-                problem.channels, problem.plane, Int64(problem.elements),
+                problem.channels, problem.pixels, Int64(problem.elements),
             ),
             overlap=True,
         )  # fmt: skip
@@ -104,10 +85,10 @@ class Vectorised(Rung[BatchNormProblem]):
     """Up to 16 bytes an access; the scales are made where they are used."""
 
     def supports(self, problem: BatchNormProblem) -> str | None:
-        vector = _full_vector(problem)
-        if not channels_innermost(problem) and problem.plane < vector:
+        vector = full_vector(problem.dtype)
+        if not channels_innermost(problem) and problem.pixels < vector:
             return (
-                f"a pack of {vector} elements may lie in two planes, not in more, and these have {problem.plane}; "
+                f"a pack of {vector} elements may lie in two planes, not in more, and these have {problem.pixels}; "
                 "the rung `scaled` takes any"
             )
         return None
@@ -129,16 +110,12 @@ class Vectorised(Rung[BatchNormProblem]):
         return Recipe((call(problem, config),))
 
 
-def _full_vector(problem: BatchNormProblem) -> int:
-    return VECTOR_BYTES // ELEMENT_BYTES[problem.dtype]
-
-
 def _pieces(problem: BatchNormProblem, config: PacksConfig) -> int:
     """Blocks, were each to do one turn."""
     if not channels_innermost(problem):
-        return blocks(problem.elements // _full_vector(problem), config.threads * config.packs)
+        return blocks(problem.elements // full_vector(problem.dtype), config.threads * config.packs)
     rows = Rows.of(problem, config.threads)
-    return blocks(problem.batch * problem.plane, rows.height * config.packs) * rows.across
+    return blocks(problem.batch * problem.pixels, rows.height * config.packs) * rows.across
 
 
 def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
@@ -146,7 +123,7 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     constants = {
         **_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
     }  # fmt: skip
-    count = problem.batch * problem.plane
+    count = problem.batch * problem.pixels
     return KernelCall(
         Program.of("batch_norm/rows.cu", "batch_norm_rows", constants),
         (blocks(count, rows.height * config.packs * config.turns), rows.across, 1),
@@ -160,10 +137,10 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
 
 
 def _over_planes(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
-    vector = _full_vector(problem)
+    vector = full_vector(problem.dtype)
     constants = {
         **_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-        "STRADDLING": problem.plane % vector != 0,
+        "STRADDLING": problem.pixels % vector != 0,
     }  # fmt: skip
     return KernelCall(
         Program.of("batch_norm/planes.cu", "batch_norm_planes", constants),

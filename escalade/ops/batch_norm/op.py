@@ -13,9 +13,16 @@ from escalade.errors import UnsupportedError
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem, BatchStatisticsProblem
 from escalade.ops.batch_norm.reference import empty_batch_norm, empty_statistics
 from escalade.ops.call import aligned, ready
-from escalade.ops.images import MEMORY_FORMAT
-from escalade.ops.operator import define, library, require_alike, require_rung
-from escalade.ops.pointwise import dtype_of
+from escalade.ops.elements import dtype_of
+from escalade.ops.images import check_images, empty_beside, laid_out, layout_of
+from escalade.ops.operator import (
+    define,
+    library,
+    require_alike,
+    require_rung,
+    require_same_device,
+    without_launch,
+)
 
 Optional = torch.Tensor | None
 
@@ -53,20 +60,8 @@ def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tenso
 # --- tensors to problems
 
 
-def _layout(x: torch.Tensor) -> str:
-    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return "nhwc" if last and not x.is_contiguous() else "nchw"
-
-
-def _check_images(operation: str, x: torch.Tensor) -> None:
-    dtype_of(operation, x)
-    if x.dim() != 4:
-        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} takes 4: [N, C, H, W]")
-
-
 def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional) -> None:
-    _check_images("batch_norm", x)
+    check_images("batch_norm", x)
     require_alike(x, {"residual": residual})
     if residual is not None and residual.shape != x.shape:
         raise UnsupportedError(
@@ -76,10 +71,7 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
     for name, tensor in channelwise.items():
         if tensor is None:
             continue
-        if tensor.device != x.device:
-            raise UnsupportedError(
-                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
-            )
+        require_same_device(x, name, tensor)
         if tensor.dtype not in (torch.float32, x.dtype):
             raise UnsupportedError(f"{name} is {tensor.dtype}; batch_norm takes float32, or x's dtype")
         if tensor.dim() != 1 or tensor.shape[0] != channels:
@@ -99,19 +91,18 @@ def _check_training(x: torch.Tensor) -> None:
 
 
 def _statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
-    _check_images("batch_statistics", x)
+    check_images("batch_statistics", x)
     batch, channels, height, width = x.shape
     problem = BatchStatisticsProblem(
-        batch, channels, height, width, dtype_of("batch_statistics", x), _layout(x)
+        batch, channels, height, width, dtype_of("batch_statistics", x), layout_of(x)
     )
     y = empty_statistics(problem, x.device)
-    images = aligned(x.contiguous(memory_format=MEMORY_FORMAT[problem.layout]))
-    ready("batch_statistics", problem, x.device, rung).run({"x": images, "y": y})
+    ready("batch_statistics", problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
     return y
 
 
 def _fake_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
-    _check_images("batch_statistics", x)
+    check_images("batch_statistics", x)
     return x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
@@ -143,7 +134,15 @@ def _normalise(
 ) -> torch.Tensor:
     batch, channels, height, width = x.shape
     problem = BatchNormProblem(
-        batch, channels, height, width, relu, residual is not None, dtype_of("batch_norm", x), _layout(x), eps
+        batch,
+        channels,
+        height,
+        width,
+        relu,
+        residual is not None,
+        dtype_of("batch_norm", x),
+        layout_of(x),
+        eps,
     )
     y = empty_batch_norm(problem, x.device)
     if problem.elements == 0:
@@ -151,11 +150,7 @@ def _normalise(
         return y
 
     def images(tensor: Optional) -> Optional:
-        return (
-            None
-            if tensor is None
-            else aligned(tensor.contiguous(memory_format=MEMORY_FORMAT[problem.layout]))
-        )
+        return None if tensor is None else laid_out(tensor, problem.layout)
 
     def channelwise(tensor: Optional, default: float = 0.0) -> torch.Tensor:
         if tensor is None:
@@ -180,24 +175,13 @@ def _inference(
     relu: bool = False,
     residual: Optional = None,
     rung: str | None = None,
+    *,
+    launch: bool = True,
 ) -> torch.Tensor:
     _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
+    if not launch:
+        return empty_beside(x, x.shape)
     return _normalise(x, weight, bias, mean, variance, eps, relu, residual, rung)
-
-
-def _fake_inference(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    eps: float = DEFAULT_EPSILON,
-    relu: bool = False,
-    residual: Optional = None,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[_layout(x)])
 
 
 def _setup_inference(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -234,27 +218,16 @@ def _training(
     relu: bool = False,
     residual: Optional = None,
     rung: str | None = None,
+    *,
+    launch: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(x, {"weight": weight, "bias": bias}, residual)
     _check_training(x)
+    if not launch:
+        return empty_beside(x, x.shape), _fake_statistics(x)
     statistics = _statistics(x)
     y = _normalise(x, weight, bias, statistics[0], statistics[1], eps, relu, residual, rung)
     return y, statistics
-
-
-def _fake_training(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    eps: float = DEFAULT_EPSILON,
-    relu: bool = False,
-    residual: Optional = None,
-    rung: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, {"weight": weight, "bias": bias}, residual)
-    _check_training(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[_layout(x)])
-    return y, x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
 def _setup_training(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -333,12 +306,12 @@ define(
 define(
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
     "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",
-    _inference, _fake_inference, setup=_setup_inference, backward=_backward_inference,
+    _inference, without_launch(_inference), setup=_setup_inference, backward=_backward_inference,
 )  # fmt: skip
 define(
     "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, float eps=1e-05, bool relu=False, "
     "Tensor? residual=None, str? rung=None) -> (Tensor, Tensor)",
-    _training, _fake_training, setup=_setup_training, backward=_backward_training,
+    _training, without_launch(_training), setup=_setup_training, backward=_backward_training,
 )  # fmt: skip
 library.define(
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "

@@ -7,19 +7,13 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.images import (
-    DTYPES,
-    ELEMENT_BYTES,
-    LAYOUTS,
-    require,
-    require_32_bits,
-    require_at_least,
-    spell_pair,
-)
+from escalade.ops.checks import require_at_least
+from escalade.ops.elements import ELEMENT_BYTES
+from escalade.ops.images import Images, check_problem, pair_pattern, read_sizes, require_32_bits, spell_pair
 
 DEFAULT_EPSILON = 1e-5
 
-_IMAGES = r"(?P<channels>\d+)_(?P<height>\d+)(x(?P<width>\d+))?_b(?P<batch>\d+)"
+_IMAGES = rf"(?P<channels>\d+)_{pair_pattern('size')}_b(?P<batch>\d+)"
 _STATISTICS_NAME = re.compile(_IMAGES)
 _NAME = re.compile(
     _IMAGES + r"(_eps(?P<epsilon>\d+(\.\d+)?(e[-+]?\d+)?))?(_(?P<epilogue>res([+]relu)?|relu))?"
@@ -27,17 +21,13 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class BatchNormProblem:
+class BatchNormProblem(Images):
     """y = relu((x - mean) / sqrt(variance + epsilon) * weight + bias + residual), residual and relu optional.
 
     weight, bias, mean and variance are fp32 and one a channel, whatever `dtype` x, residual and y are
     stored as. y may be x or the residual.
     """
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     relu: bool = False
     residual: bool = False
     dtype: str = "fp32"
@@ -45,7 +35,7 @@ class BatchNormProblem:
     epsilon: float = DEFAULT_EPSILON
 
     def __post_init__(self) -> None:
-        _check("batch_norm", self, least_batch=0)
+        _check("batch_norm", self)
         if not 0 < self.epsilon < math.inf:
             raise UnsupportedError(f"epsilon of {self.epsilon}: it is a positive finite number")
 
@@ -59,7 +49,7 @@ class BatchNormProblem:
             )
         epilogue = (found["epilogue"] or "").split("+")
         epsilon = float(found["epsilon"]) if found["epsilon"] else DEFAULT_EPSILON
-        return BatchNormProblem(*_sizes(found), "relu" in epilogue, "res" in epilogue, epsilon=epsilon)
+        return BatchNormProblem(*read_sizes(found), "relu" in epilogue, "res" in epilogue, epsilon=epsilon)
 
     @property
     def name(self) -> str:
@@ -67,14 +57,6 @@ class BatchNormProblem:
         epsilon = "" if self.epsilon == DEFAULT_EPSILON else f"_eps{float(self.epsilon)!r}"
         parts = [part for part, on in (("res", self.residual), ("relu", self.relu)) if on]
         return _spell(self) + epsilon + (f"_{'+'.join(parts)}" if parts else "")
-
-    @property
-    def plane(self) -> int:
-        return self.height * self.width
-
-    @property
-    def elements(self) -> int:
-        return self.batch * self.channels * self.plane
 
     @property
     def flops(self) -> int:
@@ -92,18 +74,15 @@ class BatchNormProblem:
 
 
 @dataclass(frozen=True)
-class BatchStatisticsProblem:
+class BatchStatisticsProblem(Images):
     """y[0] = mean and y[1] = variance (biased) of x over images and pixels, in fp32 for each channel."""
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     dtype: str = "fp32"
     layout: str = "nchw"
 
     def __post_init__(self) -> None:
-        _check("batch_statistics", self, least_batch=1)
+        require_at_least(1, {"batch": self.batch})
+        _check("batch_statistics", self)
 
     @staticmethod
     def parse(name: str) -> BatchStatisticsProblem:
@@ -112,7 +91,7 @@ class BatchStatisticsProblem:
             raise UnsupportedError(
                 f"{name!r} names no statistics; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch"
             )
-        return BatchStatisticsProblem(*_sizes(found))
+        return BatchStatisticsProblem(*read_sizes(found))
 
     @property
     def name(self) -> str:
@@ -120,17 +99,9 @@ class BatchStatisticsProblem:
         return _spell(self)
 
     @property
-    def plane(self) -> int:
-        return self.height * self.width
-
-    @property
     def count(self) -> int:
         """Elements a channel."""
-        return self.batch * self.plane
-
-    @property
-    def elements(self) -> int:
-        return self.count * self.channels
+        return self.batch * self.pixels
 
     @property
     def flops(self) -> int:
@@ -151,14 +122,6 @@ def _spell(p: BatchNormProblem | BatchStatisticsProblem) -> str:
     return f"{p.channels}_{spell_pair((p.height, p.width))}_b{p.batch}"
 
 
-def _sizes(found: re.Match[str]) -> tuple[int, int, int, int]:
-    height = int(found["height"])
-    return int(found["batch"]), int(found["channels"]), height, int(found["width"] or height)
-
-
-def _check(operation: str, p: BatchNormProblem | BatchStatisticsProblem, least_batch: int) -> None:
-    require(operation, "dtype", p.dtype, DTYPES)
-    require(operation, "layout", p.layout, LAYOUTS)
-    require_at_least(least_batch, {"batch": p.batch})
-    require_at_least(1, {"channels": p.channels, "height": p.height, "width": p.width})
-    require_32_bits(operation, p.channels * p.plane)
+def _check(operation: str, p: BatchNormProblem | BatchStatisticsProblem) -> None:
+    check_problem(operation, p)
+    require_32_bits(operation, p.channels * p.pixels)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.images import MEMORY_FORMAT, STORAGE
+from escalade.ops.elements import STORAGE
+from escalade.ops.images import MEMORY_FORMAT, empty_images
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -43,10 +44,7 @@ def random_batch_norm(problem: BatchNormProblem, device: torch.device, seed: int
 
 def empty_batch_norm(problem: BatchNormProblem, device: torch.device) -> torch.Tensor:
     p = problem
-    return torch.empty(
-        (p.batch, p.channels, p.height, p.width),
-        dtype=STORAGE[p.dtype], device=device, memory_format=MEMORY_FORMAT[p.layout],
-    )  # fmt: skip
+    return empty_images(p, (p.batch, p.channels, p.height, p.width), device)
 
 
 def batch_norm(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:

@@ -7,25 +7,17 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.batch_norm import launches
-from escalade.ops.batch_norm.launches import FILLED, Rows, channels_innermost
+from escalade.ops.batch_norm.launches import Rows, channels_innermost
 from escalade.ops.batch_norm.problem import BatchStatisticsProblem
-from escalade.ops.images import ELEMENT_BYTES, VECTOR_BYTES, blocks, widest_vector
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.elements import ELEMENT_BYTES, FILLED, VECTOR_BYTES, blocks, widest_vector
+from escalade.ops.ladder import Config, Rung, ThreadsConfig
+from escalade.ops.pointwise import PacksConfig
 
 _MERGE_THREADS, _MERGE_CHANNELS = 256, 8
 
 
 @dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
-    """Threads a block; a power of two."""
-
-
-@dataclass(frozen=True)
-class SplitConfig(Config):
-    threads: int = 256
-    packs: int = 4
-    """Accesses of up to 16 bytes that a thread has under way."""
+class SplitConfig(PacksConfig):
     blocks: int = FILLED
     """About how many blocks the batch is split over."""
 
@@ -40,6 +32,7 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
         return None
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
+        """Powers of two."""
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
 
     def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
@@ -49,7 +42,7 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
             Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
             (problem.channels, 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.channels, problem.plane, Int64(problem.count)),
+            (Buffer("x"), Buffer("y"), problem.channels, problem.pixels, Int64(problem.count)),
             overlap=True,
         )
         return Recipe((call,))
@@ -93,7 +86,7 @@ class Split(Rung[BatchStatisticsProblem]):
 
 
 def _vector_bytes(problem: BatchStatisticsProblem) -> int:
-    length = problem.channels if channels_innermost(problem) else problem.plane
+    length = problem.channels if channels_innermost(problem) else problem.pixels
     return widest_vector(problem.dtype, length) * ELEMENT_BYTES[problem.dtype]
 
 
@@ -125,7 +118,7 @@ def _planes(
     problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
 ) -> tuple[KernelCall, int, int]:
     """Planes: a split is a run of a channel's packs, image after image."""
-    vector = widest_vector(problem.dtype, problem.plane)
+    vector = widest_vector(problem.dtype, problem.pixels)
     packs = problem.count // vector
     most = blocks(packs, config.threads * config.packs)
     wanted = min(most, max(1, config.blocks // problem.channels))
@@ -138,7 +131,7 @@ def _planes(
         (problem.channels * splits, 1, 1),
         (config.threads, 1, 1),
         (
-            Buffer("x"), Buffer("partial"), problem.channels, problem.plane, splits,
+            Buffer("x"), Buffer("partial"), problem.channels, problem.pixels, splits,
             Int64(packs), Int64(per_split),
         ),
         overlap=True,

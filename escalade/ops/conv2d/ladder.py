@@ -55,8 +55,12 @@ SMALL_PROBLEMS = (
             shortcut_channels=64, shortcut_stride=2),
     _SQUARE(8, 24, 7, 3, batch=3, dtype="fp16", layout="nhwc", residual=True,
             shortcut_channels=40, shortcut_stride=2, shortcut_size=(13, 14)),
+    _SQUARE(32, 48, 5, 3, batch=2, dtype="fp8", layout="nhwc", bias=True, residual=True, relu=True, output="fp16"),
+    _SQUARE(16, 32, 7, 3, batch=1, dtype="fp8", layout="nhwc", stride=2),
+    _SQUARE(48, 80, 4, 3, batch=1, dtype="fp8", layout="nhwc", residual=True, relu=True,
+            shortcut_channels=80, shortcut_stride=2, output="fp16"),
 )  # fmt: skip
-"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts."""
+"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts, FP8."""
 
 
 PREFERENCE = {
@@ -64,6 +68,7 @@ PREFERENCE = {
     "tf32": ("fused_epilogue", "tuned", "direct"),
     "fp16": ("fused_epilogue", "tuned", "direct"),
     "bf16": ("fused_epilogue", "tuned", "direct"),
+    "fp8": ("fused_epilogue",),
 }
 """From the fastest known to the one that can do everything."""
 FP32_NHWC = (
@@ -103,13 +108,13 @@ class Conv2d(Operation[Conv2dProblem]):
     ladder = Ladder("conv2d", (*direct.RUNGS, *gemm.RUNGS, *tensor_core.RUNGS, *winograd.RUNGS, *fft.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
-    dtypes = ("fp32", "tf32", "fp16", "bf16")
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")
     layouts = ("nchw", "nhwc")
 
     def preferred(self, problem: Conv2dProblem) -> tuple[str, ...]:
         if problem.shortcut_channels:
             return SHORTCUT
-        large = problem.taps >= LARGE_FILTER_TAPS[problem.dtype]
+        large = problem.taps >= LARGE_FILTER_TAPS.get(problem.dtype, problem.taps + 1)
         return (LARGE_FILTER if large else ()) + _preference(problem)
 
     def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:

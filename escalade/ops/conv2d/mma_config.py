@@ -14,7 +14,7 @@ SHARED_LIMIT = 227 * 1024
 """Of a block on Hopper and on data-centre Blackwell; the defaults stay below the 99 KiB of the smaller cards."""
 MOST_SPLITS = 32
 PRODUCT_RATE = 2200
-"""Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 bits."""
+"""Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 (or 8) bits."""
 L2_RATE = 40
 """An estimate of the bytes that L2 delivers in a clock to each multiprocessor when all ask; one alone gets 64."""
 LATENCY = 1200
@@ -64,6 +64,8 @@ class MmaConfig(Config):
         sums = self.tile_m * self.tile_n // self.threads
         # The shortcut's windows are found while 128 sums and their operands are held; eight at once are too many.
         crowded = operands.problem.shortcut_channels > 0 and sums >= 128 and self.tile_m >= 8 * rows_at_once
+        # 8-bit operands are held as they come and, on Hopper, widened to 16 bits as well.
+        crowded |= operands.element_bytes == 1 and sums >= 128
         return (
             rows_at_once % 8 == 0
             and self.tile_m % rows_at_once == 0
@@ -90,9 +92,11 @@ class MmaConfig(Config):
         rounds = blocks(tiles * splits, SMS)
         warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
         busy = min(1.0, 0.4 + warps / 13)
-        product = self.tile_m * self.tile_n / (PRODUCT_RATE * efficiency * busy)
-        rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
-        delivery = (self.tile_m + self.tile_n) / rate
+        # mma.sync widens 8-bit elements to 16 bits on Hopper: a byte of them is twice the work.
+        rate = PRODUCT_RATE * min(2, operands.element_bytes) / 2
+        product = self.tile_m * self.tile_n / (rate * efficiency * busy)
+        l2_rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
+        delivery = (self.tile_m + self.tile_n) / l2_rate
         depth_bytes = blocks(self.depth_tiles(operands), splits) * (self.row_bytes + 8)
         # The next tap does not find its rows in L1 after all: pairs that differ in nothing else took 1.00 to 1.03 times
         # as long through it.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+OUTPUTS = ("", "fp16")
 LAYOUTS = ("nchw", "nhwc")
 
 _NAME = re.compile(
@@ -17,7 +18,7 @@ _NAME = re.compile(
     r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?(d(?P<dilation>\d+)(x(?P<dilation_width>\d+))?)?"
     r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
     r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
-    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?))?"
+    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?))?"
 )
 
 
@@ -28,6 +29,11 @@ class Conv2dProblem:
     `dtype` is what x, weight, bias, residual and y are stored as, and how products are formed: `tf32`
     is stored in fp32. Sums are fp32 always. In layout `nchw` weights are [K][C/groups][R][S], in
     `nhwc` [K][R][S][C/groups]; x, y, the residual and the shortcut follow the layout.
+
+    In `fp8` (e4m3) x, weight, residual, shortcut and its weight are stored as multiples of units that only the caller
+    knows, and three more inputs in fp32 bring them together: y = relu(sum * scale[filter] + bias[filter] + residual *
+    scales[0]) * scales[1], where the sum is that of both convolutions and bias is fp32 too. y is rounded to nearest
+    and stays within ±448; with `output` fp16 it is stored so.
 
     The shortcut is a second image of `shortcut_channels` channels (0: there is none) that a 1x1 filter without
     padding takes to the size of y, as where the blocks of a ResNet change size.
@@ -53,6 +59,8 @@ class Conv2dProblem:
     shortcut_stride: int = 1
     shortcut_size: tuple[int, int] = (0, 0)
     """Height and width; unless given, the output's times the stride."""
+    output: str = ""
+    """What y is stored as; empty: the dtype."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -73,7 +81,7 @@ class Conv2dProblem:
         padding: int | None = None,
         dtype: str = "fp32",
         layout: str = "nchw",
-        **rest: bool | int | tuple[int, int],
+        **rest: bool | int | str | tuple[int, int],
     ) -> Conv2dProblem:
         """The usual case; the padding defaults to half the filter."""
         pad = filter_size // 2 if padding is None else padding
@@ -90,7 +98,8 @@ class Conv2dProblem:
             raise UnsupportedError(
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
-                "_b batch, and _bias+res+short64s2+relu (a shortcut: channels, s stride, i image size)"
+                "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
+                "in fp16)"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -107,7 +116,7 @@ class Conv2dProblem:
             int(found["filters"]), filter_height, filter_width, pair("stride", 1), padding,
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
             "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
-            int(found["short_stride"] or 1), pair("short_size", 0),
+            int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
         )  # fmt: skip
 
     @property
@@ -121,7 +130,8 @@ class Conv2dProblem:
         size = f"i{_pair(self.shortcut_size)}" if self.shortcut_size != self._usual_shortcut_size else ""
         shortcut = f"short{self.shortcut_channels}s{self.shortcut_stride}{size}"
         epilogue = {
-            "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu
+            "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu,
+            "out16": self.output == "fp16",
         }  # fmt: skip
         parts = [part for part, on in epilogue.items() if on]
         return (
@@ -161,6 +171,11 @@ class Conv2dProblem:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def output_bytes(self) -> int:
+        """Of an element of y."""
+        return ELEMENT_BYTES[self.output or self.dtype]
+
+    @property
     def depth(self) -> int:
         """The products in a sum."""
         return self.group_channels * self.taps + self.shortcut_channels
@@ -193,8 +208,16 @@ class Conv2dProblem:
     def bytes(self) -> int:
         images = self.input_elements + self.shortcut_elements
         weights = self.weight_elements + self.filters * self.shortcut_channels
-        outputs = self.output_elements * (2 if self.residual else 1)
-        return self.element_bytes * (images + weights + outputs + (self.filters if self.bias else 0))
+        residual = self.output_elements if self.residual else 0
+        scaled = self.dtype == "fp8"
+        bias = (self.filters if self.bias else 0) * (4 if scaled else self.element_bytes)
+        scales = 4 * (self.filters + 2) if scaled else 0
+        return (
+            self.element_bytes * (images + weights + residual)
+            + self.output_bytes * self.output_elements
+            + bias
+            + scales
+        )
 
     @property
     def rounding(self) -> float:
@@ -215,6 +238,8 @@ def _check(p: Conv2dProblem) -> None:
         raise UnsupportedError(f"dtype {p.dtype!r}: conv2d takes {', '.join(ELEMENT_BYTES)}")
     if p.layout not in LAYOUTS:
         raise UnsupportedError(f"layout {p.layout!r}: conv2d takes {', '.join(LAYOUTS)}")
+    if p.output not in OUTPUTS:
+        raise UnsupportedError(f"output {p.output!r}: conv2d stores y in its dtype ('') or in fp16")
     if p.batch < 0:
         raise UnsupportedError(f"a batch of {p.batch}: it cannot be negative")
     positive = {

@@ -8,8 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.e4m3 import E4M3, to_e4m3
 
-STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+STORAGE = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": E4M3,
+}
 MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
@@ -17,8 +24,15 @@ def storage(problem: Conv2dProblem) -> torch.dtype:
     return STORAGE[problem.dtype]
 
 
+def output_storage(problem: Conv2dProblem) -> torch.dtype:
+    return STORAGE[problem.output or problem.dtype]
+
+
 def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates; the weights scaled so that outputs are of order one whatever the filter's size."""
+    """Normal deviates; the weights scaled so that outputs are of order one whatever the filter's size.
+
+    In FP8 the weights are of order one and their scales bring the sums there.
+    """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -27,7 +41,8 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         values = values.to(storage(p))
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
 
-    scale = p.depth**-0.5
+    scaled = p.dtype == "fp8"
+    scale = 1.0 if scaled else p.depth**-0.5
     inputs = {
         "x": normal(p.batch, p.channels, p.height, p.width),
         "weight": normal(p.filters, p.group_channels, p.filter_height, p.filter_width, scale=scale),
@@ -36,9 +51,13 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         inputs["shortcut"] = normal(p.batch, p.shortcut_channels, *p.shortcut_size)
         inputs["shortcut_weight"] = normal(p.filters, p.shortcut_channels, 1, 1, scale=scale)
     if p.bias:
-        inputs["bias"] = normal(p.filters)
+        inputs["bias"] = normal(p.filters).float() if scaled else normal(p.filters)
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
+    if scaled:
+        spread = torch.rand(p.filters, generator=generator, device=device).add_(0.5)
+        inputs["scale"] = spread * p.depth**-0.5
+        inputs["scales"] = torch.tensor([0.75, 5.0], device=device)
     return inputs
 
 
@@ -46,7 +65,7 @@ def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
     p = problem
     return torch.empty(
         (p.batch, p.filters, p.output_height, p.output_width),
-        dtype=storage(p), device=device, memory_format=MEMORY_FORMAT[p.layout],
+        dtype=output_storage(p), device=device, memory_format=MEMORY_FORMAT[p.layout],
     )  # fmt: skip
 
 
@@ -59,8 +78,11 @@ def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> lis
     """What is to be added up: the convolution, and that of the shortcut."""
     p = problem
     convolved = [
-        F.conv2d(inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
-    ]
+        F.conv2d(
+            inputs["x"], inputs["weight"], None if p.dtype == "fp8" else inputs.get("bias"), p.stride, p.padding,
+            p.dilation, p.groups,
+        )
+    ]  # fmt: skip
     if p.shortcut_channels:
         convolved.append(F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=p.shortcut_stride))
     return convolved
@@ -69,10 +91,23 @@ def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> lis
 def _finish(
     problem: Conv2dProblem, terms: list[torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
+    if problem.dtype == "fp8":
+        return _finish_scaled(problem, terms, inputs)
     y, *others = terms
     for other in (*others, *([inputs["residual"]] if problem.residual else [])):
         y = y + other
     return torch.relu(y) if problem.relu else y
+
+
+def _finish_scaled(
+    problem: Conv2dProblem, terms: list[torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    y = sum(terms[1:], terms[0]) * inputs["scale"].view(-1, 1, 1)
+    if problem.bias:
+        y = y + inputs["bias"].view(-1, 1, 1)
+    if problem.residual:
+        y = y + inputs["residual"] * inputs["scales"][0]
+    return (torch.relu(y) if problem.relu else y) * inputs["scales"][1]
 
 
 def reference(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -84,8 +119,16 @@ def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32.
 
     On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
-    sum 16-bit products in 16 bits.
+    sum 16-bit products in 16 bits. Convolutions in FP8 it has nowhere: fp32 does them, and the result is rounded.
     """
+    y = _compute_as_peer(problem, inputs)
+    return to_e4m3(y) if output_storage(problem) == E4M3 else y.to(output_storage(problem))
+
+
+def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if problem.dtype == "fp8":
+        wide = {name: tensor.float() for name, tensor in inputs.items()}
+        return with_cudnn("fp32", lambda: compute(problem, wide))
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs))
     if problem.dtype == "tf32":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks, unsupported_reach
 from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Rung
 
 PLAIN_CONFIGS = (
     MmaConfig(128, 128, 64, 2, 2, 2, 2),
@@ -58,6 +58,11 @@ SPLIT_CONFIGS = (
     MmaConfig(64, 32, 128, 2, 2, 4, 4),
     MmaConfig(128, 16, 128, 4, 1, 4, 4),
 )
+
+
+FP8_UNIT = 16
+"""Channels and filters in FP8 come in multiples of what 16 bytes hold."""
+FP8_ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))
 
 
 def _unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> str | None:
@@ -194,7 +199,21 @@ class FusedEpilogue(Conv2dRung):
         """With three products the second set of sums takes the registers."""
         return self.products == 1
 
+    @property
+    def takes_fp8(self) -> bool:
+        return "fp8" in self.dtypes
+
+    def refusal(self, problem: Conv2dProblem, architecture: str | None) -> str | None:
+        if problem.dtype == "fp8" and architecture is not None and architecture not in FP8_ARCHITECTURES:
+            return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {architecture}"
+        return super().refusal(problem, architecture)
+
     def limits(self, problem: Conv2dProblem) -> str | None:
+        if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):
+            return (
+                f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
+                f"{problem.filters}"
+            )
         p, copied = problem, Operands.stored(problem).copy_bytes // problem.element_bytes
         if p.shortcut_channels % copied:
             return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
@@ -215,8 +234,10 @@ class FusedEpilogue(Conv2dRung):
         operands = Operands.stored(problem)
         prepared = _prepare(operands)
         tiles = config.grid(problem)[0]
+        output = arguments.output_element(problem)
         constants = {
-            **operands.constants(config, arguments.element(problem)),
+            **operands.constants(config, output),
+            "Bias": Type("float") if problem.dtype == "fp8" else output,
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
@@ -234,6 +255,8 @@ class FusedEpilogue(Conv2dRung):
                 Buffer("shortcut", optional=True),
                 Buffer("shortcut_weight", optional=True),
                 Buffer("bias", optional=True),
+                Buffer("scale", optional=True),
+                Buffer("scales", optional=True),
                 Buffer("residual", optional=True),
                 Buffer("y"),
                 Buffer("parts", optional=True),
@@ -283,7 +306,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         # 430 TFLOP/s against 290; with bias, residual and ReLU another 0.05 ms saved.
         predicted_gain=1.5,
         candidates=FUSED_CONFIGS,
-        dtypes=("fp16", "bf16", "tf32"),
+        dtypes=("fp16", "bf16", "tf32", "fp8"),
     ),
     FusedEpilogue(
         "tensor_core_split",

@@ -11,8 +11,9 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
 from escalade.ops.convert import reference
 from escalade.ops.convert.problem import ConvertProblem
-from escalade.ops.images import DTYPES, ELEMENT_BYTES, LAYOUTS, VECTOR_BYTES, blocks, element, widest_vector
-from escalade.ops.ladder import Config, Ladder, Operation, Rung
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, blocks, element, widest_vector
+from escalade.ops.images import LAYOUTS
+from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
 
 _TENSORS: tuple[Argument, ...] = (
     Buffer("x"),
@@ -39,11 +40,6 @@ def _unsupported_padding(problem: ConvertProblem) -> str | None:
             f"{problem.channels}; what an nhwc source stores is stored_channels"
         )
     return None
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
 
 
 class Naive(Rung[ConvertProblem]):

@@ -6,26 +6,28 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import require, require_at_least
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES
 from escalade.ops.images import (
-    DTYPES,
-    ELEMENT_BYTES,
     LAYOUTS,
-    require,
+    Images,
+    check_problem,
+    pair_pattern,
+    read_sizes,
     require_32_bits,
-    require_at_least,
     spell_pair,
 )
 
 SOURCES = ("uint8", *DTYPES)
 
 _NAME = re.compile(
-    r"(?P<channels>\d+)(of(?P<stored>\d+))?(to(?P<padded>\d+))?_(?P<height>\d+)(x(?P<width>\d+))?"
+    rf"(?P<channels>\d+)(of(?P<stored>\d+))?(to(?P<padded>\d+))?_{pair_pattern('size')}"
     r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)(?P<normalise>_norm)?"
 )
 
 
 @dataclass(frozen=True)
-class ConvertProblem:
+class ConvertProblem(Images):
     """y[n, c] = x[n, c], or x[n, c] * scale[c] + shift[c], in another layout and element type.
 
     `source` and `source_layout` are x's, `dtype` and `layout` y's. x stores `stored_channels`, of which the
@@ -33,10 +35,6 @@ class ConvertProblem:
     given. scale and shift are fp32.
     """
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     source: str = "fp32"
     source_layout: str = "nchw"
     dtype: str = "fp32"
@@ -61,11 +59,9 @@ class ConvertProblem:
                 "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
                 "and _norm"
             )
-        height = int(found["height"])
         return ConvertProblem(
-            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), found["source"],
-            found["source_layout"], dtype, layout, int(found["padded"] or 0), bool(found["normalise"]),
-            int(found["stored"] or 0),
+            *read_sizes(found), found["source"], found["source_layout"], dtype, layout,
+            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0),
         )  # fmt: skip
 
     @property
@@ -79,21 +75,16 @@ class ConvertProblem:
         )
 
     @property
-    def pixels(self) -> int:
-        """Of one image."""
-        return self.height * self.width
-
-    @property
     def output_elements(self) -> int:
         return self.batch * self.padded_channels * self.pixels
 
     @property
     def flops(self) -> int:
-        return 2 * self.batch * self.channels * self.pixels if self.normalise else 0
+        return 2 * self.elements if self.normalise else 0
 
     @property
     def bytes(self) -> int:
-        read = self.batch * self.channels * self.pixels * ELEMENT_BYTES[self.source]
+        read = self.elements * ELEMENT_BYTES[self.source]
         written = self.output_elements * ELEMENT_BYTES[self.dtype]
         return read + written + (8 * self.channels if self.normalise else 0)
 
@@ -106,9 +97,6 @@ class ConvertProblem:
 def _check(p: ConvertProblem) -> None:
     require("convert", "source", p.source, SOURCES)
     require("convert", "source layout", p.source_layout, LAYOUTS)
-    require("convert", "dtype", p.dtype, DTYPES)
-    require("convert", "layout", p.layout, LAYOUTS)
-    require_at_least(0, {"batch": p.batch})
-    require_at_least(1, {"channels": p.channels, "height": p.height, "width": p.width})
+    check_problem("convert", p)
     require_at_least(p.channels, {"stored channels": p.stored_channels, "padded channels": p.padded_channels})
     require_32_bits("convert", max(p.stored_channels, p.padded_channels) * p.pixels)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.convert.problem import ConvertProblem
-from escalade.ops.images import MEMORY_FORMAT, STORAGE
+from escalade.ops.elements import STORAGE
+from escalade.ops.images import empty_images
 
 
 def random_inputs(problem: ConvertProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -27,10 +28,7 @@ def random_inputs(problem: ConvertProblem, device: torch.device, seed: int) -> d
 
 def empty_output(problem: ConvertProblem, device: torch.device) -> torch.Tensor:
     p = problem
-    return torch.empty(
-        (p.batch, p.padded_channels, p.height, p.width),
-        dtype=STORAGE[p.dtype], device=device, memory_format=MEMORY_FORMAT[p.layout],
-    )  # fmt: skip
+    return empty_images(p, (p.batch, p.padded_channels, p.height, p.width), device)
 
 
 def logical(problem: ConvertProblem, x: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
+from escalade.ops.elements import element
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.rows import element
 
 
 def constants(problem: LinearProblem) -> dict[str, Constant]:

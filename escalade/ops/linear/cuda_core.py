@@ -6,16 +6,10 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.elements import ELEMENT_BYTES, SMS, ceil_div, element, widest_vector
+from escalade.ops.ladder import Config, Rung, ThreadsConfig
 from escalade.ops.linear.arguments import arguments, constants
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.rows import ELEMENT_BYTES, SMS, ceil_div, element, vector
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
-    """Threads a block."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class Tiled(Rung[LinearProblem]):
             "Output": output,
             "HAS_BIAS": p.bias and whole,
             "HAS_RELU": p.relu and whole,
-            "VECTOR": vector(p.dtype, p.in_features),
+            "VECTOR": widest_vector(p.dtype, p.in_features),
             "OUTPUTS_ALIGNED": p.out_features % 4 == 0,
             "TILE_ROWS": config.rows,
             "TILE_OUTPUTS": config.outputs,
@@ -130,7 +124,7 @@ class Tiled(Rung[LinearProblem]):
 
 def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
     p = problem
-    width = vector("fp32", p.out_features)
+    width = widest_vector("fp32", p.out_features)
     return KernelCall(
         Program.of(
             "linear/sum_parts.cu", "linear_sum_parts", {**constants(p), "VECTOR": width, "SPLITS": splits}
@@ -195,7 +189,7 @@ class WarpPerOutput(Rung[LinearProblem]):
 
     def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
         assert isinstance(config, WarpConfig)
-        width = vector(problem.dtype, problem.in_features)
+        width = widest_vector(problem.dtype, problem.in_features)
         warps = config.output_warps * config.depth_warps
         streams: dict[str, Constant] = {
             **constants(problem),
@@ -225,7 +219,7 @@ class WarpPerOutput(Rung[LinearProblem]):
 
 def _fitted(problem: LinearProblem, config: WarpConfig) -> WarpConfig:
     """k shared among as many warps as it takes to fill the card, for as long as each fills its ring."""
-    packs = problem.in_features // vector(problem.dtype, problem.in_features)
+    packs = problem.in_features // widest_vector(problem.dtype, problem.in_features)
     while (
         config.depth_warps < 8
         and config.warps(problem) < ENOUGH_WARPS

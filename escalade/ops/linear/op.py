@@ -8,7 +8,9 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import rows
+from escalade.ops.elements import NAMES
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.operator import define, define_autocast, require_alike, without_launch
 
 _SCHEMA = (
     "linear(Tensor x, Tensor weight, Tensor? bias=None, bool relu=False, bool tf32=False, str? rung=None) "
@@ -32,32 +34,14 @@ def linear(
     return torch.ops.escalade.linear(x, weight, bias, relu, tf32, rung)
 
 
-def problem_of(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, relu: bool, tf32: bool
-) -> LinearProblem:
-    """The problem that these tensors pose, or a sentence on why they pose none."""
-    _check_tensors(x, weight, bias, tf32)
-    out_features, in_features = weight.shape
-    return LinearProblem(
-        rows.rows_of(x), in_features, out_features, bias is not None, relu,
-        "tf32" if tf32 else rows.DTYPES[x.dtype],
-    )  # fmt: skip
-
-
-def _check_tensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
     """What can be said without the number of rows, which may be a symbol while a program is traced."""
     rows.check_matrix("linear", x)
     if weight.dim() != 2:
         raise UnsupportedError(
             f"weight has shape {tuple(weight.shape)}; it must be [features out, features in]"
         )
-    for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None and tensor.device != x.device:
-            raise UnsupportedError(
-                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
-            )
-        if tensor is not None and tensor.dtype != x.dtype:
-            raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")
+    require_alike(x, {"weight": weight, "bias": bias})
     if x.shape[-1] != weight.shape[1]:
         raise UnsupportedError(
             f"x has rows of {x.shape[-1]}, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
@@ -77,22 +61,19 @@ def _run(
     relu: bool = False,
     tf32: bool = False,
     rung: str | None = None,
+    *,
+    launch: bool = True,
 ) -> torch.Tensor:
-    problem = problem_of(x, weight, bias, relu, tf32)
+    _check(x, weight, bias, tf32)
     y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+    if not launch:
+        return y
+    out_features, in_features = weight.shape
+    problem = LinearProblem(
+        rows.rows_of(x), in_features, out_features, bias is not None, relu,
+        "tf32" if tf32 else NAMES[x.dtype],
+    )  # fmt: skip
     return rows.run("linear", problem, rung, {"x": x, "weight": weight, "bias": bias}, y)
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check_tensors(x, weight, bias, tf32)
-    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -131,12 +112,12 @@ def _cast_and_run(
     """As PyTorch does for its own; what is no floating-point tensor of ours is left for the checks to refuse."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.dtype in rows.DTYPES else tensor
+        return tensor.to(dtype) if tensor.dtype in NAMES else tensor
 
     tf32 = tf32 and dtype == torch.float32
     given = None if bias is None else cast(bias)
     return torch.ops.escalade.linear(cast(x), cast(weight), given, relu, tf32, rung)
 
 
-rows.register(_SCHEMA, _run, _fake, _setup, _backward)
-rows.register_autocast("linear", _cast_and_run)
+define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+define_autocast("linear", _cast_and_run)

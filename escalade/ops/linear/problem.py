@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.rows import ELEMENT_BYTES, check_fields
+from escalade.ops.elements import ELEMENT_BYTES
+from escalade.ops.rows import check_fields
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 

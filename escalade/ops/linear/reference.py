@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.conv2d.reference import round_to_tf32
+from escalade.ops.elements import STORAGE
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.rows import STORAGE
 
 
 def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

@@ -10,8 +10,9 @@ import torch
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops import pooling
-from escalade.ops.images import DTYPES, ELEMENT_BYTES, LAYOUTS, blocks, element, widest_vector
-from escalade.ops.ladder import Config, Ladder, Operation, Rung
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES, blocks, element, widest_vector
+from escalade.ops.images import LAYOUTS
+from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
 from escalade.ops.max_pool2d import reference
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 
@@ -31,11 +32,6 @@ def _constants(problem: MaxPool2dProblem) -> dict[str, Constant]:
         "PAD_H": p.padding[0],
         "PAD_W": p.padding[1],
     }
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
 
 
 class Naive(Rung[MaxPool2dProblem]):

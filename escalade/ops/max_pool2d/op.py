@@ -8,7 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import pooling
-from escalade.ops.images import MEMORY_FORMAT
+from escalade.ops.elements import dtype_of
+from escalade.ops.images import check_images, empty_beside, layout_of
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem, output_size
 from escalade.ops.operator import define
 
@@ -43,11 +44,11 @@ def _run(
     ceil_mode: bool,
     rung: str | None = None,
 ) -> torch.Tensor:
-    pooling.check_image("max_pool2d", x)
+    check_images("max_pool2d", x)
     batch, channels, height, width = x.shape
     problem = MaxPool2dProblem(
         batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
-        (padding[0], padding[-1]), ceil_mode, pooling.NAMES[x.dtype], pooling.layout_of(x),
+        (padding[0], padding[-1]), ceil_mode, dtype_of("max_pool2d", x), layout_of(x),
     )  # fmt: skip
     return pooling.run("max_pool2d", problem, x, rung)
 
@@ -60,14 +61,11 @@ def _fake(
     ceil_mode: bool,
     rung: str | None = None,
 ) -> torch.Tensor:
-    pooling.check_image("max_pool2d", x)
+    check_images("max_pool2d", x)
     if min(*kernel, *stride) < 1:
         raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
     size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
-    return torch.empty(
-        (x.shape[0], x.shape[1], *size),
-        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[pooling.layout_of(x)],
-    )  # fmt: skip
+    return empty_beside(x, (x.shape[0], x.shape[1], *size))
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

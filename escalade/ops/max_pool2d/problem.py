@@ -6,35 +6,32 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import require_at_least
+from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
-    DTYPES,
-    ELEMENT_BYTES,
-    LAYOUTS,
-    require,
+    Images,
+    check_problem,
+    pair_pattern,
+    read_pair,
+    read_sizes,
     require_32_bits,
-    require_at_least,
     spell_pair,
 )
 
 _NAME = re.compile(
-    r"(?P<channels>\d+)_(?P<height>\d+)(x(?P<width>\d+))?_k(?P<kernel>\d+)(x(?P<kernel_width>\d+))?"
-    r"s(?P<stride>\d+)(x(?P<stride_width>\d+))?(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?"
-    r"_b(?P<batch>\d+)(?P<ceil>_ceil)?"
+    rf"(?P<channels>\d+)_{pair_pattern('size')}_k{pair_pattern('kernel')}s{pair_pattern('stride')}"
+    rf"(p{pair_pattern('padding')})?_b(?P<batch>\d+)(?P<ceil>_ceil)?"
 )
 
 
 @dataclass(frozen=True)
-class MaxPool2dProblem:
+class MaxPool2dProblem(Images):
     """y[oh, ow] = max of x over the window of `kernel` pixels at (oh, ow) * stride - padding.
 
     What the padding adds is less than every number. With `ceil_mode` a last window that reaches past the
     padded image counts too, if it begins inside the image or its padding on the left and above.
     """
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int] = (0, 0)
@@ -54,15 +51,9 @@ class MaxPool2dProblem:
                 f"{name!r} names no pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
                 "k kernel s stride, optional p padding, _b batch, and _ceil"
             )
-
-        def pair(key: str) -> tuple[int, int]:
-            first = int(found[key] or 0)
-            return first, int(found[f"{key}_width"] or first)
-
-        height = int(found["height"])
         return MaxPool2dProblem(
-            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), pair("kernel"),
-            pair("stride"), pair("padding"), bool(found["ceil"]), dtype, layout,
+            *read_sizes(found), read_pair(found, "kernel"), read_pair(found, "stride"), read_pair(found, "padding"),
+            bool(found["ceil"]), dtype, layout,
         )  # fmt: skip
 
     @property
@@ -93,8 +84,7 @@ class MaxPool2dProblem:
 
     @property
     def bytes(self) -> int:
-        inputs = self.batch * self.channels * self.height * self.width
-        return (inputs + self.output_elements) * ELEMENT_BYTES[self.dtype]
+        return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
 
     @property
     def rounding(self) -> float:
@@ -113,16 +103,9 @@ def output_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bo
 
 
 def _check(p: MaxPool2dProblem) -> None:
-    require("max_pool2d", "dtype", p.dtype, DTYPES)
-    require("max_pool2d", "layout", p.layout, LAYOUTS)
-    require_at_least(0, {"batch": p.batch, "padding": min(p.padding)})
-    require_at_least(
-        1,
-        {
-            "channels": p.channels, "height": p.height, "width": p.width,
-            "kernel": min(p.kernel), "stride": min(p.stride),
-        },
-    )  # fmt: skip
+    check_problem("max_pool2d", p)
+    require_at_least(0, {"padding": min(p.padding)})
+    require_at_least(1, {"kernel": min(p.kernel), "stride": min(p.stride)})
     if any(2 * padding > kernel for padding, kernel in zip(p.padding, p.kernel, strict=True)):
         raise UnsupportedError(
             f"padding of {spell_pair(p.padding)} for a kernel of {spell_pair(p.kernel)}: it must be at most half, "
@@ -137,4 +120,4 @@ def _check(p: MaxPool2dProblem) -> None:
             f"the kernel has {p.kernel[0]}x{p.kernel[1]} pixels, but the image with its padding only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
-    require_32_bits("max_pool2d", p.channels * max(p.height * p.width, p.output_height * p.output_width))
+    require_32_bits("max_pool2d", p.channels * max(p.pixels, p.output_height * p.output_width))

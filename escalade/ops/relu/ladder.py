@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops import pointwise
-from escalade.ops.images import DTYPES
+from escalade.ops.elements import DTYPES
 from escalade.ops.ladder import Ladder, Operation, Rung
 from escalade.ops.pointwise import Naive, Vectorised
 from escalade.ops.relu.problem import ReluProblem

@@ -7,6 +7,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import pointwise
 from escalade.ops.call import aligned
+from escalade.ops.elements import dtype_of
 from escalade.ops.operator import define, define_in_place
 from escalade.ops.relu.problem import ReluProblem
 
@@ -23,7 +24,7 @@ def relu_(x: torch.Tensor, limit: float | None = None, *, rung: str | None = Non
 
 
 def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
-    return ReluProblem(x.numel(), limit, pointwise.dtype_of("relu", x))
+    return ReluProblem(x.numel(), limit, dtype_of("relu", x))
 
 
 def _run(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
@@ -45,12 +46,12 @@ def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None 
 
 
 def _fake(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
-    pointwise.dtype_of("relu", x)
+    dtype_of("relu", x)
     return torch.empty_like(x)
 
 
 def _fake_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
-    pointwise.dtype_of("relu", x)
+    dtype_of("relu", x)
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

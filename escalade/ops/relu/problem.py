@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.images import ELEMENT_BYTES
+from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.pointwise import check
 
 _NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?_(?P<elements>\d+)")

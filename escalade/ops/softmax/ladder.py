@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.elements import DTYPES
 from escalade.ops.ladder import Ladder, Operation
 from escalade.ops.rows import LAYOUTS
 from escalade.ops.softmax import reference
-from escalade.ops.softmax.problem import DTYPES, SoftmaxProblem
+from escalade.ops.softmax.problem import SoftmaxProblem
 from escalade.ops.softmax.rungs import RUNGS
 
 PROBLEMS = tuple(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000))

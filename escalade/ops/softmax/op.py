@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from escalade.ops import rows
+from escalade.ops.elements import dtype_of
+from escalade.ops.operator import define
 from escalade.ops.softmax.problem import SoftmaxProblem
 
 
@@ -17,7 +19,7 @@ def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
 
 def _run(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
     rows.check_matrix("softmax", x)
-    problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], rows.DTYPES[x.dtype])
+    problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
     return rows.run("softmax", problem, rung, {"x": x}, torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
@@ -35,4 +37,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
     return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype), None
 
 
-rows.register("softmax(Tensor x, str? rung=None) -> Tensor", _run, _fake, _setup, _backward)
+define("softmax(Tensor x, str? rung=None) -> Tensor", _run, _fake, setup=_setup, backward=_backward)

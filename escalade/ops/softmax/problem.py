@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.rows import ELEMENT_BYTES, check_fields
-
-DTYPES = ("fp32", "fp16", "bf16")
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES
+from escalade.ops.rows import check_fields
 
 _NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)")
 

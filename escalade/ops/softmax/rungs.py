@@ -5,43 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Recipe
+from escalade.ops import row_rungs
+from escalade.ops.elements import FILLED, ceil_div, element, widest_vector
 from escalade.ops.ladder import Config, Rung
-from escalade.ops.rows import SMS, ceil_div, element, vector
 from escalade.ops.softmax.problem import SoftmaxProblem
 
 
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int
-    """Threads a block."""
+def _constants(problem: SoftmaxProblem) -> dict[str, Constant]:
+    return {"Element": element(problem.dtype)}
 
 
 @dataclass(frozen=True)
-class PerRow(Rung[SoftmaxProblem]):
-    """The rungs that give each row to one thread or to one warp."""
+class PerRow(row_rungs.PerRow[SoftmaxProblem]):
+    operation = "softmax"
 
-    row_threads: int
-    threads: tuple[int, ...]
-
-    def supports(self, problem: SoftmaxProblem) -> str | None:
-        return None
-
-    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
-        return tuple(ThreadsConfig(threads) for threads in self.threads)
-
-    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
-        call = KernelCall(
-            Program.of(
-                f"softmax/{self.name}.cu", f"softmax_{self.name}", {"Element": element(problem.dtype)}
-            ),
-            (ceil_div(problem.batch * self.row_threads, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
-            overlap=True,
-        )
-        return Recipe((call,))
+    def constants(self, problem: SoftmaxProblem) -> dict[str, Constant]:
+        return _constants(problem)
 
 
 @dataclass(frozen=True)
@@ -56,7 +36,6 @@ class BlockConfig(Config):
 
 MOST_VALUES = 32
 """Of a thread, in registers: 1,024 threads have 64 each."""
-FEW_ROWS = 4 * SMS
 
 
 @dataclass(frozen=True)
@@ -66,7 +45,7 @@ class BlockPerRow(Rung[SoftmaxProblem]):
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
         """For many rows as few warps each as hold it, best a single one; for few rows as many as find work."""
-        width = vector(problem.dtype, problem.classes)
+        width = widest_vector(problem.dtype, problem.classes)
         offered = []
         for warps in (1, 2, 4, 8, 16, 32):
             packs = ceil_div(problem.classes // width, 32 * warps)
@@ -76,25 +55,20 @@ class BlockPerRow(Rung[SoftmaxProblem]):
                 break
         if not offered:
             return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
-        return tuple(reversed(offered) if problem.batch <= FEW_ROWS else offered)
+        return tuple(reversed(offered) if problem.batch <= FILLED else offered)
 
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, BlockConfig)
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "VECTOR": vector(problem.dtype, problem.classes),
+        constants = {
+            **_constants(problem),
+            "VECTOR": widest_vector(problem.dtype, problem.classes),
             "WARPS": config.warps,
             "PACKS": config.packs,
             "ROWS": config.rows,
         }
-        call = KernelCall(
-            Program.of("softmax/block_per_row.cu", "softmax_block_per_row", constants),
-            (ceil_div(problem.batch, config.rows), 1, 1),
-            (32 * config.warps * config.rows, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = Program.of("softmax/block_per_row.cu", "softmax_block_per_row", constants)
+        grid = ceil_div(problem.batch, config.rows)
+        return row_rungs.launch(problem, program, grid, 32 * config.warps * config.rows)
 
 
 # Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at the rate of a copy.

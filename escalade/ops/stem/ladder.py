@@ -9,8 +9,8 @@ import torch
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.images import blocks, element
-from escalade.ops.ladder import Config, Ladder, Operation, Rung
+from escalade.ops.elements import blocks, element
+from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
 from escalade.ops.stem import arguments, reference
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.tiles import (
@@ -25,11 +25,6 @@ from escalade.ops.stem.tiles import (
 )
 
 _PACK_THREADS = 256
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
 
 
 class Separate(Rung[StemProblem]):

@@ -7,7 +7,17 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.images import ELEMENT_BYTES, LAYOUTS, require, require_at_least, spell_pair
+from escalade.ops.checks import require, require_at_least
+from escalade.ops.elements import ELEMENT_BYTES
+from escalade.ops.images import (
+    LAYOUTS,
+    Images,
+    check_problem,
+    pair_pattern,
+    read_pair,
+    read_sizes,
+    spell_pair,
+)
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 SOURCES = ("uint8", "fp32", "fp16", "bf16")
@@ -16,16 +26,15 @@ Pool = tuple[int, int, int]
 """Kernel, stride and padding, each the same in both directions."""
 
 _NAME = re.compile(
-    r"(?P<channels>\d+)to(?P<filters>\d+)_(?P<height>\d+)(x(?P<width>\d+))?"
-    r"_k(?P<filter_height>\d+)(x(?P<filter_width>\d+))?s(?P<stride>\d+)(x(?P<stride_width>\d+))?"
-    r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?"
+    rf"(?P<channels>\d+)to(?P<filters>\d+)_{pair_pattern('size')}"
+    rf"_k{pair_pattern('filter')}s{pair_pattern('stride')}(p{pair_pattern('padding')})?"
     r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)"
     r"(?P<normalise>_norm)?(?P<relu>_relu)?(_pool(?P<pool>\d+)s(?P<pool_stride>\d+)p(?P<pool_padding>\d+))?"
 )
 
 
 @dataclass(frozen=True)
-class StemProblem:
+class StemProblem(Images):
     """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalisation, ReLU and pooling optional.
 
     x is the image as its owner has it: `source` and `source_layout`. Pixels are normalised in fp32 and rounded to
@@ -33,10 +42,6 @@ class StemProblem:
     image is zero *after* the normalisation. Sums are fp32. y is NHWC.
     """
 
-    batch: int
-    channels: int
-    height: int
-    width: int
     filters: int
     filter_height: int
     filter_width: int
@@ -63,24 +68,17 @@ class StemProblem:
                 "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
                 "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding"
             )
-
-        def pair(key: str) -> tuple[int, int]:
-            first = int(found[key])
-            return first, int(found[f"{key}_width"] or first)
-
-        filter_height = int(found["filter_height"])
-        filter_width = int(found["filter_width"] or filter_height)
-        padding = pair("padding") if found["padding"] else (filter_height // 2, filter_width // 2)
+        filter_height, filter_width = read_pair(found, "filter")
+        padding = read_pair(found, "padding") if found["padding"] else (filter_height // 2, filter_width // 2)
         pool = (
             (int(found["pool"]), int(found["pool_stride"]), int(found["pool_padding"]))
             if found["pool"]
             else None
         )
-        height = int(found["height"])
         return StemProblem(
-            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height), int(found["filters"]),
-            filter_height, filter_width, pair("stride"), padding, found["source"], found["source_layout"],
-            bool(found["normalise"]), bool(found["relu"]), pool, dtype,
+            *read_sizes(found), int(found["filters"]), filter_height, filter_width, read_pair(found, "stride"),
+            padding, found["source"], found["source_layout"], bool(found["normalise"]), bool(found["relu"]), pool,
+            dtype,
         )  # fmt: skip
 
     @property
@@ -145,7 +143,7 @@ class StemProblem:
 
     @property
     def bytes(self) -> int:
-        image = self.batch * self.channels * self.height * self.width * ELEMENT_BYTES[self.source]
+        image = self.elements * ELEMENT_BYTES[self.source]
         stored = self.weight_elements + self.filters + self.output_elements
         return image + stored * ELEMENT_BYTES[self.storage] + (8 * self.channels if self.normalise else 0)
 
@@ -156,16 +154,15 @@ class StemProblem:
 
 
 def _check(p: StemProblem) -> None:
-    require("stem", "dtype", p.dtype, DTYPES)
-    require("stem", "layout", p.layout, ("nhwc",))
+    check_problem("stem", p, DTYPES, ("nhwc",))
     require("stem", "source", p.source, SOURCES)
     require("stem", "source layout", p.source_layout, LAYOUTS)
-    require_at_least(0, {"batch": p.batch, "padding": min(p.padding)})
+    require_at_least(0, {"padding": min(p.padding)})
     require_at_least(
         1,
         {
-            "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
-            "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
+            "filters": p.filters, "filter height": p.filter_height, "filter width": p.filter_width,
+            "stride": min(p.stride),
         },
     )  # fmt: skip
     if p.channels > MOST_CHANNELS:
@@ -189,7 +186,7 @@ def _check(p: StemProblem) -> None:
                 f"a pooling window of {kernel} does not fit into {p.conv_height}x{p.conv_width}"
             )
     largest = max(
-        p.channels * p.height * p.width,
+        p.channels * p.pixels,
         p.filters * p.conv_height * p.conv_width,
         p.weight_elements,
         p.height + 2 * p.padding[0],

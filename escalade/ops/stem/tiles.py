@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from escalade.device.program import Constant
-from escalade.ops.conv2d.gemm import SMS
-from escalade.ops.images import blocks
+from escalade.ops.elements import SMS, blocks
 from escalade.ops.ladder import Config
 from escalade.ops.stem import arguments
 from escalade.ops.stem.problem import Pool, StemProblem

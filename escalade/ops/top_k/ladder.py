@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.elements import DTYPES
 from escalade.ops.ladder import Ladder, Operation
 from escalade.ops.rows import LAYOUTS
-from escalade.ops.softmax.problem import DTYPES
 from escalade.ops.top_k import reference
 from escalade.ops.top_k.problem import TopKProblem
 from escalade.ops.top_k.rungs import RUNGS

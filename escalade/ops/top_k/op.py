@@ -8,6 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import rows
+from escalade.ops.elements import dtype_of
+from escalade.ops.operator import define
 from escalade.ops.top_k.problem import MOST_K, TopKProblem
 
 
@@ -29,7 +31,7 @@ def _check(x: torch.Tensor, k: int) -> None:
 
 def _run(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:
     _check(x, k)
-    problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, rows.DTYPES[x.dtype])
+    problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, dtype_of("top_k", x))
     y = torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
     return rows.run("top_k", problem, rung, {"x": x}, y)
 
@@ -52,4 +54,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
     return torch.ops.aten._softmax_backward_data(wanted, probabilities, -1, x.dtype), None, None
 
 
-rows.register("top_k(Tensor x, int k, str? rung=None) -> Tensor", _run, _fake, _setup, _backward)
+define("top_k(Tensor x, int k, str? rung=None) -> Tensor", _run, _fake, setup=_setup, backward=_backward)

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.rows import ELEMENT_BYTES, check_fields
-from escalade.ops.softmax.problem import DTYPES, softmax_rounding
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES
+from escalade.ops.rows import check_fields
+from escalade.ops.softmax.problem import softmax_rounding
 
 MOST_K = 32
 MOST_CLASSES = 2**24 - 1

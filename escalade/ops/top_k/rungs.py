@@ -5,42 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Recipe
+from escalade.ops import row_rungs
+from escalade.ops.elements import FILLED, ceil_div, element, widest_vector
 from escalade.ops.ladder import Config, Rung
-from escalade.ops.rows import SMS, ceil_div, element, vector
 from escalade.ops.top_k.problem import TopKProblem
 
 
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int
-    """Threads a block."""
+def _constants(problem: TopKProblem) -> dict[str, Constant]:
+    return {"Element": element(problem.dtype), "K": problem.k}
 
 
 @dataclass(frozen=True)
-class PerRow(Rung[TopKProblem]):
-    """The rungs that give each row to one thread or to one warp."""
+class PerRow(row_rungs.PerRow[TopKProblem]):
+    operation = "top_k"
 
-    row_threads: int
-    threads: tuple[int, ...]
-
-    def supports(self, problem: TopKProblem) -> str | None:
-        return None
-
-    def configs(self, problem: TopKProblem) -> tuple[Config, ...]:
-        return tuple(ThreadsConfig(threads) for threads in self.threads)
-
-    def recipe(self, problem: TopKProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
-        constants: dict[str, Constant] = {"Element": element(problem.dtype), "K": problem.k}
-        call = KernelCall(
-            Program.of(f"top_k/{self.name}.cu", f"top_k_{self.name}", constants),
-            (ceil_div(problem.batch * self.row_threads, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
-            overlap=True,
-        )
-        return Recipe((call,))
+    def constants(self, problem: TopKProblem) -> dict[str, Constant]:
+        return _constants(problem)
 
 
 @dataclass(frozen=True)
@@ -53,9 +34,6 @@ class BlockConfig(Config):
     """Of a block."""
 
 
-FEW_ROWS = 4 * SMS
-
-
 @dataclass(frozen=True)
 class BlockPerRow(Rung[TopKProblem]):
     def supports(self, problem: TopKProblem) -> str | None:
@@ -63,8 +41,8 @@ class BlockPerRow(Rung[TopKProblem]):
 
     def configs(self, problem: TopKProblem) -> tuple[Config, ...]:
         """For many rows one warp each if some four loads a lane cover it; for few rows as many warps as find work."""
-        packs = problem.classes // vector(problem.dtype, problem.classes)
-        each = 32 if problem.batch <= FEW_ROWS else 32 * 8
+        packs = problem.classes // widest_vector(problem.dtype, problem.classes)
+        each = 32 if problem.batch <= FILLED else 32 * 8
         offered = []
         for warps in sorted((1, 2, 4, 8, 16), key=lambda warps: abs(ceil_div(packs, each) - warps)):
             in_flight = min(4, ceil_div(packs, 32 * warps))
@@ -73,22 +51,16 @@ class BlockPerRow(Rung[TopKProblem]):
 
     def recipe(self, problem: TopKProblem, config: Config) -> Recipe:
         assert isinstance(config, BlockConfig)
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "K": problem.k,
-            "VECTOR": vector(problem.dtype, problem.classes),
+        constants = {
+            **_constants(problem),
+            "VECTOR": widest_vector(problem.dtype, problem.classes),
             "WARPS": config.warps,
             "IN_FLIGHT": config.in_flight,
             "ROWS": config.rows,
         }
-        call = KernelCall(
-            Program.of("top_k/block_per_row.cu", "top_k_block_per_row", constants),
-            (ceil_div(problem.batch, config.rows), 1, 1),
-            (32 * config.warps * config.rows, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.batch, problem.classes),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = Program.of("top_k/block_per_row.cu", "top_k_block_per_row", constants)
+        grid = ceil_div(problem.batch, config.rows)
+        return row_rungs.launch(problem, program, grid, 32 * config.warps * config.rows)
 
 
 # Predictions are for k = 5 and 10,000 rows of 1,000 classes in fp16: 20 MB, 4.7 us at the rate of a copy.

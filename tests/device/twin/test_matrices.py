@@ -26,23 +26,19 @@ LANES = torch.arange(32)
 GROUP, MEMBER = LANES // 4, LANES % 4
 
 
-def _words(halves: torch.Tensor) -> torch.Tensor:
-    return halves.contiguous().view(torch.int32)
+def _words(elements: torch.Tensor) -> torch.Tensor:
+    return elements.contiguous().view(torch.int32)
 
 
-def _fragments(a: torch.Tensor, b: torch.Tensor, pairs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _fragments(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The registers of all lanes, after the tables of the PTX manual."""
     half = a.shape[1] // 2
     rows = torch.stack((GROUP, GROUP + 8, GROUP, GROUP + 8), 1)
     later = torch.tensor([0, 0, half, half])
-    if not pairs:
-        k = MEMBER[:, None] + later
-        k_of_b = MEMBER[:, None] + torch.tensor([0, half])
-        return a[rows, k].contiguous(), b[k_of_b, GROUP[:, None]].contiguous()
-    two = torch.arange(2)
-    k3 = (2 * MEMBER[:, None] + later)[..., None] + two
-    k_of_b3 = (2 * MEMBER[:, None] + torch.tensor([0, half]))[..., None] + two
-    return _words(a[rows[..., None], k3])[..., 0], _words(b[k_of_b3, GROUP[:, None, None]])[..., 0]
+    each = torch.arange(4 // a.element_size())  # elements in a register
+    k = (len(each) * MEMBER[:, None] + later)[..., None] + each
+    k_of_b = (len(each) * MEMBER[:, None] + torch.tensor([0, half]))[..., None] + each
+    return _words(a[rows[..., None], k])[..., 0], _words(b[k_of_b, GROUP[:, None, None]])[..., 0]
 
 
 def _accumulators(d: torch.Tensor) -> torch.Tensor:
@@ -57,19 +53,20 @@ def _accumulators(d: torch.Tensor) -> torch.Tensor:
         ("m16n8k16_f16", torch.half, 16),
         ("m16n8k16_bf16", torch.bfloat16, 16),
         ("m16n8k8_tf32", torch.float, 8),
+        ("m16n8k32_e4m3", torch.float8_e4m3fn, 32),
     ],
 )
 def test_products(instruction: str, dtype: torch.dtype, depth: int, special: bool) -> None:
     kernel = build(PRODUCT.replace("INSTRUCTION", instruction), "product")
     a, b = torch.randn(16, depth).to(dtype), torch.randn(depth, 8).to(dtype)
-    if special:
+    if special:  # e4m3 has no infinities: what becomes of them is a number or NaN
         a[0, 0], a[3, 1], b[2, 5] = math.nan, math.inf, -math.inf
     start = torch.randn(16, 8)
     exact_a, exact_b = (_truncated(m) if dtype == torch.float else m for m in (a, b))
     expected = _accumulators((exact_a.double() @ exact_b.double() + start).float())
     for order in ORDERS[:2]:
         d = _accumulators(start)
-        launch(kernel, 1, 32, (*_fragments(a, b, dtype != torch.float), d), order=order)
+        launch(kernel, 1, 32, (*_fragments(a, b), d), order=order)
         torch.testing.assert_close(d, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

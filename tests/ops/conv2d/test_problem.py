@@ -30,8 +30,9 @@ def problems(draw: st.DrawFn) -> Conv2dProblem:
         problem = Conv2dProblem(
             size(0, 3), groups * size(1, 4), size(1, 12), size(1, 12), groups * size(1, 4), size(1, 5), size(1, 5),
             (size(1, 3), size(1, 3)), (size(0, 3), size(0, 3)), (size(1, 2), size(1, 2)), groups,
-            draw(st.sampled_from(["fp32", "tf32", "fp16", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"])),
+            draw(st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8"])), draw(st.sampled_from(["nchw", "nhwc"])),
             draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), shortcut, shortcut_stride,
+            output=draw(st.sampled_from(["", "fp16"])),
         )  # fmt: skip
         if not shortcut:
             return problem
@@ -65,7 +66,7 @@ def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
     assert p.weight_elements == inputs["weight"].numel()
     if p.shortcut_channels:
         assert p.shortcut_elements == inputs["shortcut"].numel()
-    assert p.bytes == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.element_bytes
+    assert p.bytes == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.output_bytes
 
 
 @given(problems())

@@ -18,31 +18,34 @@ struct Multiplication {
     const u32 *a, *b;
 };
 
-// A lane's registers hold: of A row group and group + 8, of B column group; along K, pairs of 16-bit
-// elements from 2 * member on, or single tf32 elements from member on, and as many again half of K later.
+int depth_of(Element element) { return element == Element::tf32 ? 8 : element == Element::e4m3 ? 32 : 16; }
+
+// Element `which` of a register.
+float element_of(Element element, u32 bits, int which) {
+    switch (element) {
+        case Element::f16: return half_at(bits, which);
+        case Element::bf16: return bfloat_at(bits, which);
+        case Element::e4m3: return from_e4m3(bits >> 8 * which & 0xFF);
+        default: return tf32(bits);
+    }
+}
+
+// A lane's registers hold: of A row group and group + 8, of B column group; along K, as many elements as a register
+// takes, from that number times member on, and as many again half of K later.
 void multiply_lanes(void* const* lanes, unsigned, Where) {
-    float a[16][16], b[16][8], d[16][8];
+    float a[16][32], b[32][8], d[16][8];
     const Element element = static_cast<const Multiplication*>(lanes[0])->element;
-    const int depth = element == Element::tf32 ? 8 : 16;
+    const int depth = depth_of(element), each = depth / 8;
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Multiplication*>(lanes[lane]);
         const int group = lane / 4, member = lane % 4;
-        for (int half = 0; half < 2; ++half) {
-            if (element == Element::tf32) {
-                const int k = member + 4 * half;
-                a[group][k] = tf32(mine.a[2 * half]);
-                a[group + 8][k] = tf32(mine.a[2 * half + 1]);
-                b[k][group] = tf32(mine.b[half]);
-                continue;
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < each; ++i) {
+                const int k = each * member + i + depth / 2 * half;
+                a[group][k] = element_of(element, mine.a[2 * half], i);
+                a[group + 8][k] = element_of(element, mine.a[2 * half + 1], i);
+                b[k][group] = element_of(element, mine.b[half], i);
             }
-            const auto value = element == Element::f16 ? half_at : bfloat_at;
-            for (int i = 0; i < 2; ++i) {
-                const int k = 2 * member + i + 8 * half;
-                a[group][k] = value(mine.a[2 * half], i);
-                a[group + 8][k] = value(mine.a[2 * half + 1], i);
-                b[k][group] = value(mine.b[half], i);
-            }
-        }
     }
     for (int m = 0; m < 16; ++m) {
         float sum[8] = {};

@@ -127,26 +127,6 @@ inline float4 load_cluster(u32 address, u32 rank, TWIN_WHERE) {
     return v;
 }
 
-// ------------------------------------------------------------------ fp16 pairs
-
-namespace twin {
-
-#if defined(__aarch64__)
-typedef __fp16 Half;
-#else
-typedef _Float16 Half;
-#endif
-
-}  // namespace twin
-
-inline u32 pack_half2(float low, float high) {
-    return __builtin_bit_cast(u16, twin::Half(low)) | u32(__builtin_bit_cast(u16, twin::Half(high))) << 16;
-}
-inline float2 unpack_half2(u32 packed) {
-    return {float(__builtin_bit_cast(twin::Half, u16(packed))),
-            float(__builtin_bit_cast(twin::Half, u16(packed >> 16)))};
-}
-
 // ------------------------------------------------------------------ wgmma
 
 // .sync.aligned: the warp goes on when all its lanes have come. Kernels build on that when one lane then

@@ -18,7 +18,7 @@ void copy_async(u32 shared, const void* global, u32 bytes, bool inside, Where wh
 void copy_async_close_group();
 void copy_async_wait_groups(u32 pending);
 
-enum class Element { f16, bf16, tf32 };
+enum class Element { f16, bf16, tf32, e4m3 };
 
 namespace wait {
 
@@ -80,6 +80,9 @@ inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2
 inline void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], TWIN_WHERE) {
     twin::wait::multiply(twin::Element::tf32, d, a, b, where);
 }
+inline void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], TWIN_WHERE) {
+    twin::wait::multiply(twin::Element::e4m3, d, a, b, where);
+}
 
 // To nearest, ties away from zero; a NaN becomes the canonical one, as cvt.rna does.
 inline u32 to_tf32(float value) {
@@ -87,6 +90,59 @@ inline u32 to_tf32(float value) {
     std::memcpy(&bits, &value, 4);
     if ((bits & 0x7F800000) == 0x7F800000) return bits & 0x007FFFFF ? 0x7FFFFFFF : bits;
     return (bits + 0x1000) & ~0x1FFFu;
+}
+
+// ------------------------------------------------------------------ fp16 pairs
+
+namespace twin {
+
+#if defined(__aarch64__)
+typedef __fp16 Half;
+#else
+typedef _Float16 Half;
+#endif
+
+}  // namespace twin
+
+inline u32 pack_half2(float low, float high) {
+    return __builtin_bit_cast(u16, twin::Half(low)) | u32(__builtin_bit_cast(u16, twin::Half(high))) << 16;
+}
+inline float2 unpack_half2(u32 packed) {
+    return {float(__builtin_bit_cast(twin::Half, u16(packed))),
+            float(__builtin_bit_cast(twin::Half, u16(packed >> 16)))};
+}
+
+// ------------------------------------------------------------------ e4m3: s eeee mmm, no infinities, 0x7F is NaN
+
+namespace twin {
+
+inline unsigned char to_e4m3(float value) {
+    u32 bits = __builtin_bit_cast(u32, value);
+    const u32 sign = bits >> 24 & 0x80;
+    bits &= 0x7FFFFFFF;
+    if (bits > 0x7F800000) return 0x7F;
+    if (bits >= 0x43E00000) return sign | 0x7E;  // 448 and beyond
+    if (bits < 0x3C800000) {                     // below 2^-6 in steps of 2^-9: adding 2^14 rounds to them
+        const float magnitude = __builtin_bit_cast(float, bits) + 16384.f;
+        return sign | (__builtin_bit_cast(u32, magnitude) & 0xFF);
+    }
+    bits += 0x7FFFF + (bits >> 20 & 1);  // to nearest, ties to even
+    return sign | ((bits >> 20) - (120 << 3));
+}
+inline float from_e4m3(unsigned char code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    if ((code & 0x7F) == 0x7F) return __builtin_nanf("");
+    const float magnitude = exponent ? __builtin_bit_cast(float, u32(exponent + 120) << 23 | u32(mantissa) << 20)
+                                     : mantissa / 512.f;
+    return code & 0x80 ? -magnitude : magnitude;
+}
+
+}  // namespace twin
+
+inline u16 to_e4m3x2(float low, float high) { return twin::to_e4m3(low) | twin::to_e4m3(high) << 8; }
+inline void e4m3x4_to_half2(u32 (&pairs)[2], u32 four) {
+    for (int i = 0; i < 2; ++i, four >>= 16)
+        pairs[i] = pack_half2(twin::from_e4m3(four & 0xFF), twin::from_e4m3(four >> 8 & 0xFF));
 }
 
 inline u32 take_ticket(u32* count, u32 blocks, TWIN_WHERE) {

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from escalade.engine.calibrate import ranges
 from escalade.engine.capture import capture
-from escalade.engine.engine import MOST_PLANS, Engine, require_device
+from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.forms import require_dtype
 from escalade.engine.graph import Graph, Node
+from escalade.engine.passes import fuse
 from escalade.errors import UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]
@@ -36,11 +38,22 @@ def compile(
     not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are kept ready.
     """
     require_dtype(dtype)
+    if calibration is not None and dtype != "fp8":
+        raise UnsupportedError(f"calibration is for dtype fp8; {dtype} needs none")
+    if calibration is None and dtype == "fp8":
+        raise UnsupportedError(
+            "dtype fp8 needs calibration=batches, a few batches of inputs that look like the data to come: the ranges "
+            "of the network's values are measured on them"
+        )
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     where = _device(model, inputs, device)
     graph = capture(model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords)
     if normalize is not None:
         _normalise(graph, normalize)
+    if calibration is not None:
+        graph.ranges = ranges(
+            fuse(graph, dtype), calibration, torch.device("cpu" if where == TWIN else where)
+        )
     engine = Engine(graph, dtype, where, plans)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):

@@ -1,0 +1,36 @@
+// y[i] = e4m3(x[i] * factor[0])
+//
+// 16 bytes a load, PACKS of them under way in a thread before the first is used, and as many elements a store. What
+// bounds it: memory, each element read and written once.
+#include "common/e4m3.cuh"
+
+constexpr int VECTOR = 16 / sizeof(Element);
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantise_vectorised(const Element* x, const float* factor, e4m3* y, long long elements) {
+    wait_for_previous_launch();
+    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
+
+    Pack<Element, VECTOR> values[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const long long pack = first + i * THREADS;
+        if (pack < whole) values[i] = load_pack<Element, VECTOR>(x + pack * VECTOR);
+    }
+    const float times = factor[0];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const long long pack = first + i * THREADS;
+        if (pack >= whole) continue;
+        float scaled[VECTOR];
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) scaled[e] = to_float(values[i].at[e]) * times;
+        Pack<e4m3, VECTOR> codes;
+        from_floats(codes, scaled);
+        store_pack(y + pack * VECTOR, codes);
+    }
+
+    const long long last = whole * VECTOR + threadIdx.x;
+    if (blockIdx.x == 0 && last < elements) y[last] = from_float<e4m3>(to_float(x[last]) * times);
+}

@@ -1,0 +1,223 @@
+"""Networks in FP8: calibrated, quantised, close to fp32, and saved with what they were calibrated to."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import escalade
+from escalade import models
+from escalade.classify.images import Crop, decode
+from escalade.engine import compile
+from escalade.engine.backend import escalade_backend
+from escalade.engine.calibrate import ranges
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
+from escalade.engine.passes import fuse, optimise
+from escalade.engine.way import Way
+from escalade.errors import UnsupportedError
+from escalade.ops.e4m3 import E4M3
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
+NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Block(nn.Module):
+    """A ResNet's: its shortcut is a 1x1 convolution where the size changes."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(filters)
+        self.second = nn.Conv2d(filters, filters, 3, 1, 1)
+        self.shortcut = nn.Conv2d(channels, filters, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norm(self.first(x)))
+        return torch.relu(self.second(inner) + self.shortcut(x))
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU())
+        self.blocks = nn.Sequential(Block(32, 32, 1), Block(32, 48, 2))
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)))
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(5)
+    model = Small()
+    models.settle(model, torch.randn(8, 3, 12, 12))
+    return model.eval()
+
+
+def batches(count: int = 3) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(8, 3, 12, 12, generator=generator) for _ in range(count)]
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def test_results_are_close_to_fp32(network: nn.Module) -> None:
+    x = torch.randn(64, 3, 12, 12)
+    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    with torch.no_grad():
+        expected = network(x)
+    found = engine(x)
+    assert found.dtype == torch.float32
+    assert 1e-3 < difference(found, expected) < 0.06  # and not fp16 by mistake
+    assert float((found.argmax(1) == expected.argmax(1)).float().mean()) > 0.9
+
+
+def test_the_kernels_do_what_the_references_do(network: nn.Module) -> None:
+    """But for sums on the edge between two codes: there a last bit decides about one part in 16."""
+    x = torch.randn(2, 3, 12, 12)
+    by_pytorch = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    by_kernels = compile(network, x, dtype="fp8", device="twin", calibration=batches())
+    assert difference(by_kernels(x), by_pytorch(x)) < 0.01
+
+
+def test_values_between_convolutions_are_stored_as_e4m3(network: nn.Module) -> None:
+    x = torch.randn(1, 3, 12, 12)
+    plan = compile(network, x, dtype="fp8", device="cpu", calibration=batches()).plan(x)
+    steps = [(step.node.op, plan.forms[step.node.name].dtype) for step in plan.steps]
+    assert steps[:6] == [
+        ("stem", torch.float16),
+        ("quantise", E4M3),
+        ("conv2d", E4M3),
+        ("conv2d", E4M3),
+        ("conv2d", E4M3),
+        ("conv2d", torch.float16),
+    ]
+    half = compile(network, x, dtype="fp16", device="cpu").plan(x)
+    assert plan.constant_bytes < 0.75 * half.constant_bytes
+
+
+def test_explain_says_what_is_quantised(network: nn.Module) -> None:
+    x = torch.randn(1, 3, 12, 12)
+    explanation = compile(network, x, dtype="fp8", device="cpu", calibration=batches()).explain(x)
+    assert "4 of 4 convolutions multiply in FP8 (e4m3)" in str(explanation)
+    assert [step.dtype for step in explanation.steps[:3]] == ["fp16", "fp16", "fp8"]
+
+
+def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Sigmoid()
+    ).eval()
+    x = torch.randn(2, 3, 9, 9)
+    engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
+    assert "1 of 3 convolutions multiply in FP8" in str(engine.explain(x))
+    with torch.no_grad():
+        assert difference(engine(x), model(x)) < 0.05
+
+
+def test_a_value_that_others_read_too_is_kept_and_copied() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.relu(self.first(x))
+            return self.second(y) + self.third(y), y
+
+    torch.manual_seed(1)
+    model = Shared().eval()
+    x = torch.randn(2, 16, 6, 6)
+    engine = compile(model, x, dtype="fp8", device="twin", calibration=[x])
+    copies = [step for step in engine.plan(x).steps if step.node.op == "quantise"]
+    assert len(copies) == 2  # of x, and of y once for both readers
+    with torch.no_grad():
+        expected = model(x)
+    for found, right in zip(engine(x), expected, strict=True):
+        assert difference(found, right) < 0.06
+
+
+def test_what_lies_beyond_the_calibrated_range_saturates(network: nn.Module) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    engine = compile(network, x, dtype="fp8", device="cpu", calibration=[x / 100])
+    assert bool(engine(x).isfinite().all())
+
+
+def test_a_saved_engine_needs_no_calibration(network: nn.Module, tmp_path: pathlib.Path) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    engine.save(tmp_path / "small.escalade")
+    again = escalade.load(tmp_path / "small.escalade", device="cpu")
+    assert again.dtype == "fp8"
+    assert torch.equal(again(x), engine(x))
+
+
+def test_ranges_are_the_largest_magnitudes(network: nn.Module) -> None:
+    graph = fuse(capture(network, (torch.randn(1, 3, 12, 12),)), "fp8")
+    found = ranges(graph, batches(), torch.device("cpu"))
+    with torch.no_grad():
+        stem = max(float(network.stem(batch).abs().max()) for batch in batches())  # type: ignore[operator]
+    name = next(node.name for node in graph if node.op == "stem")
+    assert found[name] == pytest.approx(stem, rel=1e-5)
+    assert ranges(graph, iter(batches()), torch.device("cpu")) == found
+
+
+def test_optimising_twice_gives_the_same_graph(network: nn.Module) -> None:
+    graph = capture(network, (torch.randn(1, 3, 12, 12),))
+    graph.ranges = ranges(fuse(graph, "fp8"), batches(), torch.device("cpu"))
+    first, second = optimise(graph, "fp8"), optimise(graph, "fp8")
+    assert first.nodes == second.nodes and first.constants.keys() == second.constants.keys()
+    assert not any("fp8" in node.attributes for node in graph)
+
+
+def test_errors(network: nn.Module) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    with pytest.raises(UnsupportedError, match="fp8 needs calibration"):
+        compile(network, x, dtype="fp8", device="cpu")
+    with pytest.raises(UnsupportedError, match="calibration is for dtype fp8"):
+        compile(network, x, dtype="fp16", device="cpu", calibration=[x])
+    with pytest.raises(UnsupportedError, match="no batches"):
+        compile(network, x, dtype="fp8", device="cpu", calibration=[])
+    with pytest.raises(UnsupportedError, match="calibration batch has shape"):
+        compile(network, x, dtype="fp8", device="cpu", calibration=[torch.randn(2, 3, 8, 8)])
+    with pytest.raises(UnsupportedError, match="calibration batch of 2 tensors"):
+        compile(network, x, dtype="fp8", device="cpu", calibration=[(x, x)])
+    with pytest.raises(UnsupportedError, match="not finite"):
+        compile(network, x, dtype="fp8", device="cpu", calibration=[x / 0])
+    with pytest.raises(UnsupportedError, match="no calibration"):
+        escalade_backend(torch.fx.symbolic_trace(network), [x], options={"dtype": "fp8"})
+    graph = capture(network, (x,))
+    with pytest.raises(UnsupportedError, match="ranges"):
+        Engine(graph, "fp8", "cpu")
+    graph.ranges = {"stem": 1.0}
+    with pytest.raises(UnsupportedError, match="fused plans"):
+        Engine(graph, "fp8", "cpu", way=Way.separate)
+
+
+def test_photographs_get_the_classes_of_fp32() -> None:
+    files = sorted((DATA / "images").glob("*.JPEG"))
+    weights = DATA / "resnet18_imagenet_rebuilt_fp16.safetensors"
+    if not files or not weights.is_file():
+        pytest.skip(f"no photographs or weights of ResNet-18 under {DATA}")
+    model = models.read_resnet(weights).eval()
+    pictures = [torch.from_numpy(np.array(decode(file, Crop(256, 224)))) for file in files]
+    images = torch.stack(pictures).permute(0, 3, 1, 2)
+    seen, unseen = images[::2], images[1::2]
+    engine = compile(model, unseen, dtype="fp8", device="cpu", normalize=NORMALIZE, calibration=[seen])
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMALIZE)
+    with torch.no_grad():
+        expected = model((unseen / 255 - mean) / std)
+    found = engine(unseen)
+    same = int((found.argmax(1) == expected.argmax(1)).sum())
+    assert same >= len(unseen) - 2, f"{same} of {len(unseen)} classes are those of fp32"
+    assert difference(found, expected) < 0.1
