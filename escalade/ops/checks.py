@@ -1,10 +1,19 @@
-"""What the fields of a problem must be, in sentences."""
+"""What the name and the fields of a problem must be, in sentences."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from escalade.errors import UnsupportedError
+
+
+def match_name(pattern: re.Pattern[str], name: str, form: str) -> re.Match[str]:
+    """`form` says what such a name stands for and how it is put together."""
+    found = pattern.fullmatch(name)
+    if not found:
+        raise UnsupportedError(f"{name!r} names no {form}")
+    return found
 
 
 def require(operation: str, what: str, value: str, known: tuple[str, ...]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch
 import escalade
 from escalade import models
 from escalade.engine import Engine
+from escalade.engine.backend import escalade_backend
 from escalade.engine.capture import capture
+from escalade.engine.forms import STORAGE
 from escalade.engine.program import OutOfMemory
 
 pytestmark = pytest.mark.gpu
@@ -23,25 +27,38 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine(cuda: torch.device) -> Engine:
+    return _engine(cuda)
+
+
+@cache
+def _engine(device: torch.device) -> Engine:
     model, x = models.model("resnet18")
-    return escalade.compile(model, x, dtype="fp16", device=cuda)
+    return escalade.compile(model, x, dtype="fp16", device=device)
+
+
+def pytorch(model: torch.nn.Module, x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The model in the dtype, fp32 without TF32."""
+    storage = STORAGE[dtype]
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=dtype == "tf32"):
+        return copy.deepcopy(model).to(storage)(x.to(storage))
 
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
-    """In full size, against float64."""
+    """In full size, against float64; random weights let errors grow, PyTorch's own too."""
     model, _ = models.model(name)
-    x = models.example(name, 3).to(cuda)
+    model, x = model.to(cuda), models.example(name, 3).to(cuda)
     with torch.no_grad():
-        expected = model.to(cuda).double()(x.double())
-    graph = capture(model.float(), (x,))
+        expected = copy.deepcopy(model).double()(x.double())
+    graph = capture(model, (x,))
     for dtype, allowed in TOLERANCE.items():
         made = Engine(graph, dtype, cuda)
         found = made(x)
         assert found.dtype == torch.float32 and found.shape == expected.shape
-        assert difference(found, expected) <= allowed, f"{name} in {dtype}"
+        its_own = difference(pytorch(model, x, dtype), expected)
+        assert difference(found, expected) <= max(allowed, 2.5 * its_own), f"{name} in {dtype}"
         assert torch.equal(found, made(x)), "a second call gives the same bits"
 
 
@@ -111,7 +128,7 @@ def test_a_saved_engine_starts_without_the_model(
 def test_torch_compile(cuda: torch.device) -> None:
     model, _ = models.model("resnet18")
     model = model.to(cuda)
-    compiled = torch.compile(model, backend="escalade", options={"dtype": "fp32"})
+    compiled = torch.compile(model, backend=escalade_backend, options={"dtype": "fp32"})
     x = torch.randn(2, 3, 224, 224, device=cuda)
     with torch.no_grad():
         assert difference(compiled(x), model.double()(x.double())) < 1e-5

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require_at_least
+from escalade.ops.checks import match_name, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
     Images,
@@ -36,12 +36,11 @@ class AdaptiveAvgPool2dProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AdaptiveAvgPool2dProblem:
         """The problem of a name such as `512_7to1_b256`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output "
-                "size, _b batch"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output size, _b batch",
+        )
         return AdaptiveAvgPool2dProblem(*read_sizes(found), read_pair(found, "output"), dtype, layout)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.pointwise import check
 
@@ -28,9 +28,7 @@ class AddProblem:
 
     @staticmethod
     def parse(name: str) -> AddProblem:
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(f"{name!r} names no sum; the form is add_802816, or add_relu_802816")
+        found = match_name(_NAME, name, "sum; the form is add_802816, or add_relu_802816")
         return AddProblem(int(found["elements"]), bool(found["relu"]))
 
     @property

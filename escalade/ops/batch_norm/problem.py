@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require_at_least
+from escalade.ops.checks import match_name, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import Images, check_problem, pair_pattern, read_sizes, require_32_bits, spell_pair
 
@@ -41,12 +41,12 @@ class BatchNormProblem(Images):
 
     @staticmethod
     def parse(name: str) -> BatchNormProblem:
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), "
-                "_b batch, then optional _eps0.001 and _res+relu"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), "
+            "_b batch, then optional _eps0.001 and _res+relu",
+        )
         epilogue = (found["epilogue"] or "").split("+")
         epsilon = float(found["epsilon"]) if found["epsilon"] else DEFAULT_EPSILON
         return BatchNormProblem(*read_sizes(found), "relu" in epilogue, "res" in epilogue, epsilon=epsilon)
@@ -86,11 +86,11 @@ class BatchStatisticsProblem(Images):
 
     @staticmethod
     def parse(name: str) -> BatchStatisticsProblem:
-        found = _STATISTICS_NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no statistics; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch"
-            )
+        found = match_name(
+            _STATISTICS_NAME,
+            name,
+            "statistics; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch",
+        )
         return BatchStatisticsProblem(*read_sizes(found))
 
     @property

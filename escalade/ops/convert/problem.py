@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from escalade.errors import UnsupportedError
-from escalade.ops.checks import require, require_at_least
+from escalade.ops.checks import match_name, require, require_at_least
 from escalade.ops.elements import DTYPES, ELEMENT_BYTES
 from escalade.ops.images import (
     LAYOUTS,
@@ -52,13 +51,13 @@ class ConvertProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> ConvertProblem:
         """The problem of a name such as `3to4_224_fp32_nchw_b256`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
-                "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
-                "and _norm"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
+            "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
+            "and _norm",
+        )
         return ConvertProblem(
             *read_sizes(found), found["source"], found["source_layout"], dtype, layout,
             int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0),

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.rows import check_fields
 
@@ -45,12 +46,12 @@ class LinearProblem:
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> LinearProblem:
         """The problem of a name such as `512to1000_b32_bias+relu`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
-                "features out, _b rows, then optionally _bias, _relu or _bias+relu"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
+            "features out, _b rows, then optionally _bias, _relu or _bias+relu",
+        )
         epilogue = (found["epilogue"] or "").split("+")
         return LinearProblem(
             int(found["batch"]), int(found["in_features"]), int(found["out_features"]),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require_at_least
+from escalade.ops.checks import match_name, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
     Images,
@@ -45,12 +45,12 @@ class MaxPool2dProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dProblem:
         """The problem of a name such as `64_112_k3s2p1_b256`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
-                "k kernel s stride, optional p padding, _b batch, and _ceil"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
+            "k kernel s stride, optional p padding, _b batch, and _ceil",
+        )
         return MaxPool2dProblem(
             *read_sizes(found), read_pair(found, "kernel"), read_pair(found, "stride"), read_pair(found, "padding"),
             bool(found["ceil"]), dtype, layout,

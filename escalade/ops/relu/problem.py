@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.pointwise import check
 
@@ -34,11 +35,7 @@ class ReluProblem:
 
     @staticmethod
     def parse(name: str) -> ReluProblem:
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no rectifier; the form is relu_802816, or relu6_802816 with a limit"
-            )
+        found = match_name(_NAME, name, "rectifier; the form is relu_802816, or relu6_802816 with a limit")
         return ReluProblem(int(found["elements"]), float(found["limit"]) if found["limit"] else None)
 
     @property

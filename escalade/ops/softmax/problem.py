@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name
 from escalade.ops.elements import DTYPES, ELEMENT_BYTES
 from escalade.ops.rows import check_fields
 
@@ -28,9 +28,7 @@ class SoftmaxProblem:
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> SoftmaxProblem:
         """The problem of a name such as `1000_b32`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(f"{name!r} names no softmax; the form is 1000_b32: classes, _b rows")
+        found = match_name(_NAME, name, "softmax; the form is 1000_b32: classes, _b rows")
         return SoftmaxProblem(int(found["batch"]), int(found["classes"]), dtype)
 
     @property

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require, require_at_least
+from escalade.ops.checks import match_name, require, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
     LAYOUTS,
@@ -61,13 +61,13 @@ class StemProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp16") -> StemProblem:
         """The problem of a name such as `3to64_224_k7s2_fp32_nchw_b256_relu_pool3s2p1`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no stem; the form is 3to64_224_k7s2_fp32_nchw_b256_norm_relu_pool3s2p1: channels to "
-                "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
-                "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding"
-            )
+        found = match_name(
+            _NAME,
+            name,
+            "stem; the form is 3to64_224_k7s2_fp32_nchw_b256_norm_relu_pool3s2p1: channels to "
+            "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
+            "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding",
+        )
         filter_height, filter_width = read_pair(found, "filter")
         padding = read_pair(found, "padding") if found["padding"] else (filter_height // 2, filter_width // 2)
         pool = (

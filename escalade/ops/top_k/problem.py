@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name
 from escalade.ops.elements import DTYPES, ELEMENT_BYTES
 from escalade.ops.rows import check_fields
 from escalade.ops.softmax.problem import softmax_rounding
@@ -48,11 +49,7 @@ class TopKProblem:
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> TopKProblem:
         """The problem of a name such as `1000_k5_b32`."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no top_k; the form is 1000_k5_b32: classes, _k how many, _b rows"
-            )
+        found = match_name(_NAME, name, "top_k; the form is 1000_k5_b32: classes, _k how many, _b rows")
         return TopKProblem(int(found["batch"]), int(found["classes"]), int(found["k"]), dtype)
 
     @property
