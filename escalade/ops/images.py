@@ -12,10 +12,6 @@ from escalade.errors import UnsupportedError
 from escalade.ops.call import aligned
 from escalade.ops.checks import require, require_at_least
 from escalade.ops.elements import DTYPES, STORAGE, dtype_of
-from escalade.ops.elements import ELEMENT_BYTES as ELEMENT_BYTES
-from escalade.ops.elements import VECTOR_BYTES as VECTOR_BYTES
-from escalade.ops.elements import blocks as blocks
-from escalade.ops.elements import element as element
 from escalade.ops.ladder import Problem
 
 LAYOUTS = ("nchw", "nhwc")

@@ -14,7 +14,6 @@ from escalade.errors import UnsupportedError
 from escalade.ops.call import aligned, ready
 from escalade.ops.checks import require
 from escalade.ops.elements import DTYPES, FILLED, STORAGE, blocks, element, full_vector
-from escalade.ops.elements import dtype_of as dtype_of
 from escalade.ops.ladder import Config, P, Problem, Rung, ThreadsConfig
 from escalade.ops.operator import require_rung
 

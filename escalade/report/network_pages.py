@@ -25,6 +25,11 @@ def networks(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(name.removesuffix("_accuracy") for name in found))
 
 
+def plot(network: str) -> str:
+    """Where its plot lies, from docs/ on."""
+    return f"images/{network}.svg"
+
+
 def readme_block(records: Sequence[Record]) -> str:
     """The network of the README beside its peers; empty until there are records."""
     own = _timed(records, README_NETWORK)
@@ -33,6 +38,7 @@ def readme_block(records: Sequence[Record]) -> str:
     return (
         f"ResNet-18, 224² images, inference on an {own[0].gpu}, medians in µs (device time of one call):\n\n"
         + _batches(own)
+        + f"\n![Images a second, and one image phase by phase](docs/{plot(README_NETWORK)})\n"
         + "\nPhases, accuracy, memory and streaming: [docs/networks.md](docs/networks.md).\n"
     )
 
@@ -64,7 +70,7 @@ def _section(name: str, records: Sequence[Record]) -> str:
         ("_stream", "uint8 images from host memory", _stream),
     )
     everything = [r for r in records if r.workload in {name, *(name + part for part in _PARTS)}]
-    parts = [f"\n### {name}\n\n", origin(everything)]
+    parts = [f"\n### {name}\n\n", origin(everything), f"\n![{name}]({plot(name)})\n"]
     for suffix, title, make in titles:
         own = [r for r in everything if r.workload == name + suffix]
         if own:

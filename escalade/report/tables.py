@@ -34,6 +34,10 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
         from escalade.report.plot import ladder_plot
 
         written.append(ladder_plot(climb, README_PROBLEM, root / PLOT))
+    for name in network_pages.networks(_chosen(records)):
+        from escalade.report.network_plot import network_plot
+
+        written.append(network_plot(_chosen(records), name, root / "docs" / network_pages.plot(name)))
     return written
 
 

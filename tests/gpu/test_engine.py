@@ -108,8 +108,8 @@ def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cud
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(cuda)
     taken = torch.empty(max(free - (600 << 20), 0), dtype=torch.uint8, device=cuda)
-    before = torch.cuda.memory_allocated(cuda)
     big = torch.zeros(1, 3, 224, 224, device=cuda, dtype=torch.float16).expand(1000, -1, -1, -1)
+    before = torch.cuda.memory_allocated(cuda)
     with pytest.raises(OutOfMemory, match=r"needs \d+ MiB .* Take a smaller batch"):
         engine(big)
     assert torch.cuda.memory_allocated(cuda) == before, "nothing is left of it"

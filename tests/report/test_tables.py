@@ -85,3 +85,34 @@ def test_missing_markers_are_an_error(root: pathlib.Path) -> None:
     (root / "README.md").write_text("no markers")
     with pytest.raises(EscaladeError, match="ladder:begin"):
         tables.write(root / "results", root)
+
+
+NETWORK = Record(
+    "resnet18", "224_b8", "fp16", "nhwc", 8, "escalade", "", timing="graph", samples=9, median_us=200.0, p20_us=199.0,
+    p80_us=201.0, images_per_s=40000.0, wall_us=240.0, floor_us=40.0, error=8e-4, peak_bytes=32 << 20,
+    gpu="NVIDIA H200", driver="580.1", commit="abc", date="2026-01-02T03:04:05+00:00",
+    command="escalade bench resnet18", versions={"torch": "2.11"},
+)  # fmt: skip
+
+
+def test_networks_have_a_table_a_page_and_a_plot(root: pathlib.Path) -> None:
+    graph = replace(NETWORK, system="torch-graph", median_us=400.0, peak_bytes=128 << 20, wall_us=410.0)
+    jax = replace(NETWORK, system="jax", median_us=300.0, peak_bytes=None)
+    accuracy = replace(
+        NETWORK, workload="resnet18_accuracy", note="the same top-1 on 54 of 54", median_us=None
+    )
+    phase = replace(NETWORK, workload="resnet18_phases", rung="naive", batch=1, median_us=9000.0, gain=4.0)
+    alone = replace(NETWORK, workload="resnet18_stream", rung="compute alone", median_us=100.0)
+    streamed = replace(alone, rung="stream, pinned", median_us=125.0)
+    store.file_away(root / "results", [NETWORK, graph, jax, accuracy, phase, alone, streamed])
+    written = tables.write(root / "results", root)
+    assert root / "docs/images/resnet18.svg" in written
+    assert tables.stale(root / "results", root) == []
+    row = next(
+        line for line in (root / "README.md").read_text().splitlines() if line.startswith("| fp16 | 8 |")
+    )
+    assert "**200.0**" in row and "400.0" in row and "300.0" in row and "1.50×" in row and "5.00" in row
+    page = (root / "docs/networks.md").read_text()
+    assert "| fp16 | 8 | 32.0 | 128.0 | 25% | 240 | 410 |" in page
+    assert "54 of 54" in page and "4.00×" in page
+    assert "| fp16 | stream, pinned | 8 | 125.0 | 40,000 | 80% |" in page

@@ -18,13 +18,7 @@ from escalade.ops.conv2d.direct_config import (
 )
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung
-
-
-@dataclass(frozen=True)
-class ThreadsConfig(Config):
-    threads: int = 256
-    """Threads a block."""
+from escalade.ops.ladder import Config, Rung, ThreadsConfig
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,17 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.ops import pointwise
 from escalade.ops.e4m3 import E4M3, to_e4m3
-from escalade.ops.images import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, blocks, element
-from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder, Operation, Rung
-from escalade.ops.pointwise import FILLED, PacksConfig, ThreadsConfig
+from escalade.ops.elements import (
+    DTYPES,
+    ELEMENT_BYTES,
+    FILLED,
+    STORAGE,
+    VECTOR_BYTES,
+    blocks,
+    element,
+)
+from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder, Operation, Rung, ThreadsConfig
+from escalade.ops.pointwise import PacksConfig
 from escalade.ops.quantise.problem import QuantiseProblem
 
 ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))

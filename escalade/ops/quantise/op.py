@@ -7,8 +7,8 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.call import aligned, ready
 from escalade.ops.e4m3 import E4M3
+from escalade.ops.elements import dtype_of
 from escalade.ops.operator import define, require_rung
-from escalade.ops.pointwise import dtype_of
 from escalade.ops.quantise.problem import QuantiseProblem
 
 

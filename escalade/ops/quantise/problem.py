@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.images import ELEMENT_BYTES
+from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.pointwise import check
 
 _NAME = re.compile(r"quantise_(?P<elements>\d+)")
