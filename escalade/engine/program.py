@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -19,8 +19,6 @@ from escalade.engine.lower import STORED
 from escalade.engine.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
 from escalade.ops.e4m3 import E4M3, to_e4m3
-
-logger = logging.getLogger("escalade")
 
 
 class OutOfMemory(EscaladeError):
@@ -44,24 +42,15 @@ class KernelProgram:
     def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
         self.plan = plan
         self._device = device
-        try:
+        with _clear_about_memory(plan, device):
             self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(device)
-            raise OutOfMemory(
-                f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
-                f"{plan.constant_bytes / 2**20:.0f} for weights); {device} has {free / 2**20:.0f} of "
-                f"{total / 2**20:.0f} MiB free. Take a smaller batch"
-            ) from error
-        _compile_together(plan, device)
-        self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
-        self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
-        self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._capture()
+            _compile_together(plan, device)
+            self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
+            self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
+            self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
+            self._graph = self._captured() if device.type == "cuda" else None
 
     def run(self) -> None:
         """On the GPU: on the current stream."""
@@ -80,7 +69,7 @@ class KernelProgram:
         for call in self.calls:
             call()
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph:
         """One run to load everything, then the recording."""
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -93,7 +82,7 @@ class KernelProgram:
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self.run_steps()
         torch.cuda.current_stream(self._device).wait_stream(side)
-        self._graph = graph
+        return graph
 
     def _value(self, name: str) -> torch.Tensor:
         return self.plan.forms[name].view(self._arena, self.plan.places[name])
@@ -143,6 +132,20 @@ class KernelProgram:
                 target.copy_(reference.compute(step.node, inputs))
 
         return call
+
+
+@contextmanager
+def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
+    """What does not fit is said in terms of the plan."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise OutOfMemory(
+            f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
+            f"{plan.constant_bytes / 2**20:.0f} for weights); {device} has {free / 2**20:.0f} of "
+            f"{total / 2**20:.0f} MiB free. Take a smaller batch"
+        ) from error
 
 
 def _compile_together(plan: Plan, device: torch.device) -> None:
