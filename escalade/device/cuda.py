@@ -44,7 +44,7 @@ class CudaKernel:
     library: Any
     handle: Any
     cubin: Cubin
-    _allowed: dict[str, int] = field(default_factory=dict)
+    _allowed: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def resources(self) -> Resources:

@@ -14,6 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.call import aligned, ready
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
+from escalade.ops.operator import define, library, require_alike, require_rung
 
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _SCHEMA = (
@@ -21,8 +22,6 @@ _SCHEMA = (
     "int[2] padding=0, int[2] dilation=1, int groups=1, bool relu=False, bool tf32=False, str? rung=None) -> Tensor"
 )
 _TF32_POSITION = 9
-_library = torch.library.Library("escalade", "FRAGMENT")
-_library.define(_SCHEMA)
 
 
 def conv2d(
@@ -105,7 +104,7 @@ def _check_tensors(
         )
     if x.dtype not in _DTYPES:
         raise UnsupportedError(f"x is {x.dtype}; conv2d takes float32, float16 and bfloat16")
-    _check_alike(x, {"weight": weight, "bias": bias, "residual": residual})
+    require_alike(x, {"weight": weight, "bias": bias, "residual": residual})
     if groups < 1 or x.shape[1] != weight.shape[1] * groups:
         raise UnsupportedError(
             f"x has {x.shape[1]} channels, but weight {tuple(weight.shape)} with groups={groups} takes "
@@ -120,18 +119,6 @@ def _check_tensors(
         )
     if residual is not None and residual.dim() != 4:
         raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must be the output's")
-
-
-def _check_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> None:
-    for name, tensor in others.items():
-        if tensor is None:
-            continue
-        if tensor.device != x.device:
-            raise UnsupportedError(
-                f"x is on {x.device} but {name} on {tensor.device}; move them to one device"
-            )
-        if tensor.dtype != x.dtype:
-            raise UnsupportedError(f"x is {x.dtype} but {name} {tensor.dtype}; convert them to one dtype")
 
 
 def layout_of(x: torch.Tensor) -> str:
@@ -156,8 +143,7 @@ def _run(
 ) -> torch.Tensor:
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
     if problem.batch == 0:
-        if rung is not None:
-            _require_rung(rung)
+        require_rung("conv2d", rung)
         return empty_output(problem, x.device)
     prepared = ready("conv2d", problem, x.device, rung)
     memory_format = MEMORY_FORMAT[prepared.problem.layout]
@@ -173,18 +159,6 @@ def _run(
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     prepared.run({**{name: laid_out(tensor) for name, tensor in given.items()}, "y": y})
     return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
-
-
-def _require_rung(name: str) -> None:
-    """A name that no rung has is wrong even where there is nothing to do."""
-    from escalade.ops import operation
-
-    operation("conv2d").ladder.rung(name)
-
-
-def _on_cuda(x: torch.Tensor, *rest: object) -> torch.Tensor:
-    with torch.cuda.device(x.device):
-        return _run(x, *rest)  # type: ignore[arg-type]
 
 
 def _fake(
@@ -256,9 +230,6 @@ def _under_autocast(device_type: str):  # type: ignore[no-untyped-def]
     return cast_and_run
 
 
-_library.impl("conv2d", _run, "CPU")
-_library.impl("conv2d", _on_cuda, "CUDA")
-_library.impl("conv2d", _under_autocast("cuda"), "AutocastCUDA")
-_library.impl("conv2d", _under_autocast("cpu"), "AutocastCPU")
-torch.library.register_fake("escalade::conv2d", _fake, lib=_library)
-torch.library.register_autograd("escalade::conv2d", _backward, setup_context=_setup, lib=_library)
+define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+library.impl("conv2d", _under_autocast("cuda"), "AutocastCUDA")
+library.impl("conv2d", _under_autocast("cpu"), "AutocastCPU")
