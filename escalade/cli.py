@@ -199,7 +199,12 @@ def tune(
 
 @app.command()
 def bench(
-    workload: Annotated[str, typer.Argument(help="resnet18, resnet34 or resnet50.", show_default=False)],
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="resnet18, resnet34, resnet50, lenet or spectral_autoencoder.", show_default=False
+        ),
+    ],
     batch: Annotated[
         list[str] | None,
         typer.Option(
@@ -214,13 +219,24 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only these: accuracy, batches; phases, stream (ResNets); op-times, stream (lenet); score, training "
+            "(spectral_autoencoder). Without it: the usual ones.",
+            show_default=False,
+        ),
+    ] = None,
     device: NetworkWhere = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.3,
     phases: Annotated[bool, typer.Option(help="One image from the naive kernels to the engine.")] = True,
     stream: Annotated[
-        bool, typer.Option(help="Also images from host memory, batches of 64 and 256.")
+        bool, typer.Option(help="Also uint8 images from host memory, as a part of its own.")
     ] = False,
-    size: Annotated[int, typer.Option(help="Of the images.")] = 224,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Of the images, for ResNets; 224 without it.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights and images.")] = 0,
     json: Annotated[pathlib.Path | None, typer.Option(help="Write the records to this file too.")] = None,
     results: Annotated[
@@ -233,8 +249,8 @@ def bench(
     from escalade.bench.networks import commands
 
     options = commands.BenchOptions(
-        workload, _numbers("--batch", _listed(batch)), _listed(dtype), _listed(peers), device, seconds,
-        phases, stream, size, seed, json, results, plot,
+        workload, _numbers("--batch", _listed(batch)), _listed(dtype), _listed(peers), _listed(parts), device,
+        seconds, phases, stream, size, seed, json, results, plot,
     )  # fmt: skip
     raise typer.Exit(commands.bench(options))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from escalade import compile, models
-from escalade.bench.networks.workloads import images
+from escalade.bench.networks.resnets import images
 from escalade.classify.command import Options, classify
 from escalade.errors import EscaladeError
 

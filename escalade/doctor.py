@@ -16,6 +16,7 @@ from rich.table import Table
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
     "ESCALADE_COMMIT": ("unknown", "what records name as the commit where the sources are no git checkout"),
+    "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
     "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
 }
 """Every environment variable that Escalade reads: its default, and what it does."""

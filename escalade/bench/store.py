@@ -79,8 +79,12 @@ class Record:
     floor_us: float | None = None
     peak_pct: float | None = None
     """`tflops` in percent of a large matrix product of the same dtype, measured in the same run."""
+    copy_pct: float | None = None
+    """`gbps` in percent of the rate of a copy, measured in the same run."""
     error: float | None = None
     tolerance: float | None = None
+    accuracy: float | None = None
+    """The share of a data set's items that were given their right class."""
     predicted_gain: float | None = None
     gain: float | None = None
     gain_over: str = ""

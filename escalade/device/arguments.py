@@ -39,8 +39,40 @@ class ArgumentList:
         for tensor_map, room in self._maps:
             address = _address(tensor_map.buffer, buffers)
             assert address is not None, "the buffer of a tensor map is never optional"
-            encoded = self._encode(tensor_map, address)
-            ctypes.memmove(room, encoded, len(encoded))
+            self.encode_into(room, tensor_map, address)
+
+    def encode_into(self, room: Any, tensor_map: TensorMap, address: int) -> None:
+        encoded = self._encode(tensor_map, address)
+        ctypes.memmove(room, encoded, len(encoded))
+
+
+class Pointers:
+    """Every place in the arguments of a few launches where the address of one piece of memory stands.
+
+    For memory that is another at each call: setting these is all that a launch then needs.
+    """
+
+    def __init__(self) -> None:
+        self._values: list[tuple[Any, int]] = []
+        self._maps: list[tuple[ArgumentList, TensorMap, Any, int]] = []
+        self._mapped = 0
+
+    def add(self, arguments: ArgumentList, name: str, offset: int = 0) -> None:
+        """What the arguments call `name` lies `offset` bytes into the memory."""
+        for buffer, value in arguments._pointers:
+            if buffer.name == name:
+                self._values.append((value, offset + buffer.offset))
+        for tensor_map, room in arguments._maps:
+            if tensor_map.buffer.name == name:
+                self._maps.append((arguments, tensor_map, room, offset + tensor_map.buffer.offset))
+
+    def point(self, address: int) -> None:
+        for value, offset in self._values:
+            value.value = address + offset
+        if self._maps and address != self._mapped:  # encoding one takes as long as a launch
+            for arguments, tensor_map, room, offset in self._maps:
+                arguments.encode_into(room, tensor_map, address + offset)
+            self._mapped = address
 
 
 def _address(buffer: Buffer, buffers: Mapping[str, int]) -> int | None:

@@ -22,6 +22,8 @@ SCHEMA = 2
 DEFAULT_LIMIT_BYTES = 1 << 30
 _HASH_SUFFIX = ".sha256"
 _MAKING = "making-"
+_ROOM = 16  # an eviction makes room for a sixteenth of the limit, so that not every new entry needs one
+_WRITERS = 8  # how many processes may fill a folder together and keep to its limit
 _ABANDONED_SECONDS = 24 * 3600  # no build takes a day: what is still unfinished then belongs to nobody
 
 
@@ -64,6 +66,7 @@ class DiskCache:
         self.hits = 0
         self.misses = 0
         self._lock = threading.Lock()
+        self._unwatched_bytes = 0  # that may still be written before the folder is looked through again
         self._substitute: tempfile.TemporaryDirectory[str] | None = None
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
@@ -152,18 +155,25 @@ class DiskCache:
         return entries
 
     def _evict(self, keep: pathlib.Path) -> None:
+        """Looks through the folder, which takes long where it has thousands of entries, when it may be full."""
         with self._lock:
+            with contextlib.suppress(OSError):
+                self._unwatched_bytes -= keep.stat().st_size
+            if self._unwatched_bytes > 0:
+                return
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
+            wanted = self.limit_bytes - (self.limit_bytes // _ROOM if total > self.limit_bytes else 0)
             recent = time.time() - self.grace_seconds
             for _, size, path in entries:
-                if total <= self.limit_bytes:
+                if total <= wanted:
                     break
                 if path == keep or _last_use(path) > recent:
                     continue
                 path.unlink(missing_ok=True)
                 _checksum_path(path).unlink(missing_ok=True)
                 total -= size
+            self._unwatched_bytes = (self.limit_bytes - total) // _WRITERS
             self._sweep()
 
     def _sweep(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -97,11 +99,16 @@ class CudaLaunch:
 
         self._launch = driver.cuLaunchKernelEx
         self._success = driver.CUresult.CUDA_SUCCESS
+        self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        self._current_stream = torch._C._cuda_getCurrentRawStream
+        self._current_device = torch._C._cuda_getDevice
         self.what = f"launching {call.program}{label}"
         self.kernel = load(call.program, device_index)
+        self._handle = self.kernel.handle
         self.arguments = ArgumentList(call.arguments, encode)
         self._address = ctypes.addressof(self.arguments.addresses)
         self._device_index = device_index
+        self._lane = call.lane
         self._config = _launch_config(call)
         self._stream = 0
         self.kernel.allow_shared(call.shared_bytes, device_index, self.what)
@@ -110,13 +117,65 @@ class CudaLaunch:
         self.arguments.point(buffers)
 
     def __call__(self) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        if self._lane:
+            stream = side_stream(self._device_index, self._lane).cuda_stream
+        else:
+            stream = self._current_stream(self._device_index)
         if stream != self._stream:
             self._stream = stream
             self._config.hStream = stream
-        (status,) = self._launch(self._config, self.kernel.handle, self._address, 0)
+        if not stream and self._current_device() != self._device_index:
+            with torch.cuda.device(self._device_index):  # the default stream is that of the current context
+                self._enqueue()
+        else:
+            self._enqueue()
+
+    def _enqueue(self) -> None:
+        (status,) = self._launch(self._config, self._handle, self._address, 0)
+        if status is self._no_context:  # the thread's first use of CUDA is this launch
+            make_context_current(self._device_index)
+            (status,) = self._launch(self._config, self._handle, self._address, 0)
         if status is not self._success:
             check((status,), self.what)
+
+
+def make_context_current(device_index: int) -> None:
+    """PyTorch's context of the device, for the calling thread; recording a CUDA graph may be under way."""
+    from cuda.bindings import driver
+
+    check(driver.cuCtxSetCurrent(_primary_context(device_index)), "making the context current")
+
+
+@cache
+def _primary_context(device_index: int) -> Any:
+    from cuda.bindings import driver
+
+    device = check(driver.cuDeviceGet(device_index), "finding the device")
+    return check(driver.cuDevicePrimaryCtxRetain(device), "finding the device's context")
+
+
+_local = threading.local()
+
+
+def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
+    """A lane's stream. Each thread has its own: what one is recording, another must not launch into."""
+    known: dict[tuple[int, int], torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
+    if (device_index, lane) not in known:
+        known[device_index, lane] = torch.cuda.Stream(device_index)
+    return known[device_index, lane]
+
+
+@contextmanager
+def side_lanes(device_index: int, lanes: tuple[int, ...]) -> Iterator[None]:
+    """These lanes fork from the current stream and join it again by events, which a graph records as its edges."""
+    current = torch.cuda.current_stream(device_index)
+    for lane in lanes:
+        side_stream(device_index, lane).wait_stream(current)
+    try:
+        yield
+    finally:
+        for lane in lanes:
+            current.wait_stream(side_stream(device_index, lane))
 
 
 def _launch_config(call: KernelCall) -> Any:

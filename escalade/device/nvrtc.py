@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +18,8 @@ from escalade.errors import CompileError
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
 _OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
+_importing = threading.Lock()
+"""cuda.core puts another module in its own place while it is imported: a second thread would find it half made."""
 _RESOURCES = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?",
@@ -104,8 +107,9 @@ def _compile_unspilled(program: Program, architecture: str) -> bytes:
 
 def _compile(program: Program, architecture: str) -> bytes:
     """The log's length, the log, the code."""
-    from cuda.core import Program as NvrtcProgram
-    from cuda.core import ProgramOptions
+    with _importing:
+        from cuda.core import Program as NvrtcProgram
+        from cuda.core import ProgramOptions
 
     log = io.StringIO()
     options = ProgramOptions(

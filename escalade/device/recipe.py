@@ -96,6 +96,11 @@ class KernelCall:
     """
     weights_only: bool = False
     """Depends on nothing but the weights, so a network's plan can do it once."""
+    lane: int = 0
+    """Launches of one lane follow each other, those of different lanes may overlap.
+
+    Every lane begins after what was launched before the recipe, and the recipe has ended when all of them have.
+    """
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,11 @@ class Recipe:
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         return tuple(dict.fromkeys(step.program for step in self.steps))
+
+    @cached_property
+    def side_lanes(self) -> tuple[int, ...]:
+        """The lanes besides 0, which is the stream that the recipe is launched on."""
+        return tuple(sorted({step.lane for step in self.steps if isinstance(step, KernelCall)} - {0}))
 
     @property
     def workspace_bytes(self) -> int:

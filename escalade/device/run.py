@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from escalade.device import cuda, twin
-from escalade.device.arguments import ArgumentList
+from escalade.device.arguments import ArgumentList, Pointers
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
 from escalade.device.twin import tensor_map
 from escalade.errors import LaunchError, UnsupportedError
@@ -50,9 +50,8 @@ class Executable:
 
     def _step(self, step: KernelCall | ConstantCopy, options: TwinOptions) -> Step:
         if self.device.type == "cuda":
-            index = self.device.index if self.device.index is not None else torch.cuda.current_device()
             kind = cuda.CudaLaunch if isinstance(step, KernelCall) else cuda.CudaConstantCopy
-            return kind(step, index, self._label)  # type: ignore[arg-type]
+            return kind(step, self._index, self._label)  # type: ignore[arg-type]
         if self.device.type == "cpu":
             if isinstance(step, KernelCall):
                 return _TwinLaunch(step, options, self._sizes, self._label)
@@ -60,6 +59,11 @@ class Executable:
         raise UnsupportedError(
             f"device {self.device}: kernels run on CUDA devices, and on the CPU through the twin"
         )
+
+    @property
+    def _index(self) -> int:
+        """Of the CUDA device."""
+        return self.device.index if self.device.index is not None else torch.cuda.current_device()
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
         """Points the launches at these tensors; None stands for an optional one that is absent."""
@@ -83,7 +87,26 @@ class Executable:
         """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""
         self._tensors = {}
 
+    def add_to(self, pointers: Pointers, name: str, offset: int = 0) -> None:
+        """Lets `pointers` set the buffer of that name, which lies `offset` bytes into their memory."""
+        for step in self._steps:
+            if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
+                pointers.add(step.arguments, name, offset)
+
+    @property
+    def launches(self) -> list[Callable[[], None]]:
+        """What a call does, one after another."""
+        return [self] if self.recipe.side_lanes or self._synchronize else list(self._steps)
+
     def __call__(self) -> None:
+        lanes = self.recipe.side_lanes
+        if lanes and self.device.type == "cuda":
+            with cuda.side_lanes(self._index, lanes):
+                self._run()
+        else:  # the twin runs one launch after another
+            self._run()
+
+    def _run(self) -> None:
         for step in self._steps:
             step()
             if self._synchronize:

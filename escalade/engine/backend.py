@@ -13,6 +13,7 @@ from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.forms import STORAGE, require_dtype
 from escalade.errors import UnsupportedError
+from escalade.ops.precision import tf32_allowed
 
 logger = logging.getLogger("escalade")
 OPTIONS = ("dtype",)
@@ -176,6 +177,5 @@ def _dtype_of(tensors: Sequence[torch.Tensor]) -> str:
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     for name, storage in STORAGE.items():
         if storage == dtype and name != "tf32":
-            allowed = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-            return "tf32" if name == "fp32" and allowed else name
+            return "tf32" if name == "fp32" and tf32_allowed() else name
     raise UnsupportedError(f"weights of {dtype}: escalade takes float32, float16 and bfloat16")

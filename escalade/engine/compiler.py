@@ -57,7 +57,7 @@ def compile(
     engine = Engine(graph, dtype, where, plans)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
-        engine.program(*(tensor.to(engine.device) for tensor in tensors))
+        engine.calls([tensor.to(engine.device) for tensor in tensors])
     return engine
 
 

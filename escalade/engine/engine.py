@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.constants import Constants, require_finite
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import InputFormat, require_dtype
-from escalade.engine.graph import Batch, Graph, fixed
+from escalade.engine.graph import Batch, Graph, Node, fixed
 from escalade.engine.passes import optimise
 from escalade.engine.plan import Plan, make_plan
 from escalade.engine.program import KernelProgram, Program, ReferenceProgram
@@ -23,11 +24,10 @@ from escalade.errors import CompileError, UnsupportedError
 
 logger = logging.getLogger("escalade")
 
-Collect = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""Takes the outputs out of a program's memory."""
-
 MOST_PLANS = 8
 """Batch sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
+_MOST_SIGHTS = 64
+"""Kinds of inputs that a call recognises at first sight; strides may differ without end."""
 TWIN = "twin"
 _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
@@ -71,8 +71,12 @@ class Engine:
         self._positional = given == tuple(range(len(graph.inputs)))
         self._names = tuple(named)
         self._output_types = tuple(getattr(torch, name) for name in graph.output_types)
-        self._plans: OrderedDict[tuple[Any, ...], _Ready] = OrderedDict()
+        self._returns_one_tensor = self._structure.is_leaf()
+        self._plans: dict[tuple[Any, ...], _Kept] = {}
         self._most_plans = plans
+        self._sights: dict[tuple[Any, ...], _Kept] = {}
+        """Plans by what a call with one tensor sees of it, read without the lock."""
+        self._turns = count()
         self._constants: dict[torch.device, Constants] = {}
         self._avoid: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -83,27 +87,41 @@ class Engine:
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        sight = None
+        if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor:
+            sight = (x.shape, x.dtype, x.device, x.is_contiguous() or x.stride())
+            kept = self._sights.get(sight)
+            if kept is not None:
+                kept.turn = next(self._turns)
+                return self._returned(kept.calls.call(arguments))
         tensors = self._flatten(arguments, keywords)
-        results = self._ready(tensors).call(tensors, self._copies)
-        return pytree.tree_unflatten(results, self._structure)
+        return self._returned(self._kept(tensors, sight).calls.call(tensors))
+
+    def _returned(self, results: list[torch.Tensor]) -> Any:
+        """As the model returns them."""
+        return results[0] if self._returns_one_tensor else pytree.tree_unflatten(results, self._structure)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """The plan for inputs like these."""
-        return self._ready(self._flatten(arguments, keywords)).program.plan
+        return self.calls(self._flatten(arguments, keywords)).plan
 
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
         if arguments or keywords:
             return explain(self.plan(*arguments, **keywords))
         with self._lock:
-            latest = next(reversed(self._plans.values()), None)
+            latest = max(self._plans.values(), key=lambda kept: kept.turn, default=None)
         if latest is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
-        return explain(latest.program.plan)
+        return explain(latest.calls.plan)
 
     def program(self, *tensors: torch.Tensor) -> Program:
-        """The plan for inputs like these, made ready: its static inputs and outputs, and `run`."""
-        return self._ready(tensors).program
+        """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
+        return self.calls(tensors).program
+
+    def calls(self, tensors: Sequence[torch.Tensor]) -> Calls:
+        """The plan for inputs like these, made ready to be called with them."""
+        return self._kept(tensors).calls
 
     def stream(self, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
         """Results of host batches in order, copies overlapped with compute; see `escalade.engine.stream`."""
@@ -131,25 +149,27 @@ class Engine:
             )
         return tuple(leaves)
 
-    def _copies(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Results of the caller's own, in the types that the model returns."""
-        return [
-            output.to(dtype, copy=True) for output, dtype in zip(outputs, self._output_types, strict=True)
-        ]
-
-    def _ready(self, tensors: Sequence[torch.Tensor]) -> _Ready:
+    def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
+        """The plan for these, to be recognised by `sight` from now on."""
         key = tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
         with self._lock:
             found = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                return found
-            batch = self._check(tensors)
-            while len(self._plans) >= self._most_plans:
-                self._plans.popitem(last=False)
-            found = _Ready(self._make(batch, tensors))
-            self._plans[key] = found
+            if found is None:
+                batch = self._check(tensors)
+                while len(self._plans) >= self._most_plans:
+                    self._drop_oldest()
+                found = self._plans[key] = _Kept(self._make(batch, tensors))
+            found.turn = next(self._turns)
+            if sight is not None:
+                if len(self._sights) >= _MOST_SIGHTS:
+                    self._sights = {}
+                self._sights[sight] = found
             return found
+
+    def _drop_oldest(self) -> None:
+        oldest = min(self._plans, key=lambda key: self._plans[key].turn)
+        gone = self._plans.pop(oldest)
+        self._sights = {sight: kept for sight, kept in self._sights.items() if kept is not gone}
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> int:
         """The batch size of inputs that the engine can take."""
@@ -195,8 +215,7 @@ class Engine:
                 raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
             return
         if tensor.dtype == torch.uint8 and not any(
-            node.op in ("convert", "stem") and node.inputs["x"] == name and "scale" in node.inputs
-            for node in self._graph
+            node.inputs.get("x") == name and _normalises(node) for node in self._graph
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
@@ -206,7 +225,9 @@ class Engine:
                 f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8"
             )
 
-    def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Program:
+    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.no_grad()
+    def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
         device = tensors[0].device
         graph = self._graph.at(batch)
@@ -216,15 +237,23 @@ class Engine:
             plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.way)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
             if device.type == "cpu" and not self.on_twin:
-                return ReferenceProgram(plan, constants)
+                return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
-                return KernelProgram(plan, constants, device)
+                if plan.is_direct:
+                    return DirectCalls(plan, constants, device, self._output_types)
+                return BufferedCalls(KernelProgram(plan, constants, device), self._output_types)
             except CompileError as error:
                 failed = _failing(plan, error)
                 if failed is None or failed in self._avoid:
                     raise
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
                 self._avoid |= {failed}
+
+
+def _normalises(node: Node) -> bool:
+    return node.attributes.get("normalised", False) or (
+        node.op in ("convert", "stem") and "scale" in node.inputs
+    )
 
 
 def require_device(device: torch.device | str) -> None:
@@ -254,36 +283,9 @@ def _spell(shape: Sequence[Any]) -> str:
     return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
 
 
-class _Ready:
-    """A program and the order of its calls: it has one set of buffers, so one call waits for another."""
+class _Kept:
+    """Calls of a plan, and when it was used last."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._lock = threading.Lock()
-        self._done: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
-
-    def call(self, tensors: Sequence[torch.Tensor], collect: Collect) -> list[torch.Tensor]:
-        """One run on the current stream; `collect` copies the outputs before anyone else's run overwrites them."""
-        device = tensors[0].device
-        if device.type != "cuda":
-            with self._lock:
-                return self._run(tensors, collect)
-        with self._lock, torch.cuda.device(device):
-            stream = torch.cuda.current_stream(device)
-            if self._stream != stream:
-                self.program.used_on(stream)
-                if self._done is not None:
-                    stream.wait_event(self._done)
-            results = self._run(tensors, collect)
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            self._done.record(stream)
-            self._stream = stream
-            return results
-
-    def _run(self, tensors: Sequence[torch.Tensor], collect: Collect) -> list[torch.Tensor]:
-        for room, tensor in zip(self.program.inputs, tensors, strict=True):
-            room.copy_(tensor, non_blocking=True)
-        self.program.run()
-        return collect(self.program.outputs)
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.turn = 0

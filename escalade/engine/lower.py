@@ -16,9 +16,11 @@ from escalade.ops.add import AddProblem
 from escalade.ops.batch_norm import BatchNormProblem
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.convert import ConvertProblem
+from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.ladder import Problem
 from escalade.ops.linear import LinearProblem
 from escalade.ops.max_pool2d import MaxPool2dProblem
+from escalade.ops.mlp.problem import MlpProblem
 from escalade.ops.quantise import QuantiseProblem
 from escalade.ops.relu import ReluProblem
 from escalade.ops.softmax import SoftmaxProblem
@@ -104,6 +106,18 @@ def _stem(node: Node, forms: Forms) -> Lowered:
     return Lowered("stem", problem, {"scale": FP32, "shift": FP32})
 
 
+def _few_channels(node: Node, forms: Forms) -> Lowered:
+    image = forms.value(node.inputs["x"])
+    batch, channels, height, width = image.shape
+    filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
+    a = node.attributes
+    problem = FewChannelsProblem(
+        batch, channels, height, width, filters, filter_height, filter_width, a["padding"], "bias" in node.inputs,
+        a["relu"], a["pool"], a["ceil_mode"], forms.dtype, "nhwc", NAMES[image.dtype],
+    )  # fmt: skip
+    return Lowered("few_channels", problem)
+
+
 def _convert(node: Node, forms: Forms) -> Lowered:
     source, target = forms.value(node.inputs["x"]), forms.value(node.name)
     batch, channels, height, width = source.shape
@@ -177,6 +191,12 @@ def _linear(node: Node, forms: Forms) -> Lowered | None:
     return Lowered("linear", problem)
 
 
+def _mlp(node: Node, forms: Forms) -> Lowered:
+    layers = node.attributes["layers"]
+    batch = prod(forms.value(node.inputs["x"]).shape) // layers[0].width_in
+    return Lowered("mlp", MlpProblem(batch, layers, node.attributes["output"], forms.stored))
+
+
 def _softmax(node: Node, forms: Forms) -> Lowered | None:
     form = forms.value(node.name)
     if form.layout == "nhwc":  # rows of pixels, which lie apart
@@ -187,6 +207,7 @@ def _softmax(node: Node, forms: Forms) -> Lowered | None:
 _LOWER: dict[str, Callable[[Node, Forms], Lowered | None]] = {
     "conv2d": _conv2d,
     "stem": _stem,
+    "few_channels": _few_channels,
     "convert": _convert,
     "quantise": _quantise,
     "batch_norm": _batch_norm,
@@ -195,5 +216,6 @@ _LOWER: dict[str, Callable[[Node, Forms], Lowered | None]] = {
     "max_pool2d": _max_pool2d,
     "adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "linear": _linear,
+    "mlp": _mlp,
     "softmax": _softmax,
 }

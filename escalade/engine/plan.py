@@ -7,7 +7,7 @@ packed once into the form that the chosen kernels want.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,9 @@ from escalade.errors import UnsupportedError
 from escalade.ops import operation
 from escalade.ops.e4m3 import E4M3
 from escalade.tune import Choice, choose
+
+MOST_DIRECT_LAUNCHES = 3
+"""Up to here, launching kernels one by one costs the host no more than a CUDA graph with copies before and after it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,16 @@ class Plan:
     lasting: Mapping[str, Workspace]
     """Workspaces that are written once, and counters: they keep what they hold from call to call."""
     constants: tuple[ConstantForm, ...]
+    outside: Mapping[str, str]
+    """In plans of few launches, values that may lie in the caller's tensors instead of the arena: the input or output
+    whose bytes each has. Kernels then read inputs where they are and write results where they are wanted."""
+    scratch_bytes: int
+    """Of the arena, its beginning: what is left of it when those are outside."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it can run over the caller's tensors."""
+        return bool(self.outside)
 
     @property
     def fallbacks(self) -> tuple[Step, ...]:
@@ -127,31 +140,49 @@ def make_plan(
         for workspace in step.recipe.workspaces
         if workspace.zeroed or workspace.name in _packed(step.recipe)
     }
-    arena = _arena(graph, tuple(steps), forms, lasting)
-    return Plan(dtype, graph, tuple(steps), forms, arena.offsets, arena.bytes, lasting, tuple(constants))
+    values = _Values.of(graph, steps, forms)
+    outside = _outside(graph, steps, values) if _may_run_directly(steps) else {}
+    arena, scratch_bytes = _arena(steps, values, forms, lasting, outside)
+    return Plan(
+        dtype,
+        graph,
+        tuple(steps),
+        forms,
+        arena.offsets,
+        arena.bytes,
+        lasting,
+        tuple(constants),
+        outside,
+        scratch_bytes,
+    )
 
 
 def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) -> dict[str, Form]:
     """How every value lies in memory."""
     storage = STORAGE[dtype]
-    forms = {given.name: _input_form(given, formats[given.name], storage) for given in graph.inputs}
+    forms = {given.name: _input_form(graph, given, formats[given.name], storage) for given in graph.inputs}
     for node in graph:
         own = storage if node.is_floating else getattr(torch, node.dtype)
         if node.attributes.get("store") == "fp8":
             own = E4M3
         elif node.op == "convert" and node.name in graph.outputs:
             own = getattr(torch, node.dtype)
+        elif node.op == "mlp" and node.attributes["output"] == "error":
+            own = torch.float32
         forms[node.name] = Form(node.shape, own, layout_of(node))  # type: ignore[arg-type]
     return forms
 
 
-def _input_form(given: Input, format: InputFormat, storage: torch.dtype) -> Form:
+def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.dtype) -> Form:
     """Images lie as they come, for a kernel to convert; anything else as its readers want it, by the copy that
-    brings it in.
+    brings it in. So do images of a type that their reader has no kernel for.
     """
     dtype = getattr(torch, given.dtype)
     if dtype.is_floating_point and len(given.shape) == 4:
-        return Form(given.shape, format.dtype, format.layout)  # type: ignore[arg-type]
+        particular = any(node.op == "few_channels" and node.inputs["x"] == given.name for node in graph)
+        known = format.dtype in (storage, torch.float32, torch.uint8)
+        own = torch.float32 if particular and not known else format.dtype
+        return Form(given.shape, own, format.layout)  # type: ignore[arg-type]
     return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
 
 
@@ -229,53 +260,109 @@ def _buffers(step: KernelCall | ConstantCopy) -> set[str]:
     return {buffer.name for buffer in buffers if isinstance(buffer, Buffer)}
 
 
-def _arena(
-    graph: Graph, steps: tuple[Step, ...], forms: Mapping[str, Form], lasting: Mapping[str, Workspace]
-) -> Arena:
-    """Inputs live from the start, outputs to the end, everything else from its step to its last reader's."""
-    end = len(steps)
-    owner: dict[str, str] = {}
+@dataclass(frozen=True)
+class _Values:
+    """When each value is alive: inputs from the start, outputs to the end, everything else from its step to its last
+    reader's.
+    """
+
+    first: Mapping[str, int]
+    lives: Mapping[str, int]
+    """The last step at which the bytes matter, of values that have bytes of their own."""
+    owner: Mapping[str, str]
     """Values that share another's bytes."""
 
-    def root(name: str) -> str:
-        while name in owner:
-            name = owner[name]
-        return name
+    def root(self, name: str) -> str:
+        return _root(name, self.owner)
 
-    last: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        for name in step.node.inputs.values():
-            last[name] = number
-        last.setdefault(step.node.name, number)
+    @staticmethod
+    def of(graph: Graph, steps: Sequence[Step], forms: Mapping[str, Form]) -> _Values:
+        end = len(steps)
+        owner: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for number, step in enumerate(steps):
+            for name in step.node.inputs.values():
+                last[name] = number
+            last.setdefault(step.node.name, number)
+        for name in graph.outputs:
+            last[name] = end
+        given = {entry.name for entry in graph.inputs}
+        first = dict.fromkeys(given, -1)
+        lives: dict[str, int] = {name: last.get(name, -1) for name in given}
+        for number, step in enumerate(steps):
+            name = step.node.name
+            first[name] = number
+            shared = None
+            if step.is_alias:
+                shared = step.node.inputs["x"]
+            elif step.lowered and step.lowered.in_place:
+                candidate = step.node.inputs[step.lowered.in_place]
+                whole = _root(candidate, owner)
+                if (
+                    whole in lives
+                    and whole not in given
+                    and lives[whole] == number
+                    and forms[candidate].bytes == forms[name].bytes
+                    and list(step.node.inputs.values()).count(candidate) == 1
+                ):
+                    shared = candidate
+            if shared is not None and shared in first:
+                owner[name] = shared
+                whole = _root(name, owner)
+                lives[whole] = max(lives[whole], last[name])
+            else:
+                lives[name] = last[name]
+        return _Values(first, lives, owner)
+
+
+def _root(name: str, owner: Mapping[str, str]) -> str:
+    while name in owner:
+        name = owner[name]
+    return name
+
+
+def _may_run_directly(steps: Sequence[Step]) -> bool:
+    """Few launches, and nothing that calls on several streams at once would have to share: counters are one for all."""
+    launches = 0
+    for step in steps:
+        if step.in_pytorch:
+            return False
+        if step.recipe is None:
+            continue
+        each = [part for part in step.recipe.steps if not part.weights_only]
+        if not all(isinstance(part, KernelCall) for part in each):
+            return False
+        if any(workspace.zeroed for workspace in step.recipe.workspaces):
+            return False
+        launches += len(each)
+    return 1 <= launches <= MOST_DIRECT_LAUNCHES
+
+
+def _outside(graph: Graph, steps: Sequence[Step], values: _Values) -> dict[str, str]:
+    """The values with the bytes of an input or an output; none if an output is no tensor of its own."""
+    written = {values.root(step.node.name) for step in steps if step.recipe}
+    holders = {given.name: given.name for given in graph.inputs}
     for name in graph.outputs:
-        last[name] = end
-    given = {entry.name for entry in graph.inputs}
-    first = dict.fromkeys(given, -1)
-    lives: dict[str, int] = {name: last.get(name, -1) for name in given}
-    for number, step in enumerate(steps):
-        name = step.node.name
-        first[name] = number
-        shared = None
-        if step.is_alias:
-            shared = step.node.inputs["x"]
-        elif step.lowered and step.lowered.in_place:
-            candidate = step.node.inputs[step.lowered.in_place]
-            whole = root(candidate)
-            if (
-                whole in lives
-                and whole not in given
-                and lives[whole] == number
-                and forms[candidate].bytes == forms[name].bytes
-                and list(step.node.inputs.values()).count(candidate) == 1
-            ):
-                shared = candidate
-        if shared is not None and shared in first:
-            owner[name] = shared
-            lives[root(name)] = max(lives[root(name)], last[name])
-        else:
-            lives[name] = last[name]
-    values = [
-        Lifetime(name, forms[name].bytes, first[name], lives[name]) for name in lives if name not in owner
+        whole = values.root(name)
+        if whole in holders or whole not in written:
+            return {}
+        holders[whole] = name
+    everything = (*values.lives, *values.owner)
+    return {name: holders[values.root(name)] for name in everything if values.root(name) in holders}
+
+
+def _arena(
+    steps: Sequence[Step],
+    values: _Values,
+    forms: Mapping[str, Form],
+    lasting: Mapping[str, Workspace],
+    outside: Mapping[str, str],
+) -> tuple[Arena, int]:
+    """A place for everything, and how many bytes at its beginning hold all that is not outside."""
+    own = [
+        Lifetime(name, forms[name].bytes, values.first[name], end)
+        for name, end in values.lives.items()
+        if name not in outside
     ]
     scratch = [
         Lifetime(step.workspace_name(workspace), workspace.bytes, number, number)
@@ -284,6 +371,9 @@ def _arena(
         for workspace in step.recipe.workspaces
         if step.workspace_name(workspace) not in lasting
     ]
-    arena = assign([*values, *scratch])
-    aliases = {name: arena.offsets[root(name)] for name in owner}
-    return Arena({**arena.offsets, **aliases}, arena.bytes)
+    inner = assign([*own, *scratch])
+    # Apart from each other and from all else, as the caller's tensors are.
+    outer = assign(Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside)
+    roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
+    aliases = {name: roots[values.root(name)] for name in values.owner}
+    return Arena({**roots, **aliases}, inner.bytes + outer.bytes), inner.bytes

@@ -1,7 +1,8 @@
-"""A plan made ready on a device: memory, kernels, and on a GPU one CUDA graph of them all."""
+"""A plan made ready on a device over memory of its own: kernels, and on a GPU one CUDA graph of them all."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -14,11 +15,15 @@ from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine import reference
 from escalade.engine.constants import Constants
-from escalade.engine.forms import STORAGE, Form
+from escalade.engine.forms import Form
 from escalade.engine.lower import STORED
 from escalade.engine.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
 from escalade.ops.e4m3 import E4M3, to_e4m3
+from escalade.ops.precision import precision
+
+_one_at_a_time = threading.Lock()
+"""PyTorch's switches are the process's: two threads that make programs would put back what the other has set."""
 
 
 class OutOfMemory(EscaladeError):
@@ -36,8 +41,8 @@ class Program(Protocol):
     def used_on(self, stream: torch.cuda.Stream) -> None: ...
 
 
-class KernelProgram:
-    """The kernels of a plan over its arena: on the GPU, or on the twin for the CPU."""
+class Kernels:
+    """The kernels of a plan over its arena, weights packed: on the GPU, or on the twin for the CPU."""
 
     def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
         self.plan = plan
@@ -50,39 +55,29 @@ class KernelProgram:
             self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
             self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
             self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
-            self._graph = self._captured() if device.type == "cuda" else None
+            self._side = self._first_run() if device.type == "cuda" else None
 
-    def run(self) -> None:
-        """On the GPU: on the current stream."""
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self.run_steps()
-
-    def used_on(self, stream: torch.cuda.Stream) -> None:
-        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
-        for tensor in (self._arena, *self._lasting.values(), *self._constants.values()):
-            tensor.record_stream(stream)
+    @property
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """As the kernels read them, and counters: what lasts from call to call."""
+        return (*self._lasting.values(), *self._constants.values())
 
     def run_steps(self) -> None:
         """One launch after another."""
         for call in self.calls:
             call()
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """One run to load everything, then the recording."""
+    def _first_run(self) -> torch.cuda.Stream:
+        """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
+        every stream.
+        """
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(side):
             self._arena.zero_()
             self.run_steps()
             side.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self.run_steps()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        return graph
+        return side
 
     def _value(self, name: str) -> torch.Tensor:
         return self.plan.forms[name].view(self._arena, self.plan.places[name])
@@ -123,15 +118,45 @@ class KernelProgram:
         return Executable(Recipe(each, step.recipe.workspaces), self._device, label).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
-        """PyTorch's operator over views of the arena; its result is copied to its place."""
+        """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""
         inputs = self._inputs(step)
         target = self._value(step.node.name)
 
         def call() -> None:
-            with torch.no_grad():
+            with torch.no_grad(), _one_at_a_time, precision(self.plan.dtype):
                 target.copy_(reference.compute(step.node, inputs))
 
         return call
+
+
+class KernelProgram(Kernels):
+    """On the GPU one CUDA graph of them all."""
+
+    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
+        super().__init__(plan, constants, device)
+        with _clear_about_memory(plan, device):
+            self._graph = None if self._side is None else self._captured(self._side)
+
+    def run(self) -> None:
+        """On the GPU: on the current stream."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.run_steps()
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
+        for tensor in (self._arena, *self.weights):
+            tensor.record_stream(stream)
+
+    def _captured(self, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        with torch.cuda.device(self._device):
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self.run_steps()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        return graph
 
 
 @contextmanager
@@ -167,7 +192,6 @@ class ReferenceProgram:
 
     def __init__(self, plan: Plan, constants: Constants) -> None:
         self.plan = plan
-        self._storage = STORAGE[plan.dtype]
         self._constants = {entry: _wide(constants.get(entry, plan.graph)) for entry in plan.constants}
         self.inputs = tuple(self._room(given.name) for given in plan.graph.inputs)
         self.outputs = tuple(self._room(name) for name in plan.graph.outputs)
@@ -185,7 +209,7 @@ class ReferenceProgram:
                     for role, name in step.node.inputs.items()
                 }
                 result = reference.compute(step.node, inputs)
-                values[step.node.name] = _wide(self._rounded(result, self.plan.forms[step.node.name]))
+                values[step.node.name] = _wide(_rounded(result, self.plan.forms[step.node.name]))
             for room, name in zip(self.outputs, graph.outputs, strict=True):
                 if name not in graph.constants:
                     room.copy_(values[name])
@@ -199,10 +223,9 @@ class ReferenceProgram:
         form = self.plan.forms[name]
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
 
-    def _rounded(self, tensor: torch.Tensor, form: Form) -> torch.Tensor:
-        if form.dtype == E4M3:
-            return to_e4m3(tensor)
-        return tensor.to(self._storage) if tensor.is_floating_point() else tensor
+
+def _rounded(tensor: torch.Tensor, form: Form) -> torch.Tensor:
+    return to_e4m3(tensor) if form.dtype == E4M3 else tensor.to(form.dtype)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,40 @@ def _linear(node: Node, inputs: Tensors) -> torch.Tensor:
     return _finish(node, F.linear(inputs["x"], inputs["weight"], inputs.get("bias")), inputs)
 
 
+def _layer_norm(node: Node, inputs: Tensors) -> torch.Tensor:
+    x = inputs["x"]
+    return F.layer_norm(x, x.shape[-1:], inputs["weight"], inputs["bias"], node.attributes["epsilon"])
+
+
+def _gelu(node: Node, inputs: Tensors) -> torch.Tensor:
+    return F.gelu(inputs["x"], approximate=node.attributes["approximate"])
+
+
+def _mlp(node: Node, inputs: Tensors) -> torch.Tensor:
+    """Each layer over groups of its features; the parameters are numbered by layer."""
+    layers = node.attributes["layers"]
+    rows = inputs["x"].reshape(-1, layers[0].width_in)
+    y = rows
+    for number, layer in enumerate(layers):
+        y = y.reshape(-1, layer.features)
+        if layer.norm:
+            weight, bias = (inputs[f"{role}{number}"] for role in ("norm_weight", "norm_bias"))
+            y = F.layer_norm(y, (layer.features,), weight, bias, layer.epsilon)
+        y = _ACTIVATIONS[layer.activation](
+            F.linear(y, inputs[f"weight{number}"], inputs.get(f"bias{number}"))
+        )
+    if node.attributes["output"] == "error":
+        y = (y.reshape(rows.shape) - rows).square().mean(1)
+    return y.reshape(node.shape)  # type: ignore[arg-type]
+
+
+def _few_channels(node: Node, inputs: Tensors) -> torch.Tensor:
+    a = node.attributes
+    y = F.conv2d(inputs["x"], inputs["weight"], inputs.get("bias"), padding=a["padding"])
+    y = torch.relu(y) if a["relu"] else y
+    return F.max_pool2d(y, a["pool"], ceil_mode=a["ceil_mode"]) if a["pool"] > 1 else y
+
+
 def _reshape(node: Node, inputs: Tensors) -> torch.Tensor:
     x = inputs["x"]
     if node.attributes.get("order") == "nhwc":
@@ -138,9 +172,17 @@ def resolve(target: str) -> Any:
     return operator
 
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
 _COMPUTE: dict[str, Callable[[Node, Tensors], torch.Tensor]] = {
     "conv2d": _conv2d,
     "stem": _stem,
+    "few_channels": _few_channels,
     "normalise": _normalise,
     "batch_norm": _batch_norm,
     "relu": _relu,
@@ -148,6 +190,9 @@ _COMPUTE: dict[str, Callable[[Node, Tensors], torch.Tensor]] = {
     "max_pool2d": _max_pool2d,
     "adaptive_avg_pool2d": lambda node, inputs: F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"]),
     "linear": _linear,
+    "layer_norm": _layer_norm,
+    "gelu": _gelu,
+    "mlp": _mlp,
     "reshape": _reshape,
     "convert": _convert,
     "quantise": lambda node, inputs: inputs["x"] * inputs["factor"],

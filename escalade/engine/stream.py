@@ -25,7 +25,8 @@ from escalade.device.staging import Staging, is_dense
 from escalade.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from escalade.engine.engine import Engine, _Ready
+    from escalade.engine.calls import Calls
+    from escalade.engine.engine import Engine
 
 THREAD = "escalade-stream"
 _HOST = torch.device("cpu")
@@ -161,7 +162,7 @@ class _HostSlot:
         self._given = _staged(tensors, self._staging)
 
     def receive(self) -> list[torch.Tensor]:
-        return self._engine._ready(self._given).call(self._given, self._engine._copies)
+        return self._engine.calls(self._given).call(self._given)
 
 
 class _DeviceSlot:
@@ -176,29 +177,30 @@ class _DeviceSlot:
         self._lanes = lanes
         self._staging = Staging(_HOST, pinned=True)
         self._inputs = Staging(lanes.device)
-        self._outputs = Staging(lanes.device)
         self._returns = Staging(_HOST, pinned=True)
         self._arrived, self._computed = torch.cuda.Event(), torch.cuda.Event()
         self._returned = torch.cuda.Event(blocking=True)  # sleeping leaves the core to whoever makes batches
         self._results: list[torch.Tensor] = []
-        self._kept: tuple[_Ready, Sequence[torch.Tensor]] | None = None
+        self._kept: list[Calls | torch.Tensor] = []
+        """The program, the caller's tensors and the results live until they have been used."""
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Memory is allocated on the stream that first uses it, as PyTorch's allocator expects."""
         lanes = self._lanes
         with torch.cuda.stream(lanes.inward):
             given = self._inputs.like(tensors)
-        ready = self._engine._ready(given)
+        calls = self._engine.calls(given)
         pinned = all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
         sources = tensors if pinned else _staged(tensors, self._staging)
-        self._kept = ready, sources  # the program and the caller's tensors live until they have been used
+        self._kept = [calls, *sources]
         with torch.cuda.stream(lanes.inward):
             _copy(sources, given)
             self._arrived.record(lanes.inward)
         with torch.cuda.stream(lanes.compute):
             lanes.compute.wait_event(self._arrived)
-            computed = ready.call(given, self._set_aside)
+            computed = calls.call(given)
             self._computed.record(lanes.compute)
+        self._kept += computed
         with torch.cuda.stream(lanes.outward):
             lanes.outward.wait_event(self._computed)
             self._results = self._returns.like(computed)
@@ -207,14 +209,8 @@ class _DeviceSlot:
 
     def receive(self) -> list[torch.Tensor]:
         self._returned.synchronize()
-        self._kept = None
+        self._kept = []
         return [result.clone() for result in self._results]
-
-    def _set_aside(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Out of the program's memory, so that its next run need not wait for the copy back."""
-        results = self._outputs.like(outputs, self._engine._output_types)
-        _copy(outputs, results)
-        return results
 
 
 def _tensors(engine: Engine, batch: Any) -> tuple[torch.Tensor, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph import Graph, Node, Reference
+from escalade.engine.graph import ATEN, Graph, Node, Reference
 
 Translation = Node | str | None
 """The known node, the value that the result is the same as, or None: PyTorch does it."""
@@ -16,7 +16,7 @@ Translation = Node | str | None
 
 def translate(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node | str:
     """The node in Escalade's terms if it has them; as it is otherwise. A string: it gives an existing value."""
-    name = target.name().removeprefix("aten::").split(".")[0]
+    name = _name(target.name())
     name = (
         name[:-1] if name.endswith("_") and name[:-1] in _TRANSLATORS else name
     )  # relu_ is relu of a new value
@@ -24,6 +24,20 @@ def translate(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node |
     if translator is None:
         return node
     return translator(node, _Call(node), graph) or node
+
+
+def translate_layers(graph: Graph) -> None:
+    """Layers whose weights are constants by now, though the model computes them; products with a constant too."""
+    for node in graph:
+        translator = _LAYERS.get(_name(node.attributes["target"])) if node.op == ATEN else None
+        if translator is not None:
+            known = translator(node, _Call(node), graph)
+            assert not isinstance(known, str)  # a layer is never one of its inputs
+            graph.nodes[node.name] = known or node
+
+
+def _name(target: str) -> str:
+    return target.removeprefix("aten::").split(".")[0]
 
 
 class _Call:
@@ -186,6 +200,48 @@ def _linear(node: Node, call: _Call, graph: Graph) -> Translation:
     return _made(node, "linear", inputs, relu=False)
 
 
+def _matmul(node: Node, call: _Call, graph: Graph) -> Translation:
+    """x @ matrix is a linear layer whose weight is the matrix transposed."""
+    x, matrix = call.value("self"), call.value("other") or call.value("mat2")
+    return _product(node, x, matrix, None, graph)
+
+
+def _addmm(node: Node, call: _Call, graph: Graph) -> Translation:
+    bias = call.value("self")
+    if call("beta", 1) != 1 or call("alpha", 1) != 1 or bias not in graph.constants:
+        return None
+    if graph.shape_of(bias) != node.shape[-1:]:
+        return None
+    return _product(node, call.value("mat1"), call.value("mat2"), bias, graph)
+
+
+def _product(node: Node, x: str | None, matrix: str | None, bias: str | None, graph: Graph) -> Translation:
+    if x is None or x in graph.constants or matrix not in graph.constants:
+        return None
+    weight = graph.constants[matrix]
+    if not node.is_floating or weight.dim() != 2 or len(graph.shape_of(x)) < 2:
+        return None
+    name = graph.add_constant(f"{node.name}_weight", weight.t().contiguous())
+    return _made(node, "linear", {"x": x, "weight": name, "bias": bias}, relu=False)
+
+
+def _layer_norm(node: Node, call: _Call, graph: Graph) -> Translation:
+    """Over the last dimension; without a weight or a bias it gets those that change nothing."""
+    if len(call("normalized_shape", ())) != 1 or node.attributes.get("result", 0) != 0:
+        return None
+    inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
+    if any(name not in graph.constants for role, name in inputs.items() if role != "x" and name is not None):
+        return None
+    for role, fill in (("weight", torch.ones), ("bias", torch.zeros)):
+        if inputs[role] is None:
+            inputs[role] = graph.add_constant(f"{node.name}_{role}", fill(call("normalized_shape")))
+    return _made(node, "layer_norm", inputs, epsilon=call("eps", 1e-5))
+
+
+def _gelu(node: Node, call: _Call, graph: Graph) -> Translation:
+    return _made(node, "gelu", {"x": call.value("self")}, approximate=call("approximate", "none"))
+
+
 def _reshape(node: Node, call: _Call, graph: Graph) -> Translation:
     x = call.value("self") or call.value("input")
     assert x is not None
@@ -205,6 +261,12 @@ def _softmax(node: Node, call: _Call, graph: Graph) -> Translation:
 def _same(node: Node, call: _Call, graph: Graph) -> Translation:
     x = call.value("self") or call.value("input")
     return x if x is not None and graph.shape_of(x) == node.shape else None
+
+
+def _broadcast(node: Node, call: _Call, graph: Graph) -> Translation:
+    """One of several tensors, which may have the common size already."""
+    x = node.inputs[call("tensors")[node.attributes["result"]].role]
+    return x if graph.shape_of(x) == node.shape else None
 
 
 def _dropout(node: Node, call: _Call, graph: Graph) -> Translation:
@@ -234,6 +296,9 @@ _TRANSLATORS: dict[str, Callable[[Node, _Call, Graph], Translation]] = {
     "avg_pool2d": _avg_pool2d,
     "mean": _mean,
     "linear": _linear,
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _layer_norm,
+    "gelu": _gelu,
     "flatten": _reshape,
     "view": _reshape,
     "reshape": _reshape,
@@ -251,6 +316,18 @@ _TRANSLATORS: dict[str, Callable[[Node, _Call, Graph], Translation]] = {
     "detach": _same,
     "alias": _same,
     "lift_fresh_copy": _same,
+    "expand": _same,
+    "expand_as": _same,
+    "broadcast_tensors": _broadcast,
     "to": _to,
     "_to_copy": _to,
+}
+_LAYERS = {
+    **{
+        name: _TRANSLATORS[name]
+        for name in ("conv2d", "convolution", "batch_norm", "linear", "layer_norm", "native_layer_norm")
+    },
+    "matmul": _matmul,  # not before: the model's own matrix would be kept beside the transposed one
+    "mm": _matmul,
+    "addmm": _addmm,
 }

@@ -1,6 +1,7 @@
 """Networks in plain PyTorch: what the engine compiles and the benchmarks run.
 
-Nothing here knows of Escalade's kernels. Weights are read from files with `load_*` functions; none are shipped.
+Nothing here knows of Escalade's kernels, but for FusedSpectralAutoencoder. Weights are read from files with `load_*`
+functions; none are shipped.
 """
 
 from escalade.models.autoencoder import ConvAutoencoder, load_autoencoder
@@ -9,7 +10,7 @@ from escalade.models.lenet import LeNet, load_lenet
 from escalade.models.mobilenet import MobileNetV2, mobilenet_v2
 from escalade.models.registry import MODELS, NAMES, example, model, settle
 from escalade.models.resnet import ResNet, load_resnet, read_resnet, resnet18, resnet34, resnet50
-from escalade.models.spectral_autoencoder import SpectralAutoencoder
+from escalade.models.spectral_autoencoder import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.models.unet import UNet
 from escalade.models.vgg import VGG, vgg16_bn
 
@@ -19,6 +20,7 @@ __all__ = [
     "VGG",
     "ConvAutoencoder",
     "DenseNet",
+    "FusedSpectralAutoencoder",
     "LeNet",
     "MobileNetV2",
     "ResNet",

@@ -28,11 +28,7 @@ class SpectralAutoencoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x and the result are [batch, frames * bands]."""
-        if x.dim() != 2 or x.shape[1] != self.frames * self.bands:
-            raise UnsupportedError(
-                f"x has shape {tuple(x.shape)}; this network takes [batch, {self.frames * self.bands}], "
-                f"{self.frames} frames of {self.bands} bands"
-            )
+        self._check(x)
         split = x.view(-1, self.frames, self.bands)
         joined = F.gelu(self.frame_encoder(self.frame_norm(split))).flatten(1)
         basis = F.normalize(self.basis, dim=1)
@@ -43,3 +39,45 @@ class SpectralAutoencoder(nn.Module):
     def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
         """The mean squared error of each item's reconstruction."""
         return (self(x) - x).square().mean(1)
+
+    def _check(self, x: torch.Tensor) -> None:
+        if x.dim() != 2 or x.shape[1] != self.frames * self.bands:
+            raise UnsupportedError(
+                f"x has shape {tuple(x.shape)}; this network takes [batch, {self.frames * self.bands}], "
+                f"{self.frames} frames of {self.bands} bands"
+            )
+
+
+class FusedSpectralAutoencoder(SpectralAutoencoder):
+    """The same network with the same parameters, by one kernel forwards and one more backwards: `escalade.ops.mlp`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._chain(x, error=False)
+
+    def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
+        return self._chain(x, error=True)
+
+    def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
+        # Imported where it is needed: the other networks do without Escalade's kernels.
+        from escalade.ops.mlp import Layer, mlp
+
+        self._check(x)
+        bands, frames, latent = self.bands, self.frames, self.basis.shape[0]
+        layers = (
+            Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=self.frame_norm.eps),
+            Layer(frames * bands, latent, bias=False),
+            Layer(latent, latent, norm=True, activation="gelu", epsilon=self.latent_norm.eps),
+            Layer(latent, frames * bands, bias=False),
+            Layer(bands, bands, frames),
+        )
+        basis = F.normalize(self.basis, dim=1)
+        parameters = (
+            *self.frame_norm.parameters(),
+            *self.frame_encoder.parameters(),
+            basis,
+            *self.latent_norm.parameters(),
+            *self.latent_layer.parameters(),
+            basis.T,
+            *self.frame_decoder.parameters(),
+        )
+        return mlp(x, parameters, layers, error=error)

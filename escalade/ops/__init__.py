@@ -8,9 +8,12 @@ from escalade.ops.add import Add, add
 from escalade.ops.batch_norm import BatchNorm, BatchStatistics, batch_norm, batch_statistics
 from escalade.ops.conv2d import Conv2d, conv2d
 from escalade.ops.convert import Convert
+from escalade.ops.few_channels import FewChannels, few_channels
 from escalade.ops.ladder import Config, Ladder, Operation, Problem, Rung
 from escalade.ops.linear import Linear, linear
 from escalade.ops.max_pool2d import MaxPool2d, max_pool2d
+from escalade.ops.mlp import Mlp, mlp
+from escalade.ops.mlp_backward import MlpBackward, mlp_backward
 from escalade.ops.quantise import Quantise, quantise
 from escalade.ops.relu import Relu, relu, relu_
 from escalade.ops.softmax import Softmax, softmax
@@ -22,6 +25,7 @@ OPERATIONS: dict[str, Operation] = {
     for operation in (
         Conv2d(),
         Stem(),
+        FewChannels(),
         Relu(),
         Add(),
         BatchNorm(),
@@ -31,6 +35,8 @@ OPERATIONS: dict[str, Operation] = {
         Convert(),
         Quantise(),
         Linear(),
+        Mlp(),
+        MlpBackward(),
         Softmax(),
         TopK(),
     )
@@ -55,8 +61,11 @@ __all__ = [
     "batch_norm",
     "batch_statistics",
     "conv2d",
+    "few_channels",
     "linear",
     "max_pool2d",
+    "mlp",
+    "mlp_backward",
     "operation",
     "quantise",
     "relu",

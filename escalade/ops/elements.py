@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from escalade.device.program import Type
@@ -24,6 +26,20 @@ SMS = 132
 """The defaults are chosen for an H200; other cards have the tuner."""
 FILLED = 4 * SMS
 """Blocks that keep a large card busy: four on each multiprocessor."""
+SHARED_BYTES: Mapping[str, int] = {
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90a": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
+}
+"""The shared memory of a block, by architecture."""
+MOST_SHARED = max(SHARED_BYTES.values())
+"""Of a block on Hopper and on data-centre Blackwell. A multiprocessor has 1 KiB more for all its blocks together, each
+of which takes 1 KiB besides what it asks for."""
+LEAST_SHARED = min(SHARED_BYTES.values())
+"""Of a block on every card since Ampere."""
 
 _DECLARED = {
     "fp32": "float",

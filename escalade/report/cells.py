@@ -10,7 +10,11 @@ def who(record: Record) -> str:
 
 
 def microseconds(record: Record) -> str:
-    value = record.median_us
+    return figure(record.median_us)
+
+
+def figure(value: float | None) -> str:
+    """Four digits or so, whatever the size."""
     if value is None:
         return ""
     return f"{value:.2f}" if value < 100 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from escalade.bench.networks.op_times import OPERATION
+from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.store import Record
-from escalade.report import cells
+from escalade.report import cells, rows
 from escalade.report.markdown import origin, table
+from escalade.report.networks import share_of_copies
+from escalade.report.op_times import HEADER, op_times
 
 SYSTEMS = {
     "torch-eager": "PyTorch eager",
@@ -16,18 +20,24 @@ SYSTEMS = {
 }
 README_NETWORK = "resnet18"
 _DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
-_PARTS = ("_accuracy", "_phases", "_stream")
+_PARTS = ("_accuracy", "_phases", "_stream", "_score", "_training")
 
 
 def networks(records: Sequence[Record]) -> list[str]:
-    """The workloads that are networks: those with a part of their own for accuracy."""
-    found = [record.workload for record in records if record.workload.endswith("_accuracy")]
-    return list(dict.fromkeys(name.removesuffix("_accuracy") for name in found))
+    """The workloads that are networks, of which something was measured."""
+    found = {record.workload for record in records}
+    return [name for name in WORKLOADS if found & {name, *(name + part for part in _PARTS)}]
 
 
 def plot(network: str) -> str:
     """Where its plot lies, from docs/ on."""
     return f"images/{network}.svg"
+
+
+def has_plot(records: Sequence[Record], network: str) -> bool:
+    return any(
+        r.workload in (network, f"{network}_phases") and (r.images_per_s or r.wall_us) for r in records
+    )
 
 
 def readme_block(records: Sequence[Record]) -> str:
@@ -61,21 +71,113 @@ def networks_page(records: dict[str, list[Record]], preferred: str) -> str:
     return "".join(parts)
 
 
+Titles = tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...]
+
+
 def _section(name: str, records: Sequence[Record]) -> str:
-    titles: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
-        ("", "Batches, in µs of device time", _batches),
-        ("", "Memory and calls", _memory),
-        ("_accuracy", "Against float64 on the CPU", _accuracy),
-        ("_phases", "One image, phase by phase", _phases),
-        ("_stream", "uint8 images from host memory", _stream),
-    )
     everything = [r for r in records if r.workload in {name, *(name + part for part in _PARTS)}]
-    parts = [f"\n### {name}\n\n", origin(everything), f"\n![{name}]({plot(name)})\n"]
-    for suffix, title, make in titles:
+    shown = [*everything, *_convolutions(records)] if name == "lenet" else everything
+    parts = [f"\n### {name}\n\n", origin(shown)]
+    if has_plot(everything, name):
+        parts.append(f"\n![{name}]({plot(name)})\n")
+    if name == "lenet":
+        parts.append(_op_times(records))
+    for suffix, title, make in _titles(name, everything):
         own = [r for r in everything if r.workload == name + suffix]
         if own:
             parts.append(f"\n#### {title}\n\n{make(own)}")
     return "".join(parts)
+
+
+def _titles(name: str, records: Sequence[Record]) -> Titles:
+    """What a network's section has: the part of its records, the heading, the table."""
+    if rows.of_rows(records):
+        return (
+            ("", "Batches, in µs of device time", rows.device_times),
+            ("", "Batches, in µs a call by the clock", rows.call_times),
+            ("_score", "Anomaly scores, in µs of device time", rows.device_times),
+            ("_training", "A step of training, in µs of device time", rows.device_times),
+            ("_training", "A step of training, in µs by the clock", rows.call_times),
+            ("_accuracy", "Against float64 on the CPU", _accuracy),
+        )
+    clothes = any(r.accuracy is not None for r in records)
+    accuracy = ("_accuracy", "Fashion-MNIST", _clothes) if clothes else (
+        "_accuracy", "Against float64 on the CPU", _accuracy
+    )  # fmt: skip
+    return (
+        ("", "Batches, in µs of device time", _batches),
+        ("", "Memory and calls", _memory),
+        accuracy,
+        ("_phases", "One image, phase by phase", _phases),
+        ("_stream", "uint8 images from host memory", _stream if name != "lenet" else _copied),
+    )
+
+
+def _convolutions(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if r.workload == OPERATION]
+
+
+def _op_times(records: Sequence[Record]) -> str:
+    return "".join(
+        f"\n#### {found.title}\n\n{table(HEADER, [variant.cells for variant in found.variants])}"
+        for found in op_times(records)
+    )
+
+
+def _clothes(records: Sequence[Record]) -> str:
+    """A row for each dtype, a column for each number of images."""
+    counts = sorted({r.batch for r in records if r.accuracy is not None})
+    exact = {r.batch: r.note.removeprefix("float64: ") for r in records}
+    found = [("float64", *(exact.get(count, "") for count in counts), "")]
+    for dtype in sorted({r.dtype for r in records}, key=_DTYPES.index):
+        own = {r.batch: r for r in records if r.dtype == dtype}
+        shares = [_share(own.get(count)) for count in counts]
+        worst = max((r.error for r in own.values() if r.error is not None), default=None)
+        found.append((dtype, *shares, cells.error(worst)))
+    header = ("dtype", *(f"first {count:,} images" for count in counts), "error at the logits")
+    return table(header, found)
+
+
+def _share(record: Record | None) -> str:
+    if record is None or record.accuracy is None:
+        return ""
+    return f"{record.accuracy:.4f}" if not record.failure else f"{record.accuracy:.4f} (wrong logits)"
+
+
+def lenet_block(records: Sequence[Record]) -> str:
+    """Op times and answers; empty until there are records."""
+    answers = [r for r in records if r.workload == "lenet_accuracy" and r.accuracy is not None]
+    whole = _timed(records, "lenet")
+    if not whole and not answers:
+        return ""
+    gpu = (whole or answers)[0].gpu
+    parts = [f"The two convolutions of a LeNet by every rung of their ladder, on an {gpu}:\n"]
+    for found in op_times(records):
+        parts.append(f"\n{found.title}:\n\n{table(HEADER, [variant.cells for variant in found.variants])}")
+    if whole:
+        parts.append(f"\nThe whole network, medians in µs (device time of one call):\n\n{_batches(whole)}")
+    if answers:
+        parts.append(f"\nRight answers on Fashion-MNIST:\n\n{_clothes(answers)}")
+    return "".join(parts)
+
+
+def spectral_block(records: Sequence[Record]) -> str:
+    """The autoencoder of spectra by device time and by the clock; empty until there are records."""
+    own = _timed(records, "spectral_autoencoder")
+    if not own:
+        return ""
+    return (
+        f"On an {own[0].gpu}, medians in µs (device time of one call):\n\n{rows.device_times(own)}"
+        f"\nThe same by the clock, as a user calls it:\n\n{rows.call_times(own)}"
+        f"\n![Time over batch](docs/{plot('spectral_autoencoder')})\n"
+    )
+
+
+README_BLOCKS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "lenet": lenet_block,
+    "spectral_autoencoder": spectral_block,
+}
+"""Further parts of the README, where it has markers for them."""
 
 
 def _timed(records: Sequence[Record], workload: str) -> list[Record]:
@@ -168,3 +270,13 @@ def _stream(records: Sequence[Record]) -> str:
             )
         )
     return table(("dtype", "what", "batch", "µs a batch", "images/s", "of the slower alone"), rows, left=2)
+
+
+def _copied(records: Sequence[Record]) -> str:
+    """Beside the rate of plain copies of the same bytes, in the same run."""
+    found = [
+        (r.dtype, r.rung, f"{r.batch:,}", cells.microseconds(r), cells.whole(r.images_per_s),
+         cells.share(share_of_copies(r, records)))
+        for r in records
+    ]  # fmt: skip
+    return table(("dtype", "what", "batch", "µs a batch", "images/s", "of the copies alone"), found, left=2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from escalade.bench.store import Record
 from escalade.errors import UnsupportedError
+from escalade.report.op_times import OpTimes, op_times
+from escalade.report.rows import of_rows
 
 _COLOURS = {
     "escalade": "#c2542d",
@@ -18,8 +21,11 @@ _COLOURS = {
 }
 
 
+Draw = Callable[[Any], None]
+
+
 def network_plot(records: Sequence[Record], workload: str, path: pathlib.Path) -> pathlib.Path:
-    """A panel for each dtype, images/s over the batch for every system; and one for the latency of each phase."""
+    """A panel for each dtype, every system over the batch; further ones for phases, or for op times."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,23 +34,79 @@ def network_plot(records: Sequence[Record], workload: str, path: pathlib.Path) -
 
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UnsupportedError(f"{path.name}: plots are written as .png, .svg or .pdf")
-    batches = [r for r in records if r.workload == workload and r.images_per_s]
-    phases = [r for r in records if r.workload == f"{workload}_phases" and r.wall_us]
-    dtypes = list(dict.fromkeys(record.dtype for record in batches))
-    panels = len(dtypes) + len({record.dtype for record in phases})
+    panels = _panels(records, workload)
     if not panels:
         raise UnsupportedError("there is nothing to plot: nothing was timed")
-    figure, grid = plt.subplots(1, panels, figsize=(4.6 * panels, 3.8), layout="constrained", squeeze=False)
-    axes = iter(grid[0])
-    for dtype in dtypes:
-        _throughput(next(axes), [r for r in batches if r.dtype == dtype], dtype)
-    for dtype in dict.fromkeys(record.dtype for record in phases):
-        _latency(next(axes), [r for r in phases if r.dtype == dtype], dtype)
-    figure.suptitle(f"{workload} on {(batches or phases)[0].gpu}", fontsize=11)
+    count = len(panels)
+    figure, grid = plt.subplots(1, count, figsize=(4.6 * count, 3.8), layout="constrained", squeeze=False)
+    for axes, draw in zip(grid[0], panels, strict=True):
+        draw(axes)
+    gpu = next(record.gpu for record in records if record.workload.startswith(workload))
+    figure.suptitle(f"{workload} on {gpu}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return path
+
+
+def _panels(records: Sequence[Record], workload: str) -> list[Draw]:
+    batches = [r for r in records if r.workload == workload and r.images_per_s]
+    phases = [r for r in records if r.workload == f"{workload}_phases" and r.wall_us]
+    over_batch = _times if of_rows(batches) else _throughput if len({r.batch for r in batches}) > 1 else _bars
+    found: list[Draw] = []
+    if workload == "lenet":
+        found += [partial(_op_times, found=table) for table in op_times(records) if not table.form]
+    for draw, own in ((over_batch, batches), (_latency, phases)):
+        for dtype in dict.fromkeys(record.dtype for record in own):
+            found.append(partial(draw, records=[r for r in own if r.dtype == dtype], dtype=dtype))
+    return found
+
+
+def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
+    """On the device with a line, by the clock with a dotted one."""
+    for system in dict.fromkeys(record.system for record in records):
+        own = sorted((r for r in records if r.system == system), key=lambda r: r.batch)
+        batches = [r.batch for r in own]
+        colour = _COLOURS.get(system)
+        axes.plot(batches, [r.time for r in own], marker="o", markersize=4, label=system, color=colour)
+        calls = [r.wall_us or r.time for r in own]
+        axes.plot(batches, calls, linestyle=":", marker=".", markersize=3, color=colour)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("batch")
+    axes.set_ylabel("µs (dotted: a call by the clock)")
+    axes.set_title(dtype, fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _bars(axes: Any, records: Sequence[Record], dtype: str) -> None:
+    """Of one batch."""
+    rates = [record.images_per_s or 0.0 for record in records]
+    systems = [record.system for record in records]
+    bars = axes.bar(systems, rates, color=[_COLOURS.get(system) for system in systems])
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], fontsize=8, padding=2)
+    axes.set_ylabel("images/s")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_title(f"{dtype}, batch {records[0].batch:,}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _op_times(axes: Any, found: OpTimes) -> None:
+    """Both convolutions of every variant, one behind the other."""
+    positions = range(len(found.variants))
+    first = [variant.first / 1000 for variant in found.variants]
+    second = [variant.second / 1000 for variant in found.variants]
+    axes.barh(positions, first, color="#2f6db5", label="op time 1")
+    bars = axes.barh(positions, second, left=first, color="#c2542d", label="op time 2")
+    axes.bar_label(bars, [f"{variant.sum / 1000:.3g}" for variant in found.variants], fontsize=7, padding=2)
+    axes.set_yticks(positions, [variant.name for variant in found.variants], fontsize=7)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("ms")
+    axes.set_title(f"{found.storage}, {found.batch:,} images", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _throughput(axes: Any, records: Sequence[Record], dtype: str) -> None:

@@ -7,19 +7,41 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.store import Record
 from escalade.report import cells
+from escalade.report.op_times import HEADER, op_times
+from escalade.report.rows import of_rows
 
 Column = tuple[str, Callable[[Record], str]]
 
 
 def network_tables(records: Sequence[Record]) -> Iterable[Table]:
-    """One for each part of a run: the batches, the phases, the stream, the accuracy."""
+    """One for each part of a run: the batches, the phases, the stream, the accuracy; and those of op times."""
     makers = {"_accuracy": _accuracy, "_phases": _phases, "_stream": _stream}
     for workload in dict.fromkeys(record.workload for record in records):
         own = [record for record in records if record.workload == workload]
+        if workload == OPERATION:
+            yield from _op_times(own)
+            continue
         make = next((make for suffix, make in makers.items() if workload.endswith(suffix)), _batches)
+        if any(record.accuracy is not None for record in own):
+            make = _right_answers
         yield make(own)
+
+
+def _op_times(records: Sequence[Record]) -> Iterable[Table]:
+    on_twin = any(record.timing == "twin" for record in records)
+    for found in op_times(records):
+        table = Table(
+            title=found.title + (", on the twin: no speeds" if on_twin else ""), title_justify="left"
+        )
+        table.add_column(HEADER[0], no_wrap=True)
+        for name in HEADER[1:]:
+            table.add_column(name, justify="right", no_wrap=True)
+        for variant in found.variants:
+            table.add_row(*map(escape, variant.cells))
+        yield table
 
 
 def failure(record: Record) -> str:
@@ -61,6 +83,7 @@ def _mebibytes(record: Record) -> str:
 
 def _batches(records: Sequence[Record]) -> Table:
     on_cpu = any(record.timing == "cpu" for record in records)
+    rows = of_rows(records)
     columns: list[Column] = [
         ("dtype", lambda r: r.dtype),
         ("batch", lambda r: str(r.batch)),
@@ -75,8 +98,18 @@ def _batches(records: Sequence[Record]) -> Table:
             ("p20–p80", _spread),
             ("µs a call", lambda r: _microseconds(r.wall_us)),
         ]
-    columns.append(("images/s", lambda r: cells.whole(r.images_per_s)))
-    if not on_cpu:
+    columns.append(("rows/s" if rows else "images/s", lambda r: cells.whole(r.images_per_s)))
+    if rows and not on_cpu:
+        faster, sooner = _over_ours(records, _device_time), _over_ours(records, lambda r: r.wall_us)
+        columns += [
+            ("Escalade is", faster),
+            ("its calls are", sooner),
+            ("GB/s", lambda r: cells.whole(r.gbps)),
+            ("% of a copy", lambda r: cells.percent(r.copy_pct)),
+            ("× floor", cells.over_floor),
+            ("MiB", _mebibytes),
+        ]
+    elif not on_cpu:
         columns += [
             ("TFLOP/s", lambda r: "" if r.tflops is None else f"{r.tflops:.1f}"),
             ("% ceiling", lambda r: cells.percent(r.peak_pct)),
@@ -85,9 +118,25 @@ def _batches(records: Sequence[Record]) -> Table:
             ("MiB", _mebibytes),
         ]
     columns.append(("error", lambda r: cells.error(r.error)))
-    title = f"{records[0].workload}, {records[0].problem.partition('_')[0]}² images"
+    size = records[0].problem.partition("_")[0]
+    title = f"{records[0].workload}, " + (f"rows of {size}" if rows else f"{size}² images")
     ordered = sorted(records, key=lambda r: (_order(records, r.dtype), r.batch, r.system != "escalade"))
     return _table(title, ("dtype", "batch", "system", "layout"), columns, ordered)
+
+
+def _device_time(record: Record) -> float | None:
+    return record.median_us
+
+
+def _over_ours(records: Sequence[Record], time: Callable[[Record], float | None]) -> Callable[[Record], str]:
+    """How many times faster Escalade is than a peer at the same batch and dtype."""
+    ours = {(r.dtype, r.batch): time(r) for r in records if r.system == "escalade"}
+
+    def cell(record: Record) -> str:
+        own, mine = time(record), ours.get((record.dtype, record.batch))
+        return cells.times(own / mine) if record.system != "escalade" and own and mine else ""
+
+    return cell
 
 
 def _order(records: Sequence[Record], dtype: str) -> int:
@@ -123,6 +172,7 @@ def _stream(records: Sequence[Record]) -> Table:
         ("µs a batch", lambda r: _microseconds(r.median_us)),
         ("images/s", lambda r: cells.whole(r.images_per_s)),
         ("of the slower alone", _share_of_bound),
+        ("of the copies alone", lambda r: cells.share(share_of_copies(r, records))),
     ]
     title = f"{records[0].workload.removesuffix('_stream')}: uint8 images from host memory"
     return _table(title, ("dtype", "what"), columns, records)
@@ -135,11 +185,35 @@ def _share_of_bound(record: Record) -> str:
     )
 
 
+def share_of_copies(record: Record, records: Sequence[Record]) -> float | None:
+    """The rate of a stream over that of plain copies of the same bytes."""
+    if record.rung.endswith("alone") or record.median_us is None:
+        return None
+    for other in records:
+        same = (other.dtype, other.batch) == (record.dtype, record.batch)
+        if same and other.rung == "copies alone" and other.median_us:
+            return other.median_us / record.median_us
+    return None
+
+
+def _right_answers(records: Sequence[Record]) -> Table:
+    columns: list[Column] = [
+        ("dtype", lambda r: r.dtype),
+        ("images", lambda r: f"{r.batch:,}"),
+        ("right answers", lambda r: "" if r.accuracy is None else f"{r.accuracy:.4f}"),
+        ("in float64", lambda r: r.note.removeprefix("float64: ")),
+        ("error at the logits", lambda r: cells.error(r.error)),
+        ("allowed", lambda r: cells.error(r.tolerance)),
+    ]
+    title = f"{records[0].workload.removesuffix('_accuracy')}: Fashion-MNIST, the first test images"
+    return _table(title, ("dtype",), columns, records)
+
+
 def _accuracy(records: Sequence[Record]) -> Table:
     columns: list[Column] = [
         ("dtype", lambda r: r.dtype),
         ("answers", lambda r: r.note),
-        ("error at the logits", lambda r: cells.error(r.error)),
+        ("error", lambda r: cells.error(r.error)),
         ("allowed", lambda r: cells.error(r.tolerance)),
     ]
     title = f"{records[0].workload.removesuffix('_accuracy')}: against float64 on the CPU"

@@ -35,6 +35,8 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
 
         written.append(ladder_plot(climb, README_PROBLEM, root / PLOT))
     for name in network_pages.networks(_chosen(records)):
+        if not network_pages.has_plot(_chosen(records), name):
+            continue
         from escalade.report.network_plot import network_plot
 
         written.append(network_plot(_chosen(records), name, root / "docs" / network_pages.plot(name)))
@@ -52,8 +54,12 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     if not readme.is_file():
         raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
     text = replaced(readme.read_text(), LADDER, readme_block(_chosen(records)))
+    text = replaced(text, NETWORKS, network_pages.readme_block(_chosen(records)))
+    for part, block in network_pages.README_BLOCKS.items():
+        if markers(part)[0] in text:
+            text = replaced(text, part, block(_chosen(records)))
     return {
-        readme: replaced(text, NETWORKS, network_pages.readme_block(_chosen(records))),
+        readme: text,
         root / "docs" / "ladder.md": ladder_page(records),
         root / "docs" / "networks.md": network_pages.networks_page(records, PREFERRED_GPU),
     }
@@ -137,8 +143,8 @@ def _climb(convolutions: Sequence[Record]) -> list[Record]:
     return peers + climb
 
 
-def _ladder_order() -> list[str]:
-    return [rung.name for rung in OPERATIONS["conv2d"].ladder]
+def _ladder_order(operation: str = "conv2d") -> list[str]:
+    return [rung.name for rung in OPERATIONS[operation].ladder]
 
 
 def _summary(record: Record) -> str:
@@ -239,7 +245,7 @@ def _problem_table(records: Sequence[Record]) -> str:
         "dtype", "layout", "rung", "config", "µs", "p20–p80", "GFLOP/s", "% of ceiling", "GB/s", "× floor", "gain",
         "predicted", "over", "vs peer", "error", "registers", "occupancy",
     )  # fmt: skip
-    order = {name: position for position, name in enumerate(_ladder_order())}
+    order = {name: position for position, name in enumerate(_ladder_order(records[0].workload))}
     ordered = sorted(
         records,
         key=lambda r: (
@@ -279,7 +285,8 @@ def _ablation_table(records: Sequence[Record]) -> str:
 
 def _crossover_table(records: Sequence[Record]) -> str:
     """A row for each problem of the sweep: PyTorch's and every rung's best layout in µs, and who is the fastest."""
-    order = {name: position for position, name in enumerate(_ladder_order())}
+    operation = records[0].workload.removesuffix("_crossover")
+    order = {name: position for position, name in enumerate(_ladder_order(operation))}
     rungs = sorted({r.rung for r in records if r.rung}, key=lambda rung: order.get(rung, -1))
     rows = []
     for problem, dtype in dict.fromkeys((r.problem, r.dtype) for r in records):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escalade.bench.verify import Case, Outcome, jobs, verify
+from escalade.bench.verify import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
+from escalade.ops.elements import STORAGE
+from escalade.ops.softmax import Softmax, SoftmaxProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -51,6 +53,27 @@ def test_one_wrong_element_among_very_many_is_seen() -> None:
     assert outcome.error is not None and outcome.tolerance is not None
     assert outcome.error <= outcome.tolerance, "the case is not what it is meant to be"
     assert outcome.failed and "one output is off" in outcome.failure
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
+    """Softmax has elements fifty times as large as a typical one, and so are the errors of rounding them."""
+    case = Case(Softmax(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
+    tolerance = case.operation.ladder.rung("block_per_row").tolerance(case.problem, case.peer_error)
+    output = case.expected.to(STORAGE[dtype])
+    off = float((output.double() - case.expected).abs().max())
+    typical = float(case.expected.square().mean()) ** 0.5
+    assert off > WORST_ELEMENT * tolerance * typical, "the case is not what it is meant to be"
+    assert compare(output, case.expected, tolerance)[0] == ""
+
+    largest = int(case.expected.argmax())
+    common = int((case.expected - typical).abs().argmin())
+    for which, slip in ((largest, 5 * torch.finfo(output.dtype).eps), (common, 0.2)):
+        wrong = output.clone()
+        wrong.view(-1)[which] *= 1 + slip
+        failure, error = compare(wrong, case.expected, tolerance)
+        assert error <= tolerance, "it is seen because it stands out"
+        assert "one output is off" in failure
 
 
 def test_what_a_rung_does_not_take_is_skipped_with_its_sentence() -> None:

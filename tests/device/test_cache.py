@@ -163,6 +163,29 @@ def test_the_size_stays_under_the_limit(tmp_path: pathlib.Path) -> None:
         assert cache.size()[1] <= 1000
 
 
+def test_the_folder_is_looked_through_now_and_then(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for every entry: where there are thousands, that would take longer than a build."""
+    cache = DiskCache(tmp_path, limit_bytes=10_000, grace_seconds=0)
+    looks: list[int] = []
+    real = cache._entries
+
+    def entries() -> list[tuple[float, int, pathlib.Path]]:
+        looks.append(len(looks))
+        return real()
+
+    monkeypatch.setattr(cache, "_entries", entries)
+    for number in range(50):
+        cache.get(f"k{number}", lambda: bytes(100))
+    assert 1 <= len(looks) <= 10
+    for number in range(4):  # what other processes write counts too
+        DiskCache(tmp_path).get(f"other{number}", lambda: bytes(1500))
+    for number in range(50, 70):
+        cache.get(f"k{number}", lambda: bytes(100))
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.bin")) <= 10_000
+
+
 def test_what_was_just_made_stays_even_if_it_alone_is_too_large(tmp_path: pathlib.Path) -> None:
     cache = DiskCache(tmp_path, limit_bytes=10, grace_seconds=0)
     assert cache.get("large", lambda: bytes(100)) == bytes(100)
@@ -247,7 +270,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: pathlib.Pat
     assert cache.size() == (0, 0)
     cache.get("k", lambda: b"payload")
     age(tmp_path / "k.bin.sha256", 2 * 24 * 3600)
-    cache.get("l", lambda: b"payload")
+    DiskCache(tmp_path).get("l", lambda: b"payload")
     assert not abandoned.exists() and not orphan.exists()
     assert current.exists()
     assert cache.get("k", forbidden) == b"payload"

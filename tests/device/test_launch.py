@@ -138,6 +138,14 @@ def test_a_recipe_runs(scale_kernel: Write) -> None:
     torch.testing.assert_close(tensors["y"], expected(tensors))
 
 
+def test_the_twin_runs_lanes_one_after_another(scale_kernel: Write) -> None:
+    recipe = Recipe((SHIFT, call(lane=2), call(lane=1), call()), RECIPE.workspaces)
+    assert recipe.side_lanes == (1, 2) and RECIPE.side_lanes == ()
+    tensors = named()
+    bind(recipe, tensors)()
+    torch.testing.assert_close(tensors["y"], expected(tensors))
+
+
 def test_an_optional_buffer_may_be_there(scale_kernel: Write) -> None:
     tensors = named(extra=torch.randn(COUNT))
     bind(RECIPE, tensors)()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -46,6 +49,41 @@ def misses_of(program: Program, architecture: str = "sm_90a") -> int:
 def test_a_program_is_compiled_once(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
     assert [misses_of(COPY), misses_of(COPY)] == [1, 0]
     assert compile_program(COPY, "sm_90a").code[:4] == b"\x7fELF"
+
+
+FIRST_IN_THREADS = """
+import sys, threading
+from escalade.device.nvrtc import compile_program
+from escalade.device.program import Program
+
+def work(number):
+    together.wait()
+    try:
+        compile_program(Program.of(sys.argv[1], "store", {"NUMBER": number}), "sm_90a")
+    except Exception as error:
+        wrong.append(error)
+
+sys.setswitchinterval(1e-6)
+together, wrong = threading.Barrier(8), []
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, wrong
+"""
+
+
+def test_several_threads_may_be_the_first_to_compile(tmp_path: pathlib.Path) -> None:
+    """In a process that has not imported NVIDIA's packages yet."""
+    source = tmp_path / "store.cu"
+    source.write_text('extern "C" __global__ void store(int* y) { *y = NUMBER; }\n')
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_IN_THREADS, str(source)],
+        env={**os.environ, "ESCALADE_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_key_has_everything_that_the_code_depends_on(

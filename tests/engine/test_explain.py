@@ -97,9 +97,12 @@ def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib
     written = tmp_path / "plan.json"
     result = shown("lenet", "--batch", "4", "--dtype", "fp32", "--json", str(written))
     assert result.exit_code == 0, result.output
-    assert "conv2d" in result.output and "on the CPU PyTorch runs every step" in result.output
+    assert "few_channels" in result.output and "mlp" in result.output
+    assert "Nothing falls back" in result.output and "on the CPU PyTorch runs every step" in result.output
     data = json.loads(written.read_text())
     assert data["batch"] == 4 and data["dtype"] == "fp32" and data["title"] == "lenet"
+    result = shown("spectral_autoencoder", "--batch", "4")
+    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
     file = tmp_path / "small.engine"
     engine.save(file)
     result = shown(str(file), "--batch", "5")

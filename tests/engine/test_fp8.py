@@ -116,9 +116,9 @@ def test_explain_says_what_is_quantised(network: nn.Module) -> None:
 def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Sigmoid()
+        nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Sigmoid()
     ).eval()
-    x = torch.randn(2, 3, 9, 9)
+    x = torch.randn(2, 5, 9, 9)
     engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
     assert "1 of 3 convolutions multiply in FP8" in str(engine.explain(x))
     with torch.no_grad():

@@ -13,6 +13,7 @@ from torch import nn
 
 from escalade import models
 from escalade.device import run
+from escalade.engine import reference
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.program import KernelProgram
@@ -101,6 +102,28 @@ def test_orders_and_types_between_kernels_and_pytorch(dtype: str) -> None:
                 assert difference(found, expected[name]) <= TOLERANCE[dtype], name
     if dtype == "fp32":
         assert torch.equal(twin(x, ids, row)["most"], model(x, ids, row)["most"])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32"])
+def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself PyTorch takes TF32 for convolutions, and what a process sets is not the plan's business."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    seen = []
+    real = reference.compute
+
+    def spy(*given: Any) -> torch.Tensor:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        seen.append((cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32))
+        return real(*given)
+
+    monkeypatch.setattr(reference, "compute", spy)
+    x = torch.randn(1, 4, 5, 5)
+    engine = Engine(capture(nn.ConvTranspose2d(4, 4, 2, stride=2), (x,)), dtype, "twin")
+    assert len(engine.plan(x).fallbacks) == 1
+    engine(x)
+    assert set(seen) == {(True, dtype == "tf32", dtype == "tf32")}
+    assert torch.backends.cudnn.allow_tf32 == (dtype != "tf32") and not torch.backends.cudnn.enabled
 
 
 def test_resnet18_on_one_image() -> None:

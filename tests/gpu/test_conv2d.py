@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, conv2d
+from escalade.ops.precision import precision
 
 pytestmark = pytest.mark.gpu
 
@@ -191,7 +192,7 @@ def test_gradients(cuda: torch.device) -> None:
     x, weight = (tensor.requires_grad_() for tensor in tensors(cuda))
     bias = torch.randn(64, device=cuda, requires_grad=True)
     given = (x, weight, bias)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with precision("fp32"):
         mine = torch.autograd.grad(conv2d(*given, relu=True, **OPTIONS).square().sum(), given)
         its = torch.autograd.grad(F.conv2d(*given, **OPTIONS).relu().square().sum(), given)
     for first, second in zip(mine, its, strict=True):

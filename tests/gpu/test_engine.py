@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pathlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import pytest
@@ -17,10 +19,14 @@ from escalade.engine.backend import escalade_backend
 from escalade.engine.capture import capture
 from escalade.engine.forms import STORAGE
 from escalade.engine.program import OutOfMemory
+from escalade.ops.precision import precision
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2}
+MORE = {"fp32": 4.0, "tf32": 2.5, "fp16": 2.5, "bf16": 2.5}
+"""Times PyTorch's own error. In fp32 some layers are Winograd's, whose transforms lose a bit or two, and of the first
+layers every later one makes more; in the other types that is far below the rounding of the values themselves."""
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -41,7 +47,7 @@ def _engine(device: torch.device) -> Engine:
 def pytorch(model: torch.nn.Module, x: torch.Tensor, dtype: str) -> torch.Tensor:
     """The model in the dtype, fp32 without TF32."""
     storage = STORAGE[dtype]
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=dtype == "tf32"):
+    with torch.no_grad(), precision(dtype):
         return copy.deepcopy(model).to(storage)(x.to(storage))
 
 
@@ -49,6 +55,7 @@ def pytorch(model: torch.nn.Module, x: torch.Tensor, dtype: str) -> torch.Tensor
 def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
     """In full size, against float64; random weights let errors grow, PyTorch's own too."""
     model, _ = models.model(name)
+    torch.manual_seed(3)
     model, x = model.to(cuda), models.example(name, 3).to(cuda)
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
@@ -58,7 +65,7 @@ def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
         found = made(x)
         assert found.dtype == torch.float32 and found.shape == expected.shape
         its_own = difference(pytorch(model, x, dtype), expected)
-        assert difference(found, expected) <= max(allowed, 2.5 * its_own), f"{name} in {dtype}"
+        assert difference(found, expected) <= max(allowed, MORE[dtype] * its_own), f"{name} in {dtype}"
         assert torch.equal(found, made(x)), "a second call gives the same bits"
 
 
@@ -104,17 +111,32 @@ def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) 
 def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cuda: torch.device) -> None:
     x = torch.randn(2, 3, 224, 224, device=cuda)
     expected = engine(x)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(cuda)
-    taken = torch.empty(max(free - (600 << 20), 0), dtype=torch.uint8, device=cuda)
     big = torch.zeros(1, 3, 224, 224, device=cuda, dtype=torch.float16).expand(1000, -1, -1, -1)
-    before = torch.cuda.memory_allocated(cuda)
-    with pytest.raises(OutOfMemory, match=r"needs \d+ MiB .* Take a smaller batch"):
-        engine(big)
-    assert torch.cuda.memory_allocated(cuda) == before, "nothing is left of it"
-    assert torch.equal(engine(x), expected)
-    del taken
+    with _little_memory(cuda):
+        before = torch.cuda.memory_allocated(cuda)
+        with pytest.raises(OutOfMemory, match=r"needs \d+ MiB .* Take a smaller batch"):
+            engine(big)
+        assert torch.cuda.memory_allocated(cuda) == before, "nothing is left of it"
+        assert torch.equal(engine(x), expected)
+
+
+@contextmanager
+def _little_memory(device: torch.device) -> Iterator[None]:
+    """Less than 256 MiB in one piece, whatever PyTorch keeps of what earlier tests gave back."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.get_per_process_memory_fraction(device)
+    _, total = torch.cuda.mem_get_info(device)
+    room = torch.cuda.memory_reserved(device) + (600 << 20)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, room / total), device)
+    taken = []
+    try:
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(256 << 20, dtype=torch.uint8, device=device))
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
 def test_a_saved_engine_starts_without_the_model(

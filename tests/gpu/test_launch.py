@@ -114,3 +114,39 @@ def test_the_host_cost_of_a_launch(cuda: torch.device, capsys: pytest.CaptureFix
     with capsys.disabled():
         print("\nhost cost, us:", ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items()))
     assert Buffer("y") in executable.recipe.steps[0].arguments  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("captured", (False, True))
+def test_lanes_fork_from_the_stream_and_join_it_again(cuda: torch.device, captured: bool) -> None:
+    """What stands before the recipe is seen by every lane, and what stands behind it sees them all."""
+    operation = OPERATIONS["few_channels"]
+    problem = operation.parse("4to16_40_k7_b64_relu_pool4c")
+    rung = operation.ladder.rung("streams")
+    inputs = operation.inputs(problem, cuda, 0)
+    expected = operation.reference(problem, inputs).float()
+    given, inputs["x"] = inputs["x"], torch.zeros_like(inputs["x"])
+    y = operation.output(problem, cuda)
+    result = torch.zeros_like(y)
+    executable = bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, "bias": None, "y": y})
+
+    def work() -> None:
+        inputs["x"].copy_(given)
+        executable()
+        result.copy_(y)
+
+    with torch.cuda.stream(torch.cuda.Stream(cuda)):
+        work()
+        torch.cuda.synchronize()
+        inputs["x"].zero_()
+        y.zero_()
+        result.zero_()
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                work()
+            graph.replay()
+        else:
+            work()
+        torch.cuda.synchronize()
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)

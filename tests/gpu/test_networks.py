@@ -39,6 +39,38 @@ def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> No
     assert sum(record.workload == "resnet18_stream" for record in records) == 2 * 2 * 4
 
 
+def test_bench_measures_rows_scores_and_training(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "spectral_autoencoder", "-b", "33,512", "--seconds", "0.02", "--json", str(path),
+        "--plot", str(tmp_path / "p.png"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    systems = {"escalade", "torch-eager", "torch-graph"}
+    for workload, batches in (("", 2), ("_score", 1), ("_training", 1)):
+        own = [record for record in records if record.workload == f"spectral_autoencoder{workload}"]
+        assert len(own) == 3 * 2 * batches and {record.system for record in own} == systems
+        assert all(record.median_us and record.wall_us and record.gbps and record.copy_pct for record in own)
+        assert all(record.timing == "graph" for record in own if record.system != "torch-eager")
+
+
+def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "lenet", "-b", "64", "-t", "fp32,fp16", "--seconds", "0.02", "--stream", "--json", str(path)
+    )
+    assert result.exit_code == 0, result.output
+    assert "Sum of Op-Times" in result.output
+    records = store.load(path)
+    convolutions = [record for record in records if record.workload == "few_channels"]
+    assert {record.dtype for record in convolutions} == {"fp32", "tf32", "fp16"}
+    assert len({record.problem for record in convolutions}) == 4
+    assert {record.system for record in convolutions} == {"escalade", "torch-nchw", "torch-nhwc"}
+    streams = [record.rung for record in records if record.workload == "lenet_stream"]
+    assert streams.count("10,000 images, pinned") == streams.count("copies alone") == 2 * 2
+
+
 def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "plan.json"
     result = run("explain", "resnet18", "--batch", "2", "--time", "--json", str(path))

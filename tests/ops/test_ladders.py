@@ -16,6 +16,7 @@ from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
+from escalade.ops.elements import SHARED_BYTES
 from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder
 from tests.support import all_rungs, check, cover, label, supported, variants
 
@@ -129,6 +130,10 @@ def _check_launches(recipe: Recipe) -> None:
         assert call.grid[0] < 2**31 and call.grid[1] < 2**16 and call.grid[2] < 2**16
         assert call.block[0] * call.block[1] * call.block[2] <= 1024
         assert call.shared_bytes <= 227 * 1024
+
+
+def test_every_architecture_has_its_shared_memory() -> None:
+    assert SHARED_BYTES.keys() == set(ALL_ARCHITECTURES)
 
 
 # --- the registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,16 +15,11 @@ from escalade import models
 from escalade.bench import ceilings as card
 from escalade.bench import store
 from escalade.bench.commands import status
-from escalade.bench.ladder import free
 from escalade.bench.networks import peers
-from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import TOLERANCE, Entry
-from escalade.bench.networks.measure import Case, Say, measure
-from escalade.bench.networks.phases import measure_phases
+from escalade.bench.networks.contender import TOLERANCE
 from escalade.bench.networks.steps import time_steps
-from escalade.bench.networks.streaming import BATCHES as STREAM_BATCHES
-from escalade.bench.networks.streaming import measure_stream
-from escalade.bench.networks.workloads import SIZE, Workload, images, reference, workload
+from escalade.bench.networks.workload import Say, Setting, Workload
+from escalade.bench.networks.workloads import workload
 from escalade.bench.store import Record
 from escalade.engine import compile, load
 from escalade.engine.capture import capture
@@ -33,15 +28,10 @@ from escalade.engine.explain import explain as explain_plan
 from escalade.engine.graph import fixed
 from escalade.engine.program import KernelProgram
 from escalade.errors import UnsupportedError
-from escalade.models import ResNet
 from escalade.report import networks as tables
 from escalade.report import terminal
 
-BATCHES = (1, 4, 8, 16, 32, 64, 256)
 DTYPES = tuple(TOLERANCE)
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_SMALLEST = 32
-_ACCURACY_IMAGES = {"cuda": 64, "cpu": 2}
 
 
 @dataclass(frozen=True)
@@ -52,11 +42,12 @@ class BenchOptions:
     batches: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     device: str | None = None
     seconds: float = 0.3
     phases: bool = True
     stream: bool = False
-    size: int = SIZE
+    size: int | None = None
     seed: int = 0
     json: pathlib.Path | None = None
     results: pathlib.Path | None = None
@@ -79,114 +70,110 @@ def bench(options: BenchOptions, console: Console | None = None) -> int:
     """0 if every result was right."""
     console = console or Console()
     chosen = workload(options.workload)
-    rivals = peers.chosen(options.peers)
+    rivals = peers.chosen(options.peers, chosen.peers)
     device = network_device(options.device)
-    options = _checked(options, device)
+    _check(options, chosen)
+    parts = _parts(options, chosen, device)
+    batches = options.batches or (chosen.batches if device.type == "cuda" else chosen.small_batches)
+    slow_batches = () if options.batches else chosen.slow_batches
     if device.type != "cuda":
-        rivals = ()
+        rivals = {}
         console.print(
-            f"On the CPU, batch {', '.join(map(str, options.batches))}: PyTorch's operators run the plan, without "
+            f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch's operators run the plan, without "
             "kernels, graphs or peers. [yellow]Times are this CPU's.[/]"
         )
-    run = _Run(chosen, options, rivals, device, console)
+    if slow_batches and any(name in peers.SLOW for name in rivals):
+        console.print(
+            f"{', '.join(peers.SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
+            "slow to make; with --batch it takes part at those that are named."
+        )
+    if chosen.notice():
+        console.print(f"[yellow]note:[/] {escape(chosen.notice())}")
+    run = _Run(options, console, device)
     with status(console) as say:
-        run.everything(say)
+        say(f"{chosen.name}: making the network")
+        size = options.size or chosen.size
+        model = chosen.model(size, options.seed)
+        setting = Setting(
+            chosen,
+            model,
+            capture(model, (chosen.inputs(2, size, options.seed),)),
+            device,
+            size,
+            batches,
+            options.dtypes or (chosen.dtypes if device.type == "cuda" else ("fp32",)),
+            rivals,
+            slow_batches,
+            options.seconds,
+            options.seed,
+            run.ceilings(say),
+        )
+        for name in parts:
+            for records in chosen.parts[name].measure(setting, say):
+                run.keep(records)
     run.show()
     return 1 if any(record.failure for record in run.records) else 0
 
 
-def _checked(options: BenchOptions, device: torch.device) -> BenchOptions:
+def _check(options: BenchOptions, chosen: Workload) -> None:
     for dtype in options.dtypes:
         if dtype not in DTYPES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
     for batch in options.batches:
         if batch < 1:
             raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
-    if options.size < _SMALLEST:
-        raise UnsupportedError(f"images of {options.size}: these networks take {_SMALLEST} or more")
+    if options.size is None or options.size == chosen.size:
+        return
+    if chosen.smallest is None:
+        raise UnsupportedError(f"inputs of {options.size}: {chosen.name} takes {chosen.size} only")
+    if options.size < chosen.smallest:
+        raise UnsupportedError(f"images of {options.size}: these networks take {chosen.smallest} or more")
+
+
+def _parts(options: BenchOptions, chosen: Workload, device: torch.device) -> tuple[str, ...]:
+    """Those named, or the usual ones that can be measured here; `--stream` and `--no-phases` on top."""
+    named = {*options.parts, *(("stream",) if options.stream else ())}
+    for name in named:
+        if name not in chosen.parts:
+            raise UnsupportedError(f"{chosen.name} has no part {name!r}; it has {', '.join(chosen.parts)}")
     on_gpu = device.type == "cuda"
-    if options.stream and not on_gpu:
+    if "stream" in named and not on_gpu:
         raise UnsupportedError("--stream measures copies to a GPU, and there is none")
-    return replace(
-        options,
-        batches=options.batches or (BATCHES if on_gpu else (1,)),
-        dtypes=options.dtypes or (DTYPES if on_gpu else ("fp32",)),
-        phases=options.phases and on_gpu,
-    )
+    for name in named:
+        if chosen.parts[name].needs_gpu and not on_gpu:
+            raise UnsupportedError(f"{name} is measured on a GPU, and there is none")
+    usual = {
+        name
+        for name, part in chosen.parts.items()
+        if part.usual and (on_gpu or (part.usual_on_cpu and not part.needs_gpu))
+    }
+    wanted = named if options.parts else named | usual
+    if not options.phases:
+        wanted.discard("phases")
+    return tuple(name for name in chosen.parts if name in wanted)
 
 
 class _Run:
     """One run of `bench`: what it has found so far is filed after every part."""
 
-    def __init__(
-        self,
-        chosen: Workload,
-        options: BenchOptions,
-        rivals: Sequence[str],
-        device: torch.device,
-        console: Console,
-    ) -> None:
+    def __init__(self, options: BenchOptions, console: Console, device: torch.device) -> None:
         self.records: list[Record] = []
-        self._workload = chosen
         self._options = options
-        self._rivals = rivals
         self._device = device
         self._console = console
         origin = store.provenance(device)
         self._origin = origin if device.type == "cuda" else replace(origin, gpu=f"cpu {platform.machine()}")
         self._ceilings: card.Ceilings | None = None
 
-    def everything(self, say: Say) -> None:
-        options, name = self._options, self._workload.name
-        say(f"{name}: making the network")
-        model = self._workload.model(options.size, options.seed)
-        graph = capture(model, (images(2, options.size, options.seed),))
+    def ceilings(self, say: Say) -> card.Ceilings | None:
+        """Of the GPU, if there is one."""
         if self._device.type == "cuda":
             say("measuring the card's ceilings")
             self._ceilings = card.measure(self._device)
             self._console.print(terminal.ceilings_line(self._ceilings))
-        engines = {dtype: Engine(graph, dtype, self._device, plans=1) for dtype in options.dtypes}
-        self._keep(self._accuracy(model, engines.values(), say))
-        for batch in options.batches:
-            x = images(batch, options.size, options.seed + 2).to(self._device)
-            expected = reference(model, x)
-            for dtype, engine in engines.items():
-                case = Case(name, Entry(model, x, dtype), expected, options.seconds, self._ceilings)
-                self._keep(measure(case, engine, self._rivals, say))
-                free(self._device)
-        if options.phases:
-            x = images(1, options.size, options.seed + 3).to(self._device)
-            expected = reference(model, x)
-            for dtype in options.dtypes:
-                entry = Entry(model, x, dtype)
-                self._keep(measure_phases(name, graph, entry, expected, options.seconds, say))
-                free(self._device)
-        if options.stream:
-            self._stream(model, say)
+        return self._ceilings
 
-    def _accuracy(self, model: ResNet, engines: Iterable[Engine], say: Say) -> list[Record]:
-        options = self._options
-        say(f"{self._workload.name}: float64 on the CPU")
-        count = _ACCURACY_IMAGES[self._device.type]
-        judged = Accuracy(self._workload.name, model, count, options.size, options.seed + 4)
-        return [judged.check(engine) for engine in engines]
-
-    def _stream(self, model: ResNet, say: Say) -> None:
-        options = self._options
-        example = images(1, options.size).to(self._device)
-        for dtype in options.dtypes:
-            engine = compile(
-                model, example, dtype=dtype, device=self._device, normalize=(MEAN, DEVIATION), plans=1
-            )
-            for batch in STREAM_BATCHES:
-                self._keep(
-                    measure_stream(
-                        self._workload.name, engine, batch, options.size, options.seconds, options.seed, say
-                    )
-                )
-                free(self._device)
-
-    def _keep(self, records: Sequence[Record]) -> None:
+    def keep(self, records: Sequence[Record]) -> None:
         """A run that is stopped keeps what it has."""
         stamped = [record.stamped(self._origin) for record in records]
         self.records += stamped
@@ -207,7 +194,7 @@ class _Run:
         if self._options.plot:
             from escalade.report.network_plot import network_plot
 
-            written = network_plot(self.records, self._workload.name, self._options.plot)
+            written = network_plot(self.records, self._options.workload, self._options.plot)
             self._console.print(f"wrote {escape(str(written))}")
 
 

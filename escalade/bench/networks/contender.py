@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
+from escalade.engine.forms import STORAGE
 from escalade.errors import EscaladeError
-from escalade.models import ResNet
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2}
-"""‖out − ref‖ / ‖ref‖ at the logits. Roundings to 10 (or 7) bits in every layer add up to about a quarter of it."""
+"""‖out − ref‖ / ‖ref‖ at the end. Roundings to 10 (or 7) bits in every layer add up to about a quarter of it."""
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "flat": torch.contiguous_format}
+"""How PyTorch calls the layouts; `flat` is what is not an image."""
 
 
 class Unavailable(EscaladeError):
@@ -22,17 +24,26 @@ class Unavailable(EscaladeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What a system is asked to run: the model and the images, as they are before it converts them."""
+    """What a system is asked to run: the model and its inputs, as they are before it converts them."""
 
-    model: ResNet
+    model: nn.Module
     """On the CPU, fp32."""
     x: torch.Tensor
-    """On the device, fp32, NCHW."""
+    """On the device, fp32, NCHW if it is images."""
     dtype: str
 
     @property
     def device(self) -> torch.device:
         return self.x.device
+
+    @property
+    def layout(self) -> str:
+        """The one in which Escalade has its inputs."""
+        return "nhwc" if self.x.dim() == 4 else "flat"
+
+    def input(self, layout: str) -> torch.Tensor:
+        """Of the dtype. A copy: images of one channel would otherwise keep the strides that they have."""
+        return self.x.to(STORAGE[self.dtype], memory_format=FORMATS[layout], copy=True)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Contender:
     prepare: Callable[[], object] | None = None
     """Fills the graph's inputs."""
     replay: Callable[[], None] | None = None
+    replayed: Callable[[], torch.Tensor] | None = None
+    """The result of a replay, where a call does not replay this graph: it is compared too."""
     peak_bytes: int | None = None
     note: str = ""
 
@@ -56,23 +69,13 @@ class Contender:
         return f"{self.system} {self.layout}"
 
 
+Maker = Callable[[Entry], list[Contender]]
+"""Makes a system ready; several contenders if it may do it in several layouts, of which the fastest counts."""
+
+
 def waiting(device: torch.device) -> Callable[[], None]:
     """Until the device has nothing left to do."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
-
-
-@contextmanager
-def precision(dtype: str) -> Iterator[None]:
-    """PyTorch with TF32 only where it is asked for, and cuDNN choosing by measurement among all it has."""
-    matmul = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-    try:
-        with torch.backends.cudnn.flags(
-            enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
-        ):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
 class Peak:

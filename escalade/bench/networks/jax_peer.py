@@ -31,6 +31,8 @@ def jax_network(entry: Entry) -> list[Contender]:
             f"jax runs on {jax.default_backend()} here, and the comparison is made on {wanted}; "
             "pip install 'jax[cuda13]' brings JAX for GPUs"
         )
+    if not isinstance(entry.model, ResNet):
+        raise Unavailable(f"a {type(entry.model).__name__} in JAX is not written; there are ResNets")
     dtype = jnp.dtype(_STORAGE[entry.dtype])
     network = _Network(entry.model, entry.dtype)
     weights = jax.tree.map(lambda array: jnp.asarray(array, dtype), network.weights)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks import turns
-from escalade.bench.networks.contender import TOLERANCE, Contender, Entry, Unavailable, precision, waiting
-from escalade.bench.networks.peers import PEERS
+from escalade.bench.networks.contender import (
+    FORMATS,
+    TOLERANCE,
+    Contender,
+    Entry,
+    Maker,
+    Unavailable,
+    waiting,
+)
+from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
 from escalade.bench.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
@@ -18,8 +26,8 @@ from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import STORAGE
 from escalade.errors import EscaladeError
 from escalade.ops.accuracy import relative_error
+from escalade.ops.precision import precision
 
-Say = Callable[[str], None]
 CALLS_IN_A_ROW = 10
 """Of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of calls."""
 
@@ -31,9 +39,15 @@ class Case:
     workload: str
     entry: Entry
     expected: torch.Tensor
-    """Logits in float64."""
+    """In float64."""
     seconds: float
     ceilings: Ceilings | None = None
+    slack: float = 1.0
+    """How many times the usual error is allowed."""
+
+    @property
+    def tolerance(self) -> float:
+        return self.slack * TOLERANCE[self.entry.dtype]
 
     @property
     def batch(self) -> int:
@@ -43,18 +57,31 @@ class Case:
         problem = f"{self.entry.x.shape[-1]}_b{self.batch}"
         return Record(self.workload, problem, self.entry.dtype, layout, self.batch, system, "")
 
+    @property
+    def bytes(self) -> int:
+        """The fewest: inputs and weights read once, results written once."""
+        weights = sum(parameter.numel() for parameter in self.entry.model.parameters())
+        elements = self.entry.x.numel() + weights + self.expected.numel()
+        return elements * STORAGE[self.entry.dtype].itemsize
 
-def measure(case: Case, engine: Engine, peers: Sequence[str], say: Say) -> list[Record]:
-    """A record of every system; a wrong result is a failure and has no time."""
+
+def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
+    """A record of the engine and of every peer; a wrong result is a failure and has no time."""
+    records = compare(case, {"escalade": lambda entry: [escalade(entry, engine)], **peers}, say)
+    if case.ceilings is None or not any(r.system == "escalade" and not r.failure for r in records):
+        return records
+    plan = explain(engine.plan(_input(case.entry)), case.ceilings.floor_us)
+    return [record if record.failure else _with_floor(case, record, plan) for record in records]
+
+
+def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
+    """A record of every system, each verified, then timed in turns."""
     with precision(case.entry.dtype), torch.no_grad():
         say(f"{_label(case)}: verifying")
-        ready, failures = _verified(case, engine, peers, say)
+        ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
-        plan = None
-        if case.ceilings and any(one.system == "escalade" for one, _ in ready):
-            plan = explain(engine.plan(_input(case.entry)), case.ceilings.floor_us)
         timed = _time(case, [contender for contender, _ in ready])
-    records = [_record(case, contender, error, plan, *timed[contender.name]) for contender, error in ready]
+    records = [_record(case, contender, error, *timed[contender.name]) for contender, error in ready]
     return _with_peer_gain(_fastest_layouts(records)) + failures
 
 
@@ -63,8 +90,8 @@ def _label(case: Case) -> str:
 
 
 def _input(entry: Entry) -> torch.Tensor:
-    """As the peers have it: of the dtype, channels_last."""
-    return entry.x.to(STORAGE[entry.dtype], memory_format=torch.channels_last)
+    """As the peers have it: of the dtype, images in channels_last."""
+    return entry.x.to(STORAGE[entry.dtype], memory_format=FORMATS[entry.layout])
 
 
 def escalade(entry: Entry, engine: Engine) -> Contender:
@@ -73,7 +100,7 @@ def escalade(entry: Entry, engine: Engine) -> Contender:
     on_gpu = entry.device.type == "cuda"
     return Contender(
         "escalade",
-        "nhwc",
+        entry.layout,
         lambda: engine(x),
         lambda result: result,
         waiting(entry.device),
@@ -84,14 +111,13 @@ def escalade(entry: Entry, engine: Engine) -> Contender:
 
 
 def _verified(
-    case: Case, engine: Engine, peers: Sequence[str], say: Say
+    case: Case, makers: Mapping[str, Maker], say: Say
 ) -> tuple[list[tuple[Contender, float]], list[Record]]:
     right: list[tuple[Contender, float]] = []
     wrong: list[Record] = []
-    makers = [("escalade", lambda entry: [escalade(entry, engine)]), *((name, PEERS[name]) for name in peers)]
-    for system, make in makers:
+    for system, make in makers.items():
         try:
-            checked = [(one, check(one, case.expected, case.entry.dtype)) for one in make(case.entry)]
+            checked = [(one, check(one, case.expected, case.tolerance)) for one in make(case.entry)]
         except Unavailable as reason:
             say(f"{_label(case)}: without {system}: {reason}")
             continue
@@ -101,27 +127,27 @@ def _verified(
         for contender, (error, failure) in checked:
             if failure:
                 blank = case.blank(contender.system, contender.layout)
-                wrong.append(
-                    replace(blank, error=error, tolerance=TOLERANCE[case.entry.dtype], failure=failure)
-                )
+                wrong.append(replace(blank, error=error, tolerance=case.tolerance, failure=failure))
             else:
                 right.append((contender, error))
     return right, wrong
 
 
-def check(contender: Contender, expected: torch.Tensor, dtype: str) -> tuple[float, str]:
-    """The error of a call's result, and what is wrong with it if something is."""
-    result = contender.tensor(contender.call())
+def check(contender: Contender, expected: torch.Tensor, tolerance: float) -> tuple[float, str]:
+    """The error of a call's result, and what is wrong with it, or with that of a replay, if something is."""
+    error, failure = judge(contender.tensor(contender.call()), expected, tolerance)
+    if failure or contender.replayed is None:
+        return error, failure
+    return judge(contender.replayed(), expected, tolerance)
+
+
+def judge(result: torch.Tensor, expected: torch.Tensor, tolerance: float) -> tuple[float, str]:
     if result.shape != expected.shape:
         return float("nan"), f"its result has shape {tuple(result.shape)}, not {tuple(expected.shape)}"
-    return judge(result, expected, dtype)
-
-
-def judge(result: torch.Tensor, expected: torch.Tensor, dtype: str) -> tuple[float, str]:
     error = relative_error(result.to(expected.device), expected)
-    if error <= TOLERANCE[dtype]:
+    if error <= tolerance:
         return error, ""
-    return error, f"its error at the logits is {error:.2e}, more than the {TOLERANCE[dtype]:.0e} allowed"
+    return error, f"its error is {error:.2e}, more than the {tolerance:.0e} allowed"
 
 
 def _time(case: Case, contenders: Sequence[Contender]) -> dict[str, tuple[Timing, Timing]]:
@@ -145,9 +171,7 @@ def _time(case: Case, contenders: Sequence[Contender]) -> dict[str, tuple[Timing
     return found
 
 
-def _record(
-    case: Case, one: Contender, error: float, plan: Explanation | None, device: Timing, wall: Timing
-) -> Record:
+def _record(case: Case, one: Contender, error: float, device: Timing, wall: Timing) -> Record:
     record = replace(
         case.blank(one.system, one.layout),
         timing=device.how,
@@ -158,13 +182,19 @@ def _record(
         wall_us=wall.median_us,
         images_per_s=1e6 * case.batch / device.median_us,
         error=error,
-        tolerance=TOLERANCE[case.entry.dtype],
+        tolerance=case.tolerance,
         peak_bytes=one.peak_bytes,
         note=one.note,
     )
-    if case.ceilings is None or plan is None:
+    if case.ceilings is None:
         return record
-    tflops = plan.flops / device.median_us / 1e6
+    gbps = case.bytes / device.median_us / 1e3
+    return replace(record, gbps=gbps, copy_pct=100 * gbps / case.ceilings.copy_gbps)
+
+
+def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
+    assert case.ceilings is not None
+    tflops = plan.flops / record.time / 1e6
     peak = case.ceilings.tflops[case.entry.dtype]
     return replace(record, tflops=tflops, peak_pct=100 * tflops / peak, floor_us=plan.floor_us)
 

@@ -13,8 +13,9 @@ from functools import cache, partial
 import torch
 
 from escalade.bench.networks import turns
-from escalade.bench.networks.contender import TOLERANCE, Entry, precision, waiting
-from escalade.bench.networks.measure import Say, judge
+from escalade.bench.networks.contender import TOLERANCE, Entry, waiting
+from escalade.bench.networks.measure import judge
+from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
 from escalade.bench.timing import CallSampler, EventSampler, ReplaySampler, Sampler
 from escalade.engine.engine import Engine
@@ -23,6 +24,7 @@ from escalade.engine.graph import Graph
 from escalade.engine.program import KernelProgram
 from escalade.engine.way import Way
 from escalade.errors import EscaladeError
+from escalade.ops.precision import precision
 
 SUMMARIES = {
     "cpu": "PyTorch's CPU operators on one thread, fp32: better than plain loops",
@@ -78,7 +80,7 @@ def _checked(record: Record, phase: Phase, expected: torch.Tensor) -> Record:
     if not phase.computes:
         return record
     dtype = "fp32" if phase.name == "cpu" else record.dtype
-    error, failure = judge(phase.call(), expected.cpu(), dtype)
+    error, failure = judge(phase.call(), expected.cpu(), TOLERANCE[dtype])
     return replace(record, error=error, tolerance=TOLERANCE[dtype], failure=failure)
 
 

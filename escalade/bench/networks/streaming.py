@@ -9,26 +9,34 @@ from dataclasses import replace
 
 import torch
 
-from escalade.bench.networks.measure import Say
+from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
 from escalade.bench.timing import EventSampler, ReplaySampler, Timing, interleave, keep_busy, summarize
 from escalade.engine.engine import Engine
 
-BATCHES = (64, 256)
 _DISTINCT = 4
 """Host batches that are given in turns; each is larger than a CPU's caches."""
 _REPETITIONS = 5
+_SHORT_REPETITIONS = 25
+"""Of streams that are over in milliseconds."""
 _MOST_BATCHES = 400
 
 
 def measure_stream(
-    workload: str, engine: Engine, batch: int, size: int, seconds: float, seed: int, say: Say
+    workload: str,
+    engine: Engine,
+    batch: int,
+    item: tuple[int, ...],
+    seconds: float,
+    seed: int,
+    say: Say,
+    total: int | None = None,
 ) -> list[Record]:
-    """For an engine that normalises uint8 images itself."""
+    """For an engine that normalises uint8 images itself; with `total` also so many images from first to last."""
     say(f"{workload} stream of batches of {batch}")
     generator = torch.Generator().manual_seed(seed)
     pageable = [
-        torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
+        torch.randint(0, 256, (batch, *item), dtype=torch.uint8, generator=generator)
         for _ in range(_DISTINCT)
     ]
     pinned = [images.pin_memory() for images in pageable]
@@ -36,22 +44,24 @@ def measure_stream(
     slower = max(compute.median_us, copy.median_us)
     count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
 
-    def streamed(batches: list[torch.Tensor]) -> Timing:
+    def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
         def run() -> None:
             for _ in engine.stream(itertools.islice(itertools.cycle(batches), count)):
                 pass
             torch.cuda.synchronize(engine.device)
 
-        return _clocked(run, count)
+        return _clocked(run, count, repetitions)
 
     arms = {
         "compute alone": compute,
         "copies alone": copy,
-        "stream, pinned": streamed(pinned),
-        "stream, pageable": streamed(pageable),
+        "stream, pinned": streamed(pinned, count),
+        "stream, pageable": streamed(pageable, count),
     }
+    if total:
+        arms[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
     blank = Record(
-        f"{workload}_stream", f"{size}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
+        f"{workload}_stream", f"{item[-1]}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
     )
     return [
         replace(
@@ -80,10 +90,10 @@ def _bounds(engine: Engine, images: torch.Tensor, seconds: float) -> tuple[Timin
     return found["compute"], found["copy"]
 
 
-def _clocked(run: Callable[[], None], batches: int) -> Timing:
+def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
     """Microseconds a batch, by the wall clock, the first run left out."""
     samples = []
-    for _ in range(_REPETITIONS + 1):
+    for _ in range(repetitions + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()

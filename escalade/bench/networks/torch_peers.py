@@ -1,67 +1,82 @@
-"""PyTorch at its best: eager in channels_last, folded and CUDA-graphed in both layouts, compiled and frozen."""
+"""PyTorch at its best: eager, folded and CUDA-graphed, compiled and frozen; in the layouts that it is told to try."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 
-from escalade.bench.networks.contender import Contender, Entry, Peak, Unavailable, waiting
+from escalade.bench.networks.contender import FORMATS, Contender, Entry, Peak, Unavailable, waiting
 from escalade.engine.forms import STORAGE
 
 _WARM_UP = 3
-_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def eager(entry: Entry) -> list[Contender]:
-    """The model as it is, in channels_last."""
+def eager(entry: Entry, layouts: Sequence[str]) -> list[Contender]:
+    """The model as it is."""
+    return [_eager(entry, layout) for layout in layouts]
+
+
+def _eager(entry: Entry, layout: str) -> Contender:
     peak = Peak(entry.device)
-    model = _placed(copy.deepcopy(entry.model), entry, "nhwc")
-    x = _input(entry, "nhwc")
+    model = _placed(copy.deepcopy(entry.model), entry, layout)
+    x = entry.input(layout)
 
     def call() -> torch.Tensor:
         with torch.inference_mode():
             return model(x)
 
-    _repeat(call)
+    repeat(call)
     _, peak_bytes = peak.of(call)
-    return [Contender("torch-eager", "nhwc", call, _same, waiting(entry.device), peak_bytes=peak_bytes)]
+    return Contender("torch-eager", layout, call, same, waiting(entry.device), peak_bytes=peak_bytes)
 
 
-def graph(entry: Entry) -> list[Contender]:
-    """BatchNorm folded, one CUDA graph; both layouts, of which the faster counts."""
-    return [_graphed("torch-graph", entry, layout, partial(_folded, entry, layout)) for layout in _FORMATS]
+def graph(entry: Entry, layouts: Sequence[str]) -> list[Contender]:
+    """BatchNorm folded, one CUDA graph."""
+    return [_graphed("torch-graph", entry, layout, partial(_folded, entry, layout)) for layout in layouts]
 
 
-def compiled(entry: Entry) -> list[Contender]:
+def compiled(entry: Entry, layouts: Sequence[str], own_graphs: bool = False) -> list[Contender]:
     """`torch.compile` with every choice measured and the weights frozen in, one CUDA graph.
 
     The graph is captured here and not by `mode="max-autotune"`, so that its replay can be timed as the others' are;
-    the kernels are the same.
+    the kernels are the same. With `own_graphs` it is compiled in that mode too, and that is what a call is.
     """
-    _require_cuda("torch-compile", entry.device)
+    require_cuda("torch-compile", entry.device)
     import torch._inductor.config as inductor
 
-    def make() -> Run:
-        torch._dynamo.reset()
-        return torch.compile(_folded(entry, "nhwc"), mode="max-autotune-no-cudagraphs", dynamic=False)
+    torch._dynamo.reset()
+    with inductor.patch(freezing=True), torch.no_grad():  # compiled by the first call
+        return [_compiled(entry, layout, own_graphs) for layout in layouts]
 
-    with inductor.patch(freezing=True):  # compiled by the first call
-        return [_graphed("torch-compile", entry, "nhwc", make)]
+
+def _compiled(entry: Entry, layout: str, own_graphs: bool) -> Contender:
+    def make(mode: str) -> Run:
+        return torch.compile(_folded(entry, layout), mode=mode, dynamic=False)
+
+    graphed = _graphed("torch-compile", entry, layout, partial(make, "max-autotune-no-cudagraphs"))
+    if not own_graphs:
+        return graphed
+    run, x, replayed = make("max-autotune"), entry.input(layout), graphed.call
+    repeat(lambda: run(x))
+    return Contender(
+        graphed.system, layout, lambda: run(x), same, graphed.wait, graphed.prepare, graphed.replay, replayed,
+        graphed.peak_bytes, "a call is max-autotune's, with CUDA graphs of its own",
+    )  # fmt: skip
 
 
 def _graphed(system: str, entry: Entry, layout: str, make: Callable[[], Run]) -> Contender:
-    _require_cuda(system, entry.device)
+    require_cuda(system, entry.device)
     peak = Peak(entry.device)
-    x = _input(entry, layout)
+    x = entry.input(layout)
     graphed = Graphed(make(), x, peak)
     return Contender(
-        system, layout, lambda: graphed(x), _same, waiting(entry.device),
+        system, layout, lambda: graphed(x), same, waiting(entry.device),
         prepare=lambda: graphed.fill(x), replay=graphed.replay, peak_bytes=graphed.peak_bytes,
     )  # fmt: skip
 
@@ -75,7 +90,7 @@ class Graphed:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
-            _repeat(lambda: run(self._x))
+            repeat(lambda: run(self._x))
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
 
@@ -99,28 +114,27 @@ class Graphed:
 
 def _folded(entry: Entry, layout: str) -> nn.Module:
     """In float64 first, so that folding adds no rounding of its own."""
-    return _placed(fuse(copy.deepcopy(entry.model).double()), entry, layout)
+    model = copy.deepcopy(entry.model)
+    if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
+        model = fuse(model.double())
+    return _placed(model, entry, layout)
 
 
 def _placed(model: nn.Module, entry: Entry, layout: str) -> nn.Module:
     placed = model.to(entry.device, STORAGE[entry.dtype])
-    return placed.to(memory_format=_FORMATS[layout])  # type: ignore[call-overload]
+    return placed.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
 
 
-def _input(entry: Entry, layout: str) -> torch.Tensor:
-    return entry.x.to(STORAGE[entry.dtype], memory_format=_FORMATS[layout], copy=True)
-
-
-def _require_cuda(system: str, device: torch.device) -> None:
+def require_cuda(system: str, device: torch.device) -> None:
     if device.type != "cuda":
         raise Unavailable(f"{system} needs a GPU")
 
 
-def _repeat(call: Callable[[], object]) -> None:
+def repeat(call: Callable[[], object]) -> None:
     """Lets cuDNN choose, and the allocator settle."""
     for _ in range(_WARM_UP):
         call()
 
 
-def _same(result: torch.Tensor) -> torch.Tensor:
+def same(result: torch.Tensor) -> torch.Tensor:
     return result

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import pathlib
 import re
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.program import KERNELS
-from escalade.device.twin import assembly, elf, toolchain
+from escalade.device.twin import assembly, elf, prefix, toolchain
 
 SCHEMA = "twin 1"
 RUNTIME_NAME = "escalade-twin.so"
@@ -31,15 +27,13 @@ def kernel_library(
     def make(path: pathlib.Path) -> None:
         file = name.lstrip("/")
         text = path.with_suffix(".s")
-        compiling: list[str | pathlib.Path] = [*options, "-x", "c++", "-S", "-o", text, file]
+        whole = f'#line 1 "{file}"\n{source}\nTWIN_EXPORT({entry})\n'
         linking: list[str | pathlib.Path] = ["-shared", "-Wl,-Bsymbolic", text, "-o", path]
         linking += toolchain.sanitizers() if sanitize else ()
         # The runtime, if it is not there yet, is built while g++ works on the kernel.
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
-            toolchain.run(
-                compiling, f"{entry} of {name}", {file: f'#line 1 "{file}"\n{source}\nTWIN_EXPORT({entry})\n'}
-            )
+            prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), f"{entry} of {name}")
             compiled = text.read_text()
             text.write_text(assembly.prepare(compiled) + _flag(assembly.can_wait(compiled)))
             toolchain.run([*linking, library.result()], f"the assembly of {entry}")
@@ -61,8 +55,14 @@ def waits(library: pathlib.Path) -> bool:
 @cache
 def interface_key() -> str:
     """What a kernel sees of the twin: its headers and the compiler."""
-    files = [*toolchain.RUNTIME.glob("*.h"), *(f for f in toolchain.STAND_INS.rglob("*") if f.is_file())]
-    return cache_key(SCHEMA, *_texts(files), *toolchain.identity())
+    return cache_key(_prefix_key(), *_texts(list((toolchain.STAND_INS / "common").rglob("*.cuh"))))
+
+
+@cache
+def _prefix_key() -> str:
+    """What is there before a kernel's source: all of that but the stand-ins, which a source includes itself."""
+    others = [f for f in toolchain.STAND_INS.rglob("*") if f.is_file() and f.suffix != ".cuh"]
+    return cache_key(SCHEMA, *_texts([*toolchain.RUNTIME.glob("*.h"), *others]), *toolchain.identity())
 
 
 def runtime_library() -> pathlib.Path:
@@ -77,20 +77,12 @@ def runtime_library() -> pathlib.Path:
 
     # One process has one runtime, also when the cache's folder changes under way.
     if key not in _runtimes or not _runtimes[key].is_file():
-        with _one_process_at_a_time(key):
+        with toolchain.one_process_at_a_time(key):
             _runtimes[key] = default_cache().file(key, ".so", make)
     return _runtimes[key]
 
 
 _runtimes: dict[str, pathlib.Path] = {}
-
-
-@contextmanager
-def _one_process_at_a_time(key: str) -> Iterator[None]:
-    """Test workers that start together would otherwise all build the runtime."""
-    with open(pathlib.Path(tempfile.gettempdir(), f"escalade-{key}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _texts(files: list[pathlib.Path]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 from escalade.device.nvrtc import cuda_headers
@@ -69,8 +72,6 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
         *_includes(),
-        "-include",
-        "device.h",
     ]
     options += ["-ftls-model=global-dynamic", "-fno-extern-tls-init", "-fno-gnu-unique"]
     if platform.machine() == "aarch64":
@@ -95,8 +96,13 @@ def _includes() -> tuple[str, ...]:
     return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(_nvidia_headers()))
 
 
-def run(arguments: Sequence[str | pathlib.Path], what: str, sources: Mapping[str, str] | None = None) -> None:
-    """One run of g++ in a folder that holds `sources` and nothing else.
+def run(
+    arguments: Sequence[str | pathlib.Path],
+    what: str,
+    sources: Mapping[str, str] | None = None,
+    links: Mapping[str, pathlib.Path] | None = None,
+) -> None:
+    """One run of g++ in a folder that holds `sources`, and `links` to other files, and nothing else.
 
     So quoted includes are looked up on the include path only, as NVRTC does.
     """
@@ -105,10 +111,21 @@ def run(arguments: Sequence[str | pathlib.Path], what: str, sources: Mapping[str
             path = pathlib.Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        for name, target in (links or {}).items():
+            pathlib.Path(folder, name).symlink_to(target.absolute())
         command = [compiler(), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
+
+
+@contextmanager
+def one_process_at_a_time(key: str) -> Iterator[None]:
+    """Test workers that start together would otherwise all build what all kernels share."""
+    name = f"escalade-{os.getuid()}-{key}.lock"
+    with open(pathlib.Path(tempfile.gettempdir(), name), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _nvidia_headers() -> pathlib.Path:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from escalade.engine.graph import Graph
 from escalade.engine.passes.batch_norm import fold_batch_norm
+from escalade.engine.passes.few_channels import fuse_few_channels
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
 from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
+from escalade.engine.passes.mlp import fuse_mlp
 from escalade.engine.passes.quantise import quantise
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
+from escalade.engine.translate import translate_layers
 from escalade.engine.way import Way
 
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
@@ -29,6 +32,7 @@ def fuse(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
     graph = graph.copy()
     remove_dead_code(graph)
     fold_constants(graph)
+    translate_layers(graph)
     if way is Way.fused:
         _fuse(graph, dtype)
     reorder_flattened(graph)
@@ -47,3 +51,5 @@ def _fuse(graph: Graph, dtype: str) -> None:
         fuse_shortcuts(graph)
     if dtype in STEM_DTYPES:
         fuse_stem(graph)
+    fuse_few_channels(graph)
+    fuse_mlp(graph)

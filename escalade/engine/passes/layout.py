@@ -7,25 +7,40 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph import Graph, Input, Node
 
 
 def reorder_flattened(graph: Graph) -> None:
-    """A linear layer behind a flattened image takes the pixels in the order they lie in: its weights are reordered."""
+    """Linear layers behind a flattened image take the pixels in the order they lie in: their weights are reordered."""
     users = graph.users()
     for node in graph:
         if node.op != "reshape" or not _flattens_image(graph, node) or node.name in graph.outputs:
             continue
         layers = users.get(node.name, [])
-        if not layers or any(layer.op != "linear" or layer.inputs["x"] != node.name for layer in layers):
+        if not layers or not all(_reorderable(layer, node.name) for layer in layers):
             continue
         channels, height, width = graph.shape_of(node.inputs["x"])[1:]
         for layer in layers:
-            weight = graph.constants[layer.inputs["weight"]]
-            moved = weight.view(-1, channels, height, width).permute(0, 2, 3, 1).reshape(weight.shape)  # type: ignore[arg-type]
-            name = graph.add_constant(f"{layer.name}_weight", moved.contiguous())
-            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(weight=name)
+            inputs = {}
+            for role in sorted(_BY_FEATURE & layer.inputs.keys()):
+                given = graph.constants[layer.inputs[role]]
+                moved = given.reshape(-1, channels, height, width).permute(0, 2, 3, 1).reshape(given.shape)  # type: ignore[arg-type]
+                inputs[role] = graph.add_constant(f"{layer.name}_{role}", moved.contiguous())
+            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(**inputs)
         graph.nodes[node.name] = node.with_attributes(order="nhwc")
+
+
+_BY_FEATURE = {"weight", "weight0", "norm_weight0", "norm_bias0"}
+"""What a linear layer, or a chain of them, holds for each feature of its input."""
+
+
+def _reorderable(layer: Node, value: str) -> bool:
+    """A chain must take the features as one group, and not be compared with them."""
+    if layer.op == "mlp":
+        whole = layer.attributes["layers"][0].groups == 1 and layer.attributes["output"] == "y"
+    else:
+        whole = layer.op == "linear"
+    return whole and layer.inputs["x"] == value
 
 
 def _flattens_image(graph: Graph, node: Node) -> bool:
@@ -45,11 +60,12 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
         normalise = next((node for node in readers if node.op == "normalise"), None)
         inputs = {"x": given.name}
         name = graph.fresh(f"{given.name}_nhwc")
+        as_it_comes = {node.name for node in readers if _takes_as_it_comes(node, given)}
         if normalise is not None:
             inputs |= {"scale": normalise.inputs["scale"], "shift": normalise.inputs["shift"]}
             graph.remove(normalise, instead=given.name)
             readers = graph.users().get(given.name, [])
-        readers = [node for node in readers if node.op != "stem"]
+        readers = [node for node in readers if node.name not in as_it_comes]
         if not readers:
             continue
         channels = given.shape[1]
@@ -67,6 +83,11 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.nodes[reader.name] = replace(current, inputs=changed)
         graph.outputs = tuple(name if output == given.name else output for output in graph.outputs)
         graph.insert_before(readers[0].name, node)
+
+
+def _takes_as_it_comes(node: Node, image: Input) -> bool:
+    """With one channel every layout is the same."""
+    return node.op == "stem" or (node.op == "few_channels" and image.shape[1] == 1)
 
 
 def _pads(graph: Graph, node: Node, value: str) -> bool:

@@ -202,6 +202,61 @@ __device__ __forceinline__ float2 unpack_half2(u32 packed) {
     return value;
 }
 
+// 16 bytes to global memory as one access: what the compiler puts together from parts it may also store in parts.
+__device__ __forceinline__ void store_16(void* global, uint4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
+// Pairs of bfloat16, the first in the low half.
+__device__ __forceinline__ u32 pack_bfloat2(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// The larger of two numbers; NaN if one of them is.
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+
+// Functions of the special-function unit, with denormal numbers taken as zero: 2^x and 1 / x to about 2^-22 of the
+// result, tanh to 2^-11.
+__device__ __forceinline__ float exp2_approximate(float value) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+__device__ __forceinline__ float reciprocal_approximate(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+__device__ __forceinline__ float tanh_approximate(float value) {
+    float result;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+// threadIdx.x, read anew at each call: what follows from it is not kept in registers from one round of a loop to the next.
+__device__ __forceinline__ int thread_number() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+}
+
+// No instruction: the same number, but one that the compiler knows nothing of. What follows from it is worked out where it
+// is needed, instead of before a loop and then kept in registers all the way through.
+__device__ __forceinline__ int anew(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // Counts the blocks that come to a meeting of `blocks`: the number that came before; the last sets the count back to 0.
 // What this thread has seen written, and what its block wrote before a barrier in front of this, the later ones see.
 __device__ __forceinline__ u32 take_ticket(u32* count, u32 blocks) {

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.elements import LEAST_SHARED, MOST_SHARED
 from escalade.ops.ladder import Config
 
 BANKS = 32
 WARP = 32
-SHARED_LIMIT = 99 * 1024
-"""The most shared memory that a block may ask for on every architecture."""
 CONSTANT_LIMIT = 64 * 1024
 WEIGHTS = {"global": 0, "shared": 1, "constant": 2}
 
@@ -156,7 +155,7 @@ def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
 
 def valid(problem: Conv2dProblem, config: DirectConfig) -> bool:
     return (
-        tile(problem, config).shared_bytes <= SHARED_LIMIT
+        tile(problem, config).shared_bytes <= LEAST_SHARED
         and config.threads <= 1024
         and config.columns % config.run == 0
         and (config.weights != "constant" or constant_bytes(problem) <= CONSTANT_LIMIT)
@@ -325,7 +324,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig) -> float:
     registers = min(255, 40 + config.outputs + inputs + config.outputs_k)
     warps = math.ceil(config.threads / WARP)
     resident = min(
-        65536 // (registers * warps * WARP), 227 * 1024 // (shape.shared_bytes + 1024), 64 // warps
+        65536 // (registers * warps * WARP), MOST_SHARED // (shape.shared_bytes + 1024), 64 // warps
     )
     if resident == 0:
         return 0.0

@@ -8,10 +8,9 @@ from escalade.device.program import Constant, Macro, Type
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import SMS, blocks
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.elements import LEAST_SHARED, MOST_SHARED
 from escalade.ops.ladder import Config
 
-SHARED_LIMIT = 227 * 1024
-"""Of a block on Hopper and on data-centre Blackwell; the defaults stay below the 99 KiB of the smaller cards."""
 MOST_SPLITS = 32
 PRODUCT_RATE = 2200
 """Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 (or 8) bits."""
@@ -70,7 +69,7 @@ class MmaConfig(Config):
             rows_at_once % 8 == 0
             and self.tile_m % rows_at_once == 0
             and self.tile_n % rows_at_once == 0
-            and self.shared_bytes <= SHARED_LIMIT
+            and self.shared_bytes <= MOST_SHARED
             and not crowded
         )
 
@@ -172,7 +171,7 @@ def best_first(
     """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
     whole = [config for config in candidates if config.valid(operands)]
     valid = whole + [split for config in whole if may_split for split in _splits(config, operands)]
-    small = [config for config in valid if config.shared_bytes <= 99 * 1024]
+    small = [config for config in valid if config.shared_bytes <= LEAST_SHARED]
     default = min(small, key=lambda config: config.cost(operands))
     others = sorted(
         (config for config in valid if config != default), key=lambda config: config.cost(operands)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.e4m3 import E4M3, to_e4m3
+from escalade.ops.precision import precision
 
 STORAGE = {
     "fp32": torch.float32,
@@ -140,14 +141,8 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
 
 
 def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """cuDNN choosing by measurement among all it has (limit 0), with TF32 products only where asked for.
-
-    PyTorch remembers the first choice for a problem, however it was made: a single call without
-    `benchmark` would fix every later one of the process to what cuDNN guesses.
-    """
-    with torch.backends.cudnn.flags(
-        enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=dtype == "tf32"
-    ):
+    """What it gives with cuDNN at its best, and TF32 products only where asked for."""
+    with precision(dtype):
         return compute()
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.conv2d.reference import round_to_tf32
 from escalade.ops.elements import STORAGE
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.precision import precision
 
 
 def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -52,18 +53,10 @@ def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     sum 16-bit products in 16 bits.
     """
     if inputs["x"].is_cuda:
-        return _with_cublas(problem, inputs)
+        with precision(problem.dtype):
+            return compute(problem, inputs)
     if problem.dtype == "tf32":
         rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
         return compute(problem, rounded)
     wide = {name: tensor.float() for name, tensor in inputs.items()}
     return compute(problem, wide).to(STORAGE[problem.dtype])
-
-
-def _with_cublas(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if problem.dtype == "tf32" else "highest")
-    try:
-        return compute(problem, inputs)
-    finally:
-        torch.set_float32_matmul_precision(before)

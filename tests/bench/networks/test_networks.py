@@ -14,8 +14,10 @@ from escalade.bench import store
 from escalade.bench.networks import measure as measuring
 from escalade.bench.networks import peers, phases
 from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import TOLERANCE, Contender, Entry, Unavailable, precision
-from escalade.bench.networks.workloads import WORKLOADS, Workload, images, reference
+from escalade.bench.networks.contender import TOLERANCE, Contender, Entry, Unavailable
+from escalade.bench.networks.resnets import images, resnet
+from escalade.bench.networks.workload import Setting, Workload, reference
+from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.store import Record
 from escalade.bench.timing import CallSampler
 from escalade.engine.capture import capture
@@ -24,25 +26,26 @@ from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
+from escalade.ops.precision import precision
 from escalade.report.network_plot import network_plot
 
 SIZE = 32
-TINY = Workload("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))
-NARROW = Workload("narrow", lambda: ResNet(Bottleneck, (1, 1, 1, 1), 10))
+TINY = resnet("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))
+NARROW = resnet("narrow", lambda: ResNet(Bottleneck, (1, 1, 1, 1), 10))
 
 
 @pytest.fixture(scope="module")
-def network() -> ResNet:
+def network() -> torch.nn.Module:
     return TINY.model(SIZE)
 
 
 @pytest.fixture(scope="module")
-def engine(network: ResNet) -> Engine:
+def engine(network: torch.nn.Module) -> Engine:
     return Engine(capture(network, (images(2, SIZE),)), "fp32", "cpu")
 
 
 @pytest.fixture(scope="module")
-def case(network: ResNet) -> measuring.Case:
+def case(network: torch.nn.Module) -> measuring.Case:
     x = images(2, SIZE, 5)
     return measuring.Case("tiny", Entry(network, x, "fp32"), reference(network, x), 0.0)
 
@@ -55,7 +58,7 @@ def silent(text: str) -> None:
     pass
 
 
-def test_workloads_are_the_same_every_time_and_keep_their_values_in_range(network: ResNet) -> None:
+def test_workloads_are_the_same_every_time_and_keep_their_values_in_range(network: torch.nn.Module) -> None:
     x = images(4, SIZE, 9)
     logits = network(x)
     assert torch.equal(TINY.model(SIZE)(x), logits)
@@ -64,14 +67,14 @@ def test_workloads_are_the_same_every_time_and_keep_their_values_in_range(networ
     assert any(norm.running_var is not None and norm.running_var.std() > 0 for norm in _norms(network))
 
 
-def _norms(network: ResNet) -> list[torch.nn.BatchNorm2d]:
+def _norms(network: torch.nn.Module) -> list[torch.nn.BatchNorm2d]:
     return [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
 
 
 def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
     with precision("fp32"):
-        (eager,) = peers.PEERS["torch-eager"](case.entry)
-        error, failure = measuring.check(eager, case.expected, "fp32")
+        (eager,) = peers.RESNETS["torch-eager"](case.entry)
+        error, failure = measuring.check(eager, case.expected, TOLERANCE["fp32"])
     assert not failure and 0 < error < TOLERANCE["fp32"]
 
 
@@ -79,8 +82,8 @@ def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
 def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
     pytest.importorskip("jax", reason="jax is not installed")
     model, x = chosen.model(SIZE), images(2, SIZE, 5)
-    (contender,) = peers.PEERS["jax"](Entry(model, x, "fp32"))
-    _, failure = measuring.check(contender, reference(model, x), "fp32")
+    (contender,) = peers.RESNETS["jax"](Entry(model, x, "fp32"))
+    _, failure = measuring.check(contender, reference(model, x), TOLERANCE["fp32"])
     assert not failure, failure
     contender.wait()
 
@@ -88,12 +91,13 @@ def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
 @pytest.mark.parametrize("system", ["torch-graph", "torch-compile"])
 def test_a_peer_that_cannot_take_part_says_why(system: str, case: measuring.Case) -> None:
     with pytest.raises(Unavailable, match="needs a GPU"):
-        peers.PEERS[system](case.entry)
+        peers.RESNETS[system](case.entry)
 
 
 def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case, engine: Engine) -> None:
     said: list[str] = []
-    records = measuring.measure(case, engine, ("torch-graph", "torch-eager"), said.append)
+    rivals = peers.chosen(("torch-graph", "torch-eager"), peers.RESNETS)
+    records = measuring.measure(case, engine, rivals, said.append)
     ours, eager = records
     assert (ours.system, eager.system) == ("escalade", "torch-eager")
     assert ours.wall_us and ours.images_per_s == pytest.approx(2e6 / ours.time)
@@ -102,20 +106,21 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case
     assert any("without torch-graph" in text for text in said)
 
 
-def test_a_wrong_result_is_a_failure_without_a_time(
-    case: measuring.Case, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine: Engine) -> None:
     def wrong(entry: Entry) -> list[Contender]:
         return [Contender("wrong", "nhwc", lambda: 1.001 * case.expected, lambda y: y, lambda: None)]
+
+    def stale(entry: Entry) -> list[Contender]:
+        right = Contender("stale", "nhwc", lambda: case.expected, lambda y: y, lambda: None)
+        return [replace(right, replayed=lambda: 1.001 * case.expected)]
 
     def broken(entry: Entry) -> list[Contender]:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(peers, "PEERS", peers.PEERS)
-    monkeypatch.setitem(peers.PEERS, "wrong", wrong)
-    monkeypatch.setitem(peers.PEERS, "broken", broken)
-    records = {r.system: r for r in measuring.measure(case, engine, ("wrong", "broken"), silent)}
+    rivals = {"wrong": wrong, "broken": broken, "stale": stale}
+    records = {r.system: r for r in measuring.measure(case, engine, rivals, silent)}
     assert "more than the 1e-05 allowed" in records["wrong"].failure and records["wrong"].median_us is None
+    assert "more than the 1e-05 allowed" in records["stale"].failure, "a replay is compared too"
     assert "out of luck" in records["broken"].failure
     assert records["escalade"].median_us and records["escalade"].peer_gain is None
 
@@ -128,27 +133,45 @@ def test_the_faster_layout_of_a_system_counts() -> None:
 
 
 def test_peers_by_name() -> None:
-    assert "torch-compile" not in peers.chosen(()) and "jax" in peers.chosen(())
-    assert peers.chosen(("none",)) == () and set(peers.chosen(("all",))) == set(peers.PEERS)
-    assert peers.chosen(("jax", "jax")) == ("jax",)
-    with pytest.raises(UnsupportedError, match="there is no peer 'tensorrt'; there is torch-eager"):
-        peers.chosen(("tensorrt",))
+    known = peers.RESNETS
+    assert "torch-compile" not in peers.chosen((), known) and "jax" in peers.chosen((), known)
+    assert peers.chosen(("none",), known) == {} and peers.chosen(("all",), known) == known
+    assert list(peers.chosen(("jax", "jax"), known)) == ["jax"]
+    with pytest.raises(UnsupportedError, match="there is no peer 'tensorrt' here; there is torch-eager"):
+        peers.chosen(("tensorrt",), known)
+    with pytest.raises(UnsupportedError, match="no peer 'jax' here"):
+        peers.chosen(("jax",), peers.plain("flat"))
 
 
-def test_accuracy_counts_answers_of_clear_images_only(network: ResNet, engine: Engine) -> None:
-    judged = Accuracy("tiny", network, 3, SIZE, 1)
+def test_slow_peers_take_part_at_some_batches_only() -> None:
+    chosen = WORKLOADS["spectral_autoencoder"]
+    model = chosen.model()
+    graph = capture(model, (chosen.inputs(2),))
+    setting = Setting(
+        chosen, model, graph, torch.device("cpu"), chosen.size, chosen.batches, ("fp32",), chosen.peers,
+        chosen.slow_batches, 0.0, 0,
+    )  # fmt: skip
+    assert "torch-compile" in setting.rivals_at(512) and "torch-compile" not in setting.rivals_at(64)
+    assert "torch-graph" in setting.rivals_at(64)
+    assert "torch-compile" in replace(setting, slow_batches=()).rivals_at(64)
+    assert setting.among((512, 7)) == (512,) and setting.among((7,)) == (1_048_576,)
+
+
+def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
+    judged = Accuracy(TINY, network, 3, SIZE, 1)
     record = judged.check(engine)
     assert not record.failure and record.error is not None and record.error < 1e-5
-    clear = int(judged._clear.sum())
+    clear = int(judged.clear.sum())
     assert f"on {clear} of {clear} images" in record.note
     judged._expected = judged._expected.roll(1, dims=1)
+    clear = int(judged.clear.sum())
     assert judged.check(engine).failure and f"on 0 of {clear} images" in judged.check(engine).note
 
 
 @pytest.mark.parametrize("way", list(Way))
 def test_every_way_computes_the_same(way: Way, case: measuring.Case, engine: Engine) -> None:
     other = Engine(engine.graph, "fp32", "cpu", way=way)
-    assert measuring.judge(other(case.entry.x), case.expected, "fp32")[1] == ""
+    assert measuring.judge(other(case.entry.x), case.expected, TOLERANCE["fp32"])[1] == ""
     operations = [step.operation for step in other.explain().steps]
     assert ("batch_norm" in operations) == (way is not Way.fused)
     if way is Way.naive:
@@ -201,6 +224,11 @@ def test_bench_writes_records_and_a_plot_and_says_whose_times_they_are(
         (("resnet18", "--size", "8"), "these networks take 32 or more"),
         (("resnet18", "--peers", "tvm"), "there is no peer 'tvm'"),
         (("resnet18", "--stream"), "--stream measures copies to a GPU"),
+        (("resnet18", "--parts", "op-times"), "resnet18 has no part 'op-times'; it has accuracy, batches"),
+        (("lenet", "--size", "28"), "lenet takes 86 only"),
+        (("spectral_autoencoder", "--stream"), "spectral_autoencoder has no part 'stream'"),
+        (("spectral_autoencoder", "--peers", "jax"), "there is no peer 'jax' here"),
+        (("resnet18", "--parts", "phases"), "phases is measured on a GPU"),
     ],
 )
 def test_bench_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:

@@ -5,7 +5,7 @@
 #include "language.h"
 
 #include <bit>
-#include <chrono>
+#include <ctime>
 
 // ------------------------------------------------------------------ loads and stores with a cache hint
 
@@ -163,5 +163,10 @@ inline float __double2float_rn(double v) { return float(v); }
 
 // ------------------------------------------------------------------ time
 
-inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+// Not by <chrono>, which alone took as long to compile as all the other headers.
+inline long long clock64() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 inline clock_t clock() { return clock_t(clock64()); }

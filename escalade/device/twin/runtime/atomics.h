@@ -3,8 +3,6 @@
 
 #include "language.h"
 
-#include <atomic>
-
 namespace twin {
 
 void atomic_access(void* address, unsigned bytes, Where where);  // told to the checks

@@ -1,13 +1,16 @@
 // CUDA's keywords for g++, and how a running thread finds itself.
 #pragma once
 
-#include <atomic>
-#include <bit>
-#include <chrono>
-#include <cmath>
 #include <cstddef>
+
+// libstdc++ adds Bessel functions and their like to <cmath>, which take longer to compile than all else here.
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <type_traits>
 #include <utility>
 

@@ -112,6 +112,24 @@ inline float2 unpack_half2(u32 packed) {
             float(__builtin_bit_cast(twin::Half, u16(packed >> 16)))};
 }
 
+inline void store_16(void* global, uint4 value) { *static_cast<uint4*>(global) = value; }
+
+// ------------------------------------------------------------------ bfloat16 pairs
+
+namespace twin {
+
+inline u32 to_bfloat16(float value) {  // to nearest, ties to even; a NaN becomes the canonical one, as in cvt.rn
+    const u32 bits = __builtin_bit_cast(u32, value);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+}  // namespace twin
+
+inline u32 pack_bfloat2(float low, float high) {
+    return twin::to_bfloat16(low) | twin::to_bfloat16(high) << 16;
+}
+
 // ------------------------------------------------------------------ e4m3: s eeee mmm, no infinities, 0x7F is NaN
 
 namespace twin {
@@ -144,6 +162,18 @@ inline void e4m3x4_to_half2(u32 (&pairs)[2], u32 four) {
     for (int i = 0; i < 2; ++i, four >>= 16)
         pairs[i] = pack_half2(twin::from_e4m3(four & 0xFF), twin::from_e4m3(four >> 8 & 0xFF));
 }
+
+inline float max_nan(float a, float b) { return b > a || b != b ? b : a; }
+
+// ------------------------------------------------------------------ the special-function unit: exact here
+
+inline float exp2_approximate(float value) { return exp2f(value); }
+inline float reciprocal_approximate(float value) { return 1.f / value; }
+inline float tanh_approximate(float value) { return tanhf(value); }
+
+inline int thread_number() { return static_cast<int>(threadIdx.x); }
+
+inline int anew(int value) { return value; }
 
 inline u32 take_ticket(u32* count, u32 blocks, TWIN_WHERE) {
     twin::fence();

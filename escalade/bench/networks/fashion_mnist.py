@@ -1,0 +1,87 @@
+"""Fashion-MNIST's test images and the weights of a LeNet that knows them, where they are at hand."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from escalade.errors import UnsupportedError
+
+SIZE = 86
+"""To which the images are resized."""
+COUNT = 10_000
+WEIGHTS = "lenet_weights-86.bin"
+IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+_FOLDERS = ("data", "../shared/data")
+_PACKAGED = pathlib.Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist has it."""
+_SIDE = 28
+_HEADERS = {IMAGES: 16, LABELS: 8}
+"""Bytes: a magic number, and a size for every dimension."""
+_MAGIC = {IMAGES: 2051, LABELS: 2049}
+
+
+def folders() -> tuple[pathlib.Path, ...]:
+    """Where it is looked for."""
+    given = os.environ.get("ESCALADE_DATA")
+    own = (given,) if given else _FOLDERS
+    return (*(pathlib.Path(name) for name in own), _PACKAGED)
+
+
+def find(name: str) -> pathlib.Path | None:
+    """The file, compressed or not."""
+    for folder in folders():
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    return None
+
+
+def missing() -> tuple[str, ...]:
+    return tuple(name for name in (WEIGHTS, IMAGES, LABELS) if find(name) is None)
+
+
+@dataclass(frozen=True)
+class Clothes:
+    images: torch.Tensor
+    """[count, 1, 86, 86], uint8."""
+    labels: torch.Tensor
+
+
+def clothes(count: int = COUNT) -> Clothes | None:
+    """The first of the test images, resized; None where they are not."""
+    images, labels = find(IMAGES), find(LABELS)
+    return None if images is None or labels is None else _read(images, labels, count)
+
+
+@cache
+def _read(images: pathlib.Path, labels: pathlib.Path, count: int) -> Clothes:
+    small = _contents(images, IMAGES, count * _SIDE * _SIDE).reshape(count, _SIDE, _SIDE)
+    classes = _contents(labels, LABELS, count).astype(np.int64)
+    return Clothes(torch.from_numpy(_resized(small))[:, None], torch.from_numpy(classes))
+
+
+def _contents(path: pathlib.Path, name: str, size: int) -> np.ndarray:
+    """So many bytes behind the header of an IDX file."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header, data = file.read(_HEADERS[name]), file.read(size)
+    except (OSError, EOFError) as error:
+        raise UnsupportedError(f"{path} cannot be read: {error}") from error
+    if int.from_bytes(header[:4], "big") != _MAGIC[name] or len(data) != size:
+        raise UnsupportedError(f"{path} is not Fashion-MNIST's {name}, or not the whole of it")
+    return np.frombuffer(data, np.uint8)
+
+
+def _resized(images: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    large = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BILINEAR) for image in images]
+    return np.stack([np.asarray(image) for image in large])

@@ -1,0 +1,113 @@
+"""A LeNet on 10,000 grey images: its convolutions one by one, the whole of it, and what it knows about clothes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from escalade import models
+from escalade.bench.networks import fashion_mnist, op_times, parts, peers
+from escalade.bench.networks.contender import TOLERANCE
+from escalade.bench.networks.measure import judge
+from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
+from escalade.bench.store import Record
+from escalade.engine.engine import Engine
+
+COUNTS = (100, 1_000, 10_000)
+_COUNTS_ON_CPU = (100,)
+_STREAM_BATCHES = (1_000, 2_500)
+_AS_IT_IS = ((0.0,), (1 / 255,))
+"""A normalisation of bytes that leaves a grey value what it is."""
+
+
+def _model(size: int, seed: int) -> nn.Module:
+    weights = fashion_mnist.find(fashion_mnist.WEIGHTS)
+    return models.LeNet() if weights is None else models.load_lenet(weights)
+
+
+def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Clothes, again and again if there are too few; random grey values where there are none."""
+    found = fashion_mnist.clothes(min(count, fashion_mnist.COUNT))
+    if found is None:
+        generator = torch.Generator(device).manual_seed(seed)
+        grey = torch.randint(0, 256, (count, 1, size, size), generator=generator, device=device)
+        return grey.float()
+    rows = torch.arange(count) % len(found.images)
+    return found.images[rows].to(device).float()
+
+
+def _notice() -> str:
+    absent = fashion_mnist.missing()
+    if not absent:
+        return ""
+    where = ", ".join(map(str, fashion_mnist.folders()))
+    return (
+        f"{', '.join(absent)} (or .gz): in none of {where}; ESCALADE_DATA names another folder. What is missing is "
+        "random here, and there is no accuracy on Fashion-MNIST."
+    )
+
+
+def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    """On clothes; without them, against float64 on whatever there is."""
+    if fashion_mnist.missing():
+        yield from parts.accuracy(setting, say)
+        return
+    counts = COUNTS if setting.on_gpu else _COUNTS_ON_CPU
+    say(f"{setting.name}: Fashion-MNIST, {max(counts):,} images")
+    found = fashion_mnist.clothes(max(counts))
+    assert found is not None
+    x = found.images.to(setting.device).float()
+    expected = setting.reference(setting.model, x)
+    for dtype in setting.dtypes:
+        yield on_clothes(setting.engine(dtype), x, found.labels, expected, counts)
+
+
+def on_clothes(
+    engine: Engine, x: torch.Tensor, labels: torch.Tensor, expected: torch.Tensor, counts: Sequence[int]
+) -> list[Record]:
+    """The share of right answers among the first images, for each count of them."""
+    logits = engine(x).cpu()
+    exact = expected.cpu()
+    records = []
+    for count in counts:
+        first = slice(count)
+        error, failure = judge(logits[first], exact[first], TOLERANCE[engine.dtype])
+        records.append(
+            replace(
+                Record("lenet_accuracy", f"fashion_mnist_n{count}", engine.dtype, "", count, "escalade", ""),
+                accuracy=_right(logits[first], labels[first]),
+                error=error,
+                tolerance=TOLERANCE[engine.dtype],
+                failure=failure,
+                note=f"float64: {_right(exact[first], labels[first]):.4f}",
+            )
+        )
+    return records
+
+
+def _right(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return float((logits.argmax(1) == labels).double().mean())
+
+
+LENET = Workload(
+    "lenet",
+    _model,
+    _images,
+    fashion_mnist.SIZE,
+    batches=(fashion_mnist.COUNT,),
+    dtypes=("fp32", "fp16", "bf16"),
+    peers=peers.plain("nchw", "nhwc"),
+    parts={
+        "accuracy": Part(_accuracy),
+        "op-times": Part(op_times.measure),
+        "batches": Part(parts.batches),
+        "stream": Part(parts.stream, usual=False, needs_gpu=True),
+    },
+    small_batches=(2,),
+    chunk=1_000,
+    stream=Stream(_AS_IT_IS, _STREAM_BATCHES, fashion_mnist.COUNT),
+    notice=_notice,
+)

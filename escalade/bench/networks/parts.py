@@ -1,0 +1,76 @@
+"""What a run can measure of any network: its accuracy, its batches, the phases of one image, a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from escalade.bench.ladder import free
+from escalade.bench.networks.accuracy import Accuracy
+from escalade.bench.networks.contender import Entry
+from escalade.bench.networks.measure import Case, measure
+from escalade.bench.networks.phases import measure_phases
+from escalade.bench.networks.streaming import measure_stream
+from escalade.bench.networks.workload import Say, Setting
+from escalade.bench.store import Record
+from escalade.engine import compile
+from escalade.engine.engine import Engine
+
+_ACCURACY_INPUTS = {"cuda": 64, "cpu": 2}
+
+
+def accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    say(f"{setting.name}: float64 on the CPU")
+    count = _ACCURACY_INPUTS[setting.device.type]
+    judged = Accuracy(setting.workload, setting.model, count, setting.size, setting.seed + 4)
+    yield [judged.check(setting.engine(dtype)) for dtype in setting.dtypes]
+
+
+def batches(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    engines = {dtype: setting.engine(dtype) for dtype in setting.dtypes}
+    yield from over_batches(setting, setting.name, setting.model, engines, setting.batches, say)
+
+
+def over_batches(
+    setting: Setting,
+    workload: str,
+    model: nn.Module,
+    engines: dict[str, Engine],
+    sizes: tuple[int, ...],
+    say: Say,
+) -> Iterator[list[Record]]:
+    """A model on every batch and dtype, beside the peers that take part there."""
+    for batch in sizes:
+        x = setting.inputs(batch, 2)
+        say(f"{workload} batch {batch}: float64")
+        expected = setting.reference(model, x)
+        for dtype, engine in engines.items():
+            case = Case(workload, Entry(model, x, dtype), expected, setting.seconds, setting.ceilings)
+            yield measure(case, engine, setting.rivals_at(batch), say)
+            free(setting.device)
+
+
+def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    x = setting.inputs(1, 3)
+    expected = setting.reference(setting.model, x)
+    for dtype in setting.dtypes:
+        entry = Entry(setting.model, x, dtype)
+        yield measure_phases(setting.name, setting.graph, entry, expected, setting.seconds, say)
+        free(setting.device)
+
+
+def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    wanted = setting.workload.stream
+    assert wanted is not None
+    example = setting.inputs(1, 0)
+    item = tuple(example.shape[1:])
+    for dtype in setting.dtypes:
+        engine = compile(
+            setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
+        )
+        for batch in wanted.batches:
+            yield measure_stream(
+                setting.name, engine, batch, item, setting.seconds, setting.seed, say, wanted.total
+            )
+            free(setting.device)

@@ -1,0 +1,85 @@
+"""ResNets with random weights, and images that are told apart by them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import models
+from escalade.bench.networks import parts, peers
+from escalade.bench.networks.contender import TOLERANCE
+from escalade.bench.networks.workload import Part, Stream, Workload
+from escalade.models import ResNet
+from escalade.models.resnet import BasicBlock, Bottleneck
+
+SIZE = 224
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_SMALLEST = 32
+_CALIBRATION_IMAGES = 4
+_BLOCK_SCALE = 0.3
+
+
+def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
+    def made(size: int, seed: int) -> nn.Module:
+        model, x = make(), images(_CALIBRATION_IMAGES, size, seed + 1)
+        models.settle(model, x)
+        _damp(model, x)
+        return model
+
+    return Workload(
+        name,
+        made,
+        lambda count, size, seed, device: images(count, size, seed).to(device),
+        SIZE,
+        batches=(1, 4, 8, 16, 32, 64, 256),
+        dtypes=tuple(TOLERANCE),
+        peers=peers.RESNETS,
+        parts={
+            "accuracy": Part(parts.accuracy),
+            "batches": Part(parts.batches),
+            "phases": Part(parts.phases, needs_gpu=True),
+            "stream": Part(parts.stream, usual=False, needs_gpu=True),
+        },
+        smallest=_SMALLEST,
+        stream=Stream((MEAN, DEVIATION), (64, 256)),
+    )
+
+
+def _damp(model: ResNet, x: torch.Tensor) -> None:
+    """Blocks of a trained network add little to what goes around them.
+
+    With full scales a network of random weights is chaotic: rounding errors grow from block to block, eightfold over
+    a ResNet-50.
+    """
+    with torch.no_grad():
+        for block in model.modules():
+            if isinstance(block, BasicBlock | Bottleneck):
+                last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+                last.weight.mul_(_BLOCK_SCALE)
+        for norm in model.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain average, of one batch
+        model.train()(x)
+    model.eval()
+
+
+def images(count: int, size: int = SIZE, seed: int = 0) -> torch.Tensor:
+    """Normalised images [count, 3, size, size]: blotches of several sizes, each with its own colours and contrast.
+
+    White noise would not do: to a network all of it looks the same.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    x = noise(count, 3, 1, 1).expand(count, 3, size, size)
+    for cells in itertools.takewhile(lambda cells: cells <= size // 2, (2, 5, 14, 40, 112)):
+        blotches = F.interpolate(noise(count, 3, cells, cells), (size, size), mode="bilinear")
+        x = x + noise(count, 1, 1, 1) * blotches
+    return 0.5 * x + 0.1 * noise(count, 3, size, size)

@@ -1,0 +1,109 @@
+"""An autoencoder of spectrogram frames: one small network at every batch size, its anomaly score, its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from escalade import models
+from escalade.bench.ladder import free
+from escalade.bench.networks import parts, peers, training
+from escalade.bench.networks.contender import Entry, Maker
+from escalade.bench.networks.measure import Case, compare
+from escalade.bench.networks.workload import Part, Say, Setting, Workload
+from escalade.bench.store import Record
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
+
+BANDS, FRAMES = 64, 5
+_SCORE_BATCHES = (512, 1_048_576)
+_TRAINING_BATCHES = (512, 65_536)
+_LOUDEST, _QUIETEST, _SPREAD = 1.0, -3.0, (0.6, 1.4)
+"""Logarithms of a band's power: the mean of the lowest and the highest band, and the deviations."""
+
+
+def frames(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
+
+    Made where they are wanted: a million rows take a CPU seconds.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(count, FRAMES, BANDS, generator=generator, device=device)
+    level = torch.linspace(_LOUDEST, _QUIETEST, BANDS, device=device)
+    spread = torch.linspace(*_SPREAD, BANDS, device=device)
+    return x.mul_(spread).add_(level).view(count, size)
+
+
+class Score(nn.Module):
+    """The autoencoder, asked for anomaly scores instead of reconstructions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(model, models.SpectralAutoencoder)
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model.anomaly_score(x)
+
+
+def _score(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    model = Score(setting.model).eval()
+    graph = capture(model, (setting.inputs(2, 0).cpu(),))
+    engines = {dtype: Engine(graph, dtype, setting.device, plans=1) for dtype in setting.dtypes}
+    sizes = setting.among(_SCORE_BATCHES)
+    yield from parts.over_batches(setting, f"{setting.name}_score", model, engines, sizes, say)
+
+
+def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    """On the CPU the kernels run on the twin."""
+    fused = models.FusedSpectralAutoencoder(BANDS, FRAMES)
+    fused.load_state_dict(setting.model.state_dict())
+    for batch in setting.among(_TRAINING_BATCHES):
+        x = setting.inputs(batch, 5)
+        expected = training.gradients(setting.model, x, _loss, setting.workload.chunk)
+        rivals = {name: make for name, make in _trainers().items() if name in setting.rivals_at(batch)}
+        makers: dict[str, Maker] = {"escalade": training.fused("escalade", fused, _loss), **rivals}
+        for dtype in setting.dtypes:
+            entry = Entry(setting.model, x, dtype)
+            case = Case(
+                f"{setting.name}_training", entry, expected, setting.seconds, setting.ceilings, training.SLACK
+            )
+            yield compare(case, makers, say)
+            free(setting.device)
+
+
+def _trainers() -> dict[str, Maker]:
+    return {
+        "torch-eager": training.plain("torch-eager", _loss),
+        "torch-graph": training.graphed("torch-graph", _loss),
+        "torch-compile": training.compiled("torch-compile", _loss),
+    }
+
+
+def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A sum, so that gradients of one row do not vanish in fp16; the rate of learning is divided instead."""
+    assert isinstance(model, models.SpectralAutoencoder)
+    return model.anomaly_score(x).float().sum()
+
+
+SPECTRAL = Workload(
+    "spectral_autoencoder",
+    lambda size, seed: models.SpectralAutoencoder(BANDS, FRAMES),
+    frames,
+    FRAMES * BANDS,
+    batches=(32, 64, 128, 256, 512, 4_096, 65_536, 1_048_576),
+    dtypes=("fp32", "fp16"),
+    peers=peers.plain("flat"),
+    parts={
+        "accuracy": Part(parts.accuracy),
+        "batches": Part(parts.batches),
+        "score": Part(_score),
+        "training": Part(_training, usual_on_cpu=False),
+    },
+    small_batches=(32,),
+    slow_batches=(32, 512, 65_536, 1_048_576),
+    chunk=65_536,
+    classifies=False,
+)

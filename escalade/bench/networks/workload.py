@@ -1,0 +1,134 @@
+"""A network to be measured, and the setting of one run: what every part of `escalade bench` is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.networks.contender import Maker
+from escalade.bench.networks.peers import SLOW
+from escalade.bench.store import Record
+from escalade.engine.engine import Engine
+from escalade.engine.graph import Graph
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the tables of a run."""
+
+    measure: Callable[[Setting, Say], Iterator[list[Record]]]
+    """Gives records piece by piece, so that a run that is stopped keeps what it has."""
+    usual: bool = True
+    """Or only when it is asked for."""
+    usual_on_cpu: bool = True
+    needs_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Images of bytes from host memory, as a workload wants them measured."""
+
+    normalize: tuple[tuple[float, ...], tuple[float, ...]]
+    batches: tuple[int, ...]
+    total: int | None = None
+    """Also so many images from the first to the last, beside the rate of an endless stream."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    make: Callable[[int, int], nn.Module]
+    """From a size and a seed: on the CPU, in fp32 and evaluation mode; the same for the same seed."""
+    make_inputs: Callable[[int, int, int, torch.device], torch.Tensor]
+    """From a count, a size, a seed and a device: in fp32, there."""
+    size: int
+    """Of an input, unless another one is asked for."""
+    batches: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    peers: Mapping[str, Maker]
+    parts: Mapping[str, Part]
+    smallest: int | None = None
+    """From which size on others may be asked for; None: none may."""
+    small_batches: tuple[int, ...] = (1,)
+    """On the CPU."""
+    slow_batches: tuple[int, ...] = ()
+    """Those of `batches` at which peers that are slow to make take part; empty: all."""
+    chunk: int = 16
+    """Inputs whose float64 values are in memory at once."""
+    classifies: bool = True
+    """The largest of its results is its answer."""
+    stream: Stream | None = None
+    notice: Callable[[], str] = lambda: ""
+    """What is worth knowing beforehand about what is measured here."""
+
+    def model(self, size: int | None = None, seed: int = 0) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make(size or self.size, seed).eval()
+
+    def inputs(
+        self, count: int, size: int | None = None, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        return self.make_inputs(count, size or self.size, seed, torch.device(device))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: the network, and how it is to be measured."""
+
+    workload: Workload
+    model: nn.Module
+    graph: Graph
+    device: torch.device
+    size: int
+    batches: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    rivals: Mapping[str, Maker]
+    slow_batches: tuple[int, ...]
+    seconds: float
+    seed: int
+    ceilings: Ceilings | None = None
+    _engines: dict[str, Engine] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def engine(self, dtype: str) -> Engine:
+        if dtype not in self._engines:
+            self._engines[dtype] = Engine(self.graph, dtype, self.device, plans=1)
+        return self._engines[dtype]
+
+    def inputs(self, count: int, number: int) -> torch.Tensor:
+        """On the device; other numbers give other inputs."""
+        return self.workload.inputs(count, self.size, self.seed + number, self.device)
+
+    def reference(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return reference(model, x, self.workload.chunk)
+
+    def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the run's batches that a part is for; the largest if it has none of them."""
+        return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
+
+    def rivals_at(self, batch: int) -> dict[str, Maker]:
+        """Without those that are slow to make, where they would be one batch too many."""
+        everyone = not self.slow_batches or batch in self.slow_batches
+        return {name: make for name, make in self.rivals.items() if everyone or name not in SLOW}
+
+
+def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tensor:
+    """What the model gives in float64, where x is."""
+    exact = copy.deepcopy(model).to(x.device).double()
+    with torch.no_grad():
+        return torch.cat([exact(part.double()) for part in x.split(chunk)])

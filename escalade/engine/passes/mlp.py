@@ -1,0 +1,239 @@
+"""Chains of small linear layers as one step: what lies between them never leaves the multiprocessor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape
+from escalade.engine.passes.simplify import remove_dead_code
+from escalade.ops.elements import MOST_SHARED
+from escalade.ops.mlp.problem import MOST_FEATURES, Layer
+
+MOST_WEIGHT_BYTES = MOST_SHARED
+"""Of all layers together in 16 bits: the shared memory of a block, where they stay while the rows pass by."""
+MOST_HIDDEN = 2048
+"""Features of a row between two layers, which lie there too: in fp32 eight kibibytes a row, and a block has several."""
+_ELEMENTWISE = ("gt", "ge", "lt", "le", "sub", "add", "mul", "div", "sqrt", "log")
+"""What PyTorch does with any mixture of types."""
+_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def fuse_mlp(graph: Graph) -> None:
+    """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row, with reshapes between them."""
+    seen: set[str] = set()
+    for node in graph:
+        if node.op in ("layer_norm", "linear") and node.name not in seen:
+            chain = list(_chain(graph, node))
+            seen.update(each.name for link in chain for each in link.nodes)
+            for part in _parts(graph, chain):
+                _join(graph, part)
+                remove_dead_code(graph)
+    for node in graph:
+        if node.op == "mlp":
+            _fuse_error(graph, node)
+    remove_dead_code(graph)
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One layer of a chain, and the nodes that it is made of."""
+
+    norm: Node | None
+    linear: Node
+    gelu: Node | None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in (self.norm, self.linear, self.gelu) if node is not None)
+
+    @property
+    def activation(self) -> str:
+        if self.gelu is not None:
+            return _ACTIVATIONS[self.gelu.attributes["approximate"]]
+        return "relu" if self.linear.attributes["relu"] else "none"
+
+
+def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
+    """The layers from this node on, each the only reader of the one in front."""
+    while node is not None:
+        norm = node if node.op == "layer_norm" else None
+        linear = _only_reader(graph, node) if norm else node
+        if linear is None or linear.op != "linear" or _is_image(linear.shape):
+            return
+        if norm is not None and norm.shape[-1] != graph.shape_of(linear.inputs["x"])[-1]:
+            return  # it normalises other groups of features
+        behind = _only_reader(graph, linear)
+        gelu = (
+            behind if behind is not None and behind.op == "gelu" and not linear.attributes["relu"] else None
+        )
+        yield _Link(norm, linear, gelu)
+        node = behind if gelu is None else _only_reader(graph, gelu)
+
+
+def _only_reader(graph: Graph, node: Node) -> Node | None:
+    """The one reader of its result, perhaps reshaped."""
+    reader = graph.only_user(node.name)
+    while reader is not None and reader.op == "reshape" and not _is_image(reader.shape):
+        reader = graph.only_user(reader.name)
+    return reader
+
+
+def _is_image(shape: Shape) -> bool:
+    """Its elements lie in another order than PyTorch's."""
+    return len(shape) == 4
+
+
+def _parts(graph: Graph, chain: Sequence[_Link]) -> Iterator[list[_Link]]:
+    """The longest pieces from the front that fit, of two layers or more."""
+    part: list[_Link] = []
+    for link in chain:
+        if not _fits(graph, [*part, link]):
+            if len(part) > 1:
+                yield part
+            part = []
+            if not _fits(graph, [link]):
+                continue
+        part = [*part, link]
+    if len(part) > 1:
+        yield part
+
+
+def _fits(graph: Graph, part: Sequence[_Link]) -> bool:
+    layers = _layers(graph, part)
+    if layers is None or 2 * sum(layer.weight_elements for layer in layers) > MOST_WEIGHT_BYTES:
+        return False
+    hidden = [layer.width_out for layer in layers[:-1]]
+    return (
+        max(layers[0].width_in, layers[-1].width_out) <= MOST_FEATURES
+        and max(hidden, default=0) <= MOST_HIDDEN
+    )
+
+
+def _layers(graph: Graph, part: Sequence[_Link]) -> tuple[Layer, ...] | None:
+    """A row of the whole is the smallest piece that no layer mixes with another; None if there is no such thing."""
+    rows = [_rows(link.linear.shape) for link in part]
+    if len({batched for _, batched in rows}) > 1:
+        return None
+    common = math.gcd(*(count for count, _ in rows))
+    layers = []
+    for link, (count, _) in zip(part, rows, strict=True):
+        outputs, features = graph.constants[link.linear.inputs["weight"]].shape
+        epsilon = {} if link.norm is None else {"epsilon": link.norm.attributes["epsilon"]}
+        layers.append(
+            Layer(
+                features, outputs, count // common, link.norm is not None, "bias" in link.linear.inputs,
+                link.activation, **epsilon,
+            )
+        )  # fmt: skip
+    return tuple(layers)
+
+
+def _rows(shape: Shape) -> tuple[int, bool]:
+    """How many, and whether that is for each item of the batch."""
+    sizes = [size.times if isinstance(size, Batch) else size for size in shape[:-1]]
+    return math.prod(sizes), any(isinstance(size, Batch) for size in shape[:-1])
+
+
+def _join(graph: Graph, part: Sequence[_Link]) -> None:
+    """In the place, and under the name, of the last node."""
+    layers = _layers(graph, part)
+    assert layers is not None
+    first = graph.nodes[part[0].nodes[0].name]  # as it is by now
+    inputs = {"x": _unshaped(graph, first.inputs["x"])}
+    for number, link in enumerate(part):
+        if link.norm is not None:
+            inputs |= {f"norm_{role}{number}": link.norm.inputs[role] for role in ("weight", "bias")}
+        inputs |= {
+            f"{role}{number}": link.linear.inputs[role]
+            for role in ("weight", "bias")
+            if role in link.linear.inputs
+        }
+    sources = dict.fromkeys(node.source for link in part for node in link.nodes if node.source)
+    last = part[-1].nodes[-1]
+    joined = replace(
+        last, op="mlp", inputs=inputs, attributes={"layers": layers, "output": "y"}, source=", ".join(sources)
+    )
+    graph.nodes[last.name] = joined
+    behind = graph.only_user(last.name)
+    if behind is not None and behind.op == "reshape" and not _is_image(behind.shape):
+        graph.nodes[last.name] = replace(joined, shape=behind.shape)
+        graph.remove(behind, instead=last.name)
+
+
+def _unshaped(graph: Graph, value: str) -> str:
+    """The value of which this is the same bytes."""
+    while True:
+        node = graph.nodes.get(value)
+        if node is None or node.op != "reshape" or _is_image(graph.shape_of(node.inputs["x"])):
+            return value
+        value = node.inputs["x"]
+
+
+def _fuse_error(graph: Graph, mlp: Node) -> None:
+    """mean((y - x)²) of each row: how far the chain's result is from its input. It is fp32 in every plan."""
+    squared = _squared_difference(graph, mlp)
+    mean = graph.only_user(squared.name) if squared is not None else None
+    if squared is None or mean is None or not _averages_rows(graph, mean, mlp):
+        return
+    if not all(_is(reader, *_ELEMENTWISE) for reader in graph.users().get(mean.name, [])):
+        return  # they would take it for one of the plan's own type
+    graph.nodes[mean.name] = replace(
+        mlp.with_attributes(output="error"),
+        name=mean.name,
+        shape=mean.shape,
+        dtype=mean.dtype,
+        source=", ".join(dict.fromkeys(source for source in (mlp.source, mean.source) if source)),
+    )
+
+
+def _squared_difference(graph: Graph, mlp: Node) -> Node | None:
+    """(y - x)² in whichever way it is written; None if it is something else, or somebody else reads y."""
+    reader = _only_reader(graph, mlp)
+    if reader is None or _is_image(reader.shape):
+        return None
+    sides = {_unshaped(graph, name) for name in reader.inputs.values()}
+    if sides != {mlp.name, mlp.inputs["x"]} or any(
+        graph.shape_of(name) != reader.shape for name in reader.inputs.values()
+    ):
+        return None
+    if _is(reader, "mse_loss", reduction=0):
+        return reader
+    if not _is(reader, "sub", alpha=1) or len(reader.inputs) != 2:
+        return None
+    square = graph.only_user(reader.name)
+    if square is None:
+        return None
+    by_itself = (
+        _is(square, "mul") and set(square.inputs.values()) == {reader.name} and len(square.inputs) == 2
+    )
+    return square if by_itself or _is(square, "square") or _is(square, "pow", exponent=2) else None
+
+
+def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
+    """Over the last dimensions, which together are the features of a row."""
+    if not _is(mean, "mean", dtype=None):
+        return False
+    shape = graph.shape_of(mean.inputs["in0"])
+    dims = mean.attributes["arguments"].get("dim")
+    if dims is None:
+        return False
+    axes = sorted(axis % len(shape) for axis in ((dims,) if isinstance(dims, int) else dims))
+    if not axes or axes != list(range(axes[0], len(shape))):
+        return False
+    sizes = shape[axes[0] :]
+    layers = mlp.attributes["layers"]
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) == layers[0].width_in  # type: ignore[arg-type]
+
+
+def _is(node: Node, *names: str, **arguments: object) -> bool:
+    """Whether a node is PyTorch's operator of one of these names, with these arguments."""
+    if node.op != ATEN or node.attributes["target"].removeprefix("aten::").split(".")[0] not in names:
+        return False
+    given = node.attributes["arguments"]
+    defaults = {"alpha": 1, "reduction": 1, "dtype": None}
+    return all(
+        not isinstance(found := given.get(key, defaults.get(key)), Reference) and found == value
+        for key, value in arguments.items()
+    )

@@ -1,0 +1,39 @@
+// y[n][oh][ow][k] = max over i, j < POOL of relu(x[n][oh*POOL + i][ow*POOL + j][k]), relu optional
+//
+// Windows lie side by side, those at the edges may hang over it. VECTOR filters a thread in NHWC, where VECTOR divides
+// their number; one output a thread in NCHW. A NaN in the window is the result. What bounds it: memory, x read once and
+// y written once.
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void few_channels_pool(const Element* __restrict__ x, Element* __restrict__ y, int height,
+                                             int width, int filters, int output_height, int output_width,
+                                             long long outputs) {
+    wait_for_previous_launch();
+    const long long at = (1LL * blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
+    if (at >= outputs) return;
+    const long long pixel = NHWC ? at / filters : at;
+    const int column = pixel % output_width;
+    const int row = pixel / output_width % output_height;
+    const long long plane = pixel / output_width / output_height;  // an image in NHWC, one of its filters in NCHW
+    const int step = NHWC ? filters : 1;
+    const Element* from = x + plane * height * width * step + (NHWC ? at % filters : 0);
+
+    float best[VECTOR];
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) best[e] = HAS_RELU ? 0.f : -__uint_as_float(0x7F800000u);
+    const int rows = min(POOL, height - row * POOL), columns = min(POOL, width - column * POOL);
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) {
+            const int inside = (row * POOL + i) * width + column * POOL + j;
+            const Pack<Element, VECTOR> pack = load_pack<Element, VECTOR>(from + 1LL * inside * step);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                const float value = to_float(pack.at[e]);
+                if (value > best[e] || value != value) best[e] = value;  // a NaN, and then nothing is greater
+            }
+        }
+    Pack<Element, VECTOR> results;
+    from_floats(results, best);
+    store_pack(y + at, results);
+}

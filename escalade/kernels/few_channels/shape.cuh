@@ -1,0 +1,29 @@
+// What the kernels of a convolution of few channels are asked, and how its image is read.
+//
+// The including file's prelude defines Source, Element, NHWC and CHANNELS.
+#pragma once
+
+#include "common/elements.cuh"
+
+struct FewChannelsShape {
+    int batch, height, width;
+    int filters, filter_height, filter_width;
+    int pad_h, pad_w;
+    int conv_height, conv_width;
+    int output_height, output_width;  // pooled
+};
+
+__device__ __forceinline__ float to_float(unsigned char value) { return value; }
+
+// A pixel's channel in its image, which begins at `image`; zero in the padding.
+__device__ __forceinline__ float pixel_at(const Source* image, int channel, int row, int column,
+                                          const FewChannelsShape& shape) {
+    if (row < 0 || row >= shape.height || column < 0 || column >= shape.width) return 0.f;
+    const int pixel = row * shape.width + column;
+    return to_float(image[NHWC ? pixel * CHANNELS + channel : channel * shape.height * shape.width + pixel]);
+}
+
+// Where an output of the convolution lies in its image.
+__device__ __forceinline__ int output_offset(int filter, int pixel, int filters, int pixels) {
+    return NHWC ? pixel * filters + filter : filter * pixels + pixel;
+}

@@ -1,0 +1,9 @@
+// y[i] = activation(y[i]), one thread an element: memory bounds it.
+#include "common/ptx.cuh"
+#include "mlp/activation.cuh"
+
+extern "C" __global__ void mlp_activate(Element* y, long long elements) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < elements) y[at] = from_float<Element>(activate<ACTIVATION>(to_float(y[at])));
+}

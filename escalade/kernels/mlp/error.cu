@@ -1,0 +1,17 @@
+// error[row] = the mean over its features of (reconstruction - x)^2, one thread a row: loads of scattered words bound it.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void mlp_error(const Element* x, const Element* reconstruction, float* error, int rows,
+                                     int features) {
+    wait_for_previous_launch();
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+
+    float squares = 0.f;
+    for (int f = 0; f < features; ++f) {
+        const float distance = to_float(reconstruction[1LL * row * features + f]) - to_float(x[1LL * row * features + f]);
+        squares += distance * distance;
+    }
+    error[row] = squares / features;
+}

@@ -1,0 +1,131 @@
+// y[item] = the last layer of (... the first layer of x[item]), or how far that is from x[item]
+//
+// A block an item; what lies between layers stays in two rows of shared memory, so x is read and y written once. A
+// thread makes one output at a time from a row of weights, which all blocks find in L2: those reads, width_out rows of
+// weights for each item, bound it. With WARP_REDUCTIONS a warp normalises a group by shuffles, where otherwise the whole
+// block adds up in a tree, two barriers a level. `vector` weights, and as many activations, are read at once.
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+#include "mlp/activation.cuh"
+#include "mlp/chain.cuh"
+
+constexpr int WARPS = THREADS / 32;
+
+// Of all threads' values, for every thread.
+__device__ __forceinline__ float block_sum(float value, float* scratch) {
+    if constexpr (WARP_REDUCTIONS) {
+        value = warp_sum(value);
+        if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+        __syncthreads();
+        float sum = 0.f;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) sum += scratch[warp];
+        return sum;
+    } else {
+        scratch[threadIdx.x] = value;
+        for (int half = THREADS / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
+        }
+        __syncthreads();
+        const float sum = scratch[0];
+        __syncthreads();  // before the scratch is used again
+        return sum;
+    }
+}
+
+// One group, by the threads that `sum` adds up over: this one and every STEP-th from here on have `features`.
+template <int L, int STEP, class Sum, class Parameters>
+__device__ __forceinline__ void normalise_group(float* values, int first, const Sum& sum, const Parameters& parameters) {
+    constexpr Layer layer = LAYERS[L];
+    const Element *weight = parameters[Of<L>::norm_weight], *bias = parameters[Of<L>::norm_bias];
+    float total = 0.f, squares = 0.f;
+    for (int f = first; f < layer.features; f += STEP) total += values[f];
+    const float mean = sum(total) / layer.features;
+    for (int f = first; f < layer.features; f += STEP) squares += (values[f] - mean) * (values[f] - mean);
+    const float scale = rsqrtf(sum(squares) / layer.features + layer.epsilon);
+    for (int f = first; f < layer.features; f += STEP)
+        values[f] = (values[f] - mean) * scale * to_float(weight[f]) + to_float(bias[f]);
+}
+
+template <int L, class Parameters>
+__device__ __forceinline__ void normalise(float* row, float* scratch, const Parameters& parameters) {
+    constexpr Layer layer = LAYERS[L];
+    if constexpr (WARP_REDUCTIONS) {
+        const auto sum = [](float value) { return warp_sum(value); };
+        for (int group = threadIdx.x / 32; group < layer.groups; group += WARPS)
+            normalise_group<L, 32>(row + group * layer.features, threadIdx.x % 32, sum, parameters);
+    } else {
+        const auto sum = [&](float value) { return block_sum(value, scratch); };
+        for (int group = 0; group < layer.groups; ++group)
+            normalise_group<L, THREADS>(row + group * layer.features, threadIdx.x, sum, parameters);
+    }
+    __syncthreads();
+}
+
+template <int VECTOR>
+__device__ __forceinline__ void multiply(float& sum, const Element* weights, const float* values) {
+    constexpr int FOURS = VECTOR < 4 ? VECTOR : 4;
+    const Pack<Element, VECTOR> pack = load_pack<Element, VECTOR>(weights);
+#pragma unroll
+    for (int first = 0; first < VECTOR; first += FOURS) {
+        const Pack<float, FOURS> four = load_pack<float, FOURS>(values + first);
+#pragma unroll
+        for (int e = 0; e < FOURS; ++e) sum += to_float(pack.at[first + e]) * four.at[e];
+    }
+}
+
+// From layer L to the end; the result is in the row that is returned.
+template <int L, class Parameters>
+__device__ __forceinline__ float* run(float* row, float* other, float* scratch, const Parameters& parameters) {
+    constexpr Layer layer = LAYERS[L];
+    if constexpr (layer.norm) normalise<L>(row, scratch, parameters);
+    for (int at = threadIdx.x; at < Of<L>::width_out; at += THREADS) {
+        const int output = at % layer.outputs;
+        const float* values = row + at / layer.outputs * layer.features;
+        const Element* weights = parameters[Of<L>::weight] + output * layer.features;
+        float sum = 0.f;
+#pragma unroll(layer.vector > 1 ? 4 : 1)
+        for (int f = 0; f < layer.features; f += layer.vector) multiply<layer.vector>(sum, weights + f, values + f);
+        if constexpr (layer.bias) sum += to_float(parameters[Of<L>::bias][output]);
+        other[at] = activate<layer.activation>(sum);
+    }
+    __syncthreads();
+    if constexpr (L < LAST)
+        return run<L + 1>(other, row, scratch, parameters);
+    else
+        return other;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) mlp_fused(const Element* x, Result* y, PARAMETER_LIST) {
+    extern __shared__ __align__(16) float shared[];
+    float* scratch = shared + 2 * WIDTH;
+    const Element* const parameters[] = {PARAMETER_NAMES};
+    wait_for_previous_launch();
+
+    const Element* item = x + 1LL * blockIdx.x * FEATURES;
+    for (int at = threadIdx.x * VECTOR_IN; at < FEATURES; at += THREADS * VECTOR_IN) {
+        const Pack<Element, VECTOR_IN> pack = load_pack<Element, VECTOR_IN>(item + at);
+#pragma unroll
+        for (int e = 0; e < VECTOR_IN; ++e) shared[at + e] = to_float(pack.at[e]);
+    }
+    __syncthreads();
+    const float* result = run<0>(shared, shared + WIDTH, scratch, parameters);
+
+    if constexpr (ERROR) {
+        float squares = 0.f;
+        for (int f = threadIdx.x; f < FEATURES; f += THREADS) {
+            const float distance = result[f] - to_float(item[f]);
+            squares += distance * distance;
+        }
+        squares = block_sum(squares, scratch);
+        if (threadIdx.x == 0) y[blockIdx.x] = from_float<Result>(squares / FEATURES);
+    } else {
+        for (int at = threadIdx.x * VECTOR_OUT; at < OUTPUTS; at += THREADS * VECTOR_OUT) {
+            Pack<Result, VECTOR_OUT> pack;
+#pragma unroll
+            for (int e = 0; e < VECTOR_OUT; ++e) pack.at[e] = from_float<Result>(result[at + e]);
+            store_pack(y + 1LL * blockIdx.x * OUTPUTS + at, pack);
+        }
+    }
+}

@@ -1,0 +1,515 @@
+// y = the whole chain of layers of each row of x, on tensor cores, without leaving the registers
+//
+// A warp takes SETS times 16 rows, for which it reads each weight once. The row is wide where it comes in and where it goes out, and narrow in between:
+//   in   block by block of the row: [layer of every group: norm, product, activation] -> its share of the sums of the
+//        first layer that sees the whole row
+//   mid  narrow layers, sums -> activation -> operand of the next
+//   out  block by block of the result: its share of the last layer's product [-> layer of every group] -> y, or the
+//        square of its distance from x
+// What mma gives a lane (columns.cuh) is what the next mma takes from it, so nothing but x, y and weights moves. Norms
+// have their weight and bias folded into the product that follows (pack.cu). TILE_WARPS warps may share 16 rows, each
+// taking every TILE_WARPS-th block (or piece of one: some outputs of the layer of every group) and adding its sums to
+// the others' through shared memory: for batches too small to fill the card. What bounds it: for large batches the
+// instructions around the products, then x in and y out; for small ones the latency of one pass.
+#include "mlp/activation.cuh"
+#include "mlp/columns.cuh"
+#include "mlp/operand.cuh"
+
+struct Layer {
+    int features, outputs;  // of a block
+    bool norm;
+    float epsilon;
+    int activation;
+    int weights, biases;  // where they begin: in fragments, in steps of 16 outputs
+};
+constexpr Layer LAYERS[] = {LAYER_TABLE};
+constexpr int COUNT = sizeof(LAYERS) / sizeof(Layer);
+constexpr int REDUCE = HAS_ENCODER ? 1 : 0, EXPAND = COUNT - 1 - (HAS_DECODER ? 1 : 0);
+constexpr int IN = LAYERS[0].features, OUT = LAYERS[COUNT - 1].outputs;
+constexpr int SET_ROWS = 16, TILE_ROWS = SETS * SET_ROWS, TILES = WARPS / TILE_WARPS;
+static_assert(SETS == 1 || TILE_WARPS == 1, "warps that share rows have one set of them");
+constexpr int FRAGMENT = Fragment<Element>::PACKS;
+
+// A lane's share of 16 rows of a block as they lie in memory: [step][first or second pair][row].
+template <int COLUMNS>
+struct Raw {
+    Neighbours<Element> at[steps_of(COLUMNS)][2][2];
+};
+
+// The same in fp32, as mma gives its sums: [eight columns][row 0: two columns, row 1: two columns].
+template <int COLUMNS>
+struct Values {
+    float at[2 * steps_of(COLUMNS)][4];
+};
+
+// The same as operands of a product.
+template <int COLUMNS>
+struct Operand {
+    Step<Element> at[steps_of(COLUMNS)];
+};
+
+// ------------------------------------------------------------------ rows of x and y
+
+// Pieces of a lane's share of a row: VECTOR elements that move as one, as whole pairs where there are any.
+template <int VECTOR>
+struct Piece {
+    Pack<Neighbours<Element>, VECTOR / 2> pairs;
+    __device__ __forceinline__ static Piece* in(const Element* row) {
+        return reinterpret_cast<Piece*>(const_cast<Element*>(row));
+    }
+    __device__ __forceinline__ void get(Neighbours<Element> (&lane)[4], int e) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR / 2; ++i) lane[e / 2 + i] = pairs.at[i];
+    }
+    __device__ __forceinline__ void set(const Neighbours<Element> (&lane)[4], int e) {
+#pragma unroll
+        for (int i = 0; i < VECTOR / 2; ++i) pairs.at[i] = lane[e / 2 + i];
+    }
+    __device__ __forceinline__ void store(Element* row) const {
+        if constexpr (sizeof(Piece) == 16)
+            store_16(row, *reinterpret_cast<const uint4*>(this));
+        else
+            *in(row) = *this;
+    }
+};
+
+template <>
+struct Piece<1> {
+    Element one;
+    __device__ __forceinline__ static Piece* in(const Element* row) {
+        return reinterpret_cast<Piece*>(const_cast<Element*>(row));
+    }
+    __device__ __forceinline__ void get(Neighbours<Element> (&lane)[4], int e) const { lane[e / 2].set_one(e % 2, one); }
+    __device__ __forceinline__ void set(const Neighbours<Element> (&lane)[4], int e) { one = lane[e / 2].one(e % 2); }
+    __device__ __forceinline__ void store(Element* row) const { *row = one; }
+};
+
+// Whether a column of a block that begins at `first` is there; known beforehand where blocks and steps come out even.
+template <int COLUMNS, int WIDTH>
+__device__ __forceinline__ bool is_there(int first, int column) {
+    return (COLUMNS % 16 == 0 || column < COLUMNS) && (WIDTH % COLUMNS == 0 || first + column < WIDTH);
+}
+
+// Columns `first` to `first + COLUMNS` of a lane's two rows, zeros where there are none. Rows past the last are the
+// last again: nobody stores what comes of them.
+template <int COLUMNS, int WIDTH, int VECTOR>
+__device__ __forceinline__ void load(Raw<COLUMNS>& raw, const Element* x, long long row, long long rows, int first,
+                                     int member) {
+    constexpr int STEPS = steps_of(COLUMNS);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const Element* at = x + min(row + 8 * r, rows - 1) * WIDTH + first;
+#pragma unroll
+        for (int step = 0; step < STEPS; step += 2) {
+            const int here = step + 1 < STEPS ? 8 : 4;
+            Neighbours<Element> lane[4];
+#pragma unroll
+            for (int e = 0; e < here; e += VECTOR) {
+                const int column = column_of(COLUMNS, step, member, 0) + e;
+                Piece<VECTOR> piece{};
+                if (is_there<COLUMNS, WIDTH>(first, column)) piece = *Piece<VECTOR>::in(at + column);
+                piece.get(lane, e);
+            }
+#pragma unroll
+            for (int pair = 0; pair < here / 2; ++pair) raw.at[step + pair / 2][pair % 2][r] = lane[pair];
+        }
+    }
+}
+
+template <int COLUMNS, int WIDTH, int VECTOR>
+__device__ __forceinline__ void store(const Values<COLUMNS>& values, Element* y, long long row, long long rows,
+                                      int first, int member) {
+    constexpr int STEPS = steps_of(COLUMNS);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        Element* at = y + (row + 8 * r) * WIDTH + first;
+#pragma unroll
+        for (int step = 0; step < STEPS; step += 2) {
+            const int here = step + 1 < STEPS ? 8 : 4;
+            Neighbours<Element> lane[4];
+#pragma unroll
+            for (int pair = 0; pair < here / 2; ++pair)
+                lane[pair].set(values.at[2 * step + pair][2 * r], values.at[2 * step + pair][2 * r + 1]);
+#pragma unroll
+            for (int e = 0; e < here; e += VECTOR) {
+                const int column = column_of(COLUMNS, step, member, 0) + e;
+                Piece<VECTOR> piece;
+                piece.set(lane, e);
+                if (row + 8 * r < rows && is_there<COLUMNS, WIDTH>(first, column)) piece.store(at + column);
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------ from values to operands and back
+
+template <int COLUMNS>
+__device__ __forceinline__ void widen(Values<COLUMNS>& values, const Raw<COLUMNS>& raw) {
+#pragma unroll
+    for (int tile = 0; tile < 2 * steps_of(COLUMNS); ++tile)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float2 pair = raw.at[tile / 2][tile % 2][r].wide();
+            values.at[tile][2 * r] = pair.x, values.at[tile][2 * r + 1] = pair.y;
+        }
+}
+
+__device__ __forceinline__ float quad_sum(float value) {
+    value += __shfl_xor_sync(0xFFFFFFFF, value, 1);
+    return value + __shfl_xor_sync(0xFFFFFFFF, value, 2);
+}
+
+// (x - mean) / deviation of each row; the columns that only fill up the last step count for nothing.
+template <int COLUMNS>
+__device__ __forceinline__ void normalise(Values<COLUMNS>& values, float epsilon, int member) {
+    constexpr int STEPS = steps_of(COLUMNS);
+    float sum[2] = {}, squares[2] = {};
+#pragma unroll
+    for (int tile = 0; tile < 2 * STEPS; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i / 2] += values.at[tile][i];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]) * (1.f / COLUMNS);
+#pragma unroll
+    for (int tile = 0; tile < 2 * STEPS; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            values.at[tile][i] -= sum[i / 2];
+            if (COLUMNS % 16 && column_of(COLUMNS, tile / 2, member, tile % 2 * 2 + i % 2) >= COLUMNS)
+                values.at[tile][i] = 0.f;
+            squares[i / 2] += values.at[tile][i] * values.at[tile][i];
+        }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) squares[r] = rsqrtf(quad_sum(squares[r]) * (1.f / COLUMNS) + epsilon);
+#pragma unroll
+    for (int tile = 0; tile < 2 * STEPS; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values.at[tile][i] *= squares[i / 2];
+}
+
+template <int COLUMNS>
+__device__ __forceinline__ void to_operand(Operand<COLUMNS>& operand, const Values<COLUMNS>& values) {
+#pragma unroll
+    for (int step = 0; step < steps_of(COLUMNS); ++step)
+        operand.at[step].set(values.at[2 * step], values.at[2 * step + 1]);
+}
+
+// ------------------------------------------------------------------ products
+
+// The biases of 16 outputs; they are packed as a lane's sums lie, each twice for its two rows.
+__device__ __forceinline__ void begin(float (&low)[4], float (&high)[4], const float4* biases, int member) {
+    const float4 first = biases[member], second = biases[4 + member];
+    low[0] = first.x, low[1] = first.y, low[2] = first.z, low[3] = first.w;
+    high[0] = second.x, high[1] = second.y, high[2] = second.z, high[3] = second.w;
+}
+
+template <int ACTIVATION>
+__device__ __forceinline__ void activate(float (&low)[4], float (&high)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) low[i] = activate<ACTIVATION>(low[i]), high[i] = activate<ACTIVATION>(high[i]);
+}
+
+// The packed weights of all layers and their biases, this lane's share of each fragment.
+struct Weights {
+    const uint4* fragments;
+    const float4* biases;
+    int lane;
+
+    template <int L>
+    __device__ __forceinline__ const uint4* fragment(int block, int step, int output_step) const {
+        constexpr int STEPS = steps_of(LAYERS[L].features), OUTPUT_STEPS = steps_of(LAYERS[L].outputs);
+        return fragments + (LAYERS[L].weights + (block * STEPS + step) * OUTPUT_STEPS + output_step) * FRAGMENT + lane;
+    }
+
+    template <int L>
+    __device__ __forceinline__ const float4* bias(int block, int output_step) const {
+        return biases + (LAYERS[L].biases + block * steps_of(LAYERS[L].outputs) + output_step) * 8;
+    }
+};
+
+// One for each set of 16 rows that the warp has.
+template <class T>
+struct OfSets {
+    T set[SETS];
+};
+
+// 16 outputs of a layer, from the operand of its whole input.
+template <int L>
+__device__ __forceinline__ void layer_step(float (&low)[SETS][4], float (&high)[SETS][4],
+                                           const OfSets<Operand<LAYERS[L].features>>& operand, const Weights& weights,
+                                           int block, int output_step) {
+#pragma unroll
+    for (int set = 0; set < SETS; ++set)
+        begin(low[set], high[set], weights.template bias<L>(block, output_step), weights.lane % 4);
+#pragma unroll
+    for (int step = 0; step < steps_of(LAYERS[L].features); ++step) {
+        const Fragment<Element> fragment(weights.template fragment<L>(block, step, output_step));
+#pragma unroll
+        for (int set = 0; set < SETS; ++set) operand.set[set].at[step].multiply(low[set], high[set], fragment);
+    }
+#pragma unroll
+    for (int set = 0; set < SETS; ++set) activate<LAYERS[L].activation>(low[set], high[set]);
+}
+
+template <int L>
+__device__ __forceinline__ void layer(OfSets<Values<LAYERS[L].outputs>>& values,
+                                      const OfSets<Operand<LAYERS[L].features>>& operand, const Weights& weights,
+                                      int block) {
+#pragma unroll
+    for (int step = 0; step < steps_of(LAYERS[L].outputs); ++step) {
+        float low[SETS][4], high[SETS][4];
+        layer_step<L>(low, high, operand, weights, block, step);
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                values.set[set].at[2 * step][i] = low[set][i];
+                values.set[set].at[2 * step + 1][i] = high[set][i];
+            }
+    }
+}
+
+template <int L>
+__device__ __forceinline__ void normalised_operand(OfSets<Operand<LAYERS[L].features>>& operand,
+                                                   OfSets<Values<LAYERS[L].features>>& values, int member) {
+#pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        if (LAYERS[L].norm) normalise(values.set[set], LAYERS[L].epsilon, member);
+        to_operand(operand.set[set], values.set[set]);
+    }
+}
+
+// ------------------------------------------------------------------ in, mid, out
+
+using Narrow = OfSets<Values<LAYERS[REDUCE].outputs>>;
+
+// sums += a step's share of the first layer that sees the whole row.
+__device__ __forceinline__ void reduce_step(Narrow& sums, const Step<Element> (&operand)[SETS], const Weights& weights,
+                                            int block, int step) {
+#pragma unroll
+    for (int out = 0; out < steps_of(LAYERS[REDUCE].outputs); ++out) {
+        const Fragment<Element> fragment(weights.fragment<REDUCE>(block, step, out));
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+            operand[set].multiply(sums.set[set].at[2 * out], sums.set[set].at[2 * out + 1], fragment);
+    }
+}
+
+__device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& raw, const Weights& weights, int block,
+                                           int piece) {
+    OfSets<Operand<IN>> operand;
+    OfSets<Values<IN>> values;
+#pragma unroll
+    for (int set = 0; set < SETS; ++set) widen(values.set[set], raw.set[set]);
+    normalised_operand<0>(operand, values, weights.lane % 4);
+    constexpr int STEPS = HAS_ENCODER ? steps_of(LAYERS[0].outputs) / PIECES : steps_of(IN);
+    constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // what is in registers has numbers that are known beforehand
+#pragma unroll TOGETHER
+    for (int i = 0; i < STEPS; ++i) {
+        const int step = HAS_ENCODER ? piece * STEPS + i : i;
+        Step<Element> encoded[SETS];
+        if constexpr (HAS_ENCODER) {
+            float low[SETS][4], high[SETS][4];
+            layer_step<0>(low, high, operand, weights, 0, step);
+#pragma unroll
+            for (int set = 0; set < SETS; ++set) encoded[set].set(low[set], high[set]);
+        } else {
+#pragma unroll
+            for (int set = 0; set < SETS; ++set) encoded[set] = operand.set[set].at[i];
+        }
+        reduce_step(sums, encoded, weights, block, step);
+    }
+}
+
+// The tensor core cuts off where it adds: in fp32 a block has sums of its own, which are then added as they should be.
+__device__ __forceinline__ void add_block(Narrow& sums, const OfSets<Raw<IN>>& raw, const Weights& weights, int block,
+                                          int piece) {
+    if constexpr (sizeof(Element) == 4) {
+        Narrow own{};
+        take_block(own, raw, weights, block, piece);
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+#pragma unroll
+            for (int tile = 0; tile < 2 * steps_of(LAYERS[REDUCE].outputs); ++tile)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums.set[set].at[tile][i] += own.set[set].at[tile][i];
+    } else {
+        take_block(sums, raw, weights, block, piece);
+    }
+}
+
+// The narrow layers, from L up to the last.
+template <int L>
+__device__ __forceinline__ void middle(OfSets<Operand<LAYERS[EXPAND].features>>& last,
+                                       OfSets<Values<LAYERS[L].features>>& values, const Weights& weights) {
+    if constexpr (L == EXPAND) {
+        normalised_operand<L>(last, values, weights.lane % 4);
+    } else {
+        OfSets<Operand<LAYERS[L].features>> operand;
+        normalised_operand<L>(operand, values, weights.lane % 4);
+        OfSets<Values<LAYERS[L].outputs>> next;
+        layer<L>(next, operand, weights, 0);
+        middle<L + 1>(last, next, weights);
+    }
+}
+
+// A block of the result; with a layer of every group LAST is another than EXPAND.
+template <int LAST>
+__device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
+                                           const OfSets<Operand<LAYERS[EXPAND].features>>& last, const Weights& weights,
+                                           int block) {
+    if constexpr (LAST > EXPAND) {
+        OfSets<Values<LAYERS[EXPAND].outputs>> joint;
+        layer<EXPAND>(joint, last, weights, block);
+        OfSets<Operand<LAYERS[EXPAND].outputs>> operand;
+        normalised_operand<LAST>(operand, joint, weights.lane % 4);
+        layer<LAST>(values, operand, weights, 0);
+    } else {
+        layer<EXPAND>(values, last, weights, block);
+    }
+}
+
+// Adds the warps' sums in their order, so that every one of them has the whole: each thread adds up its share.
+template <int COLUMNS>
+__device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, int part, int lane) {
+    constexpr int SHARES = 2 * steps_of(COLUMNS) * 32;
+    float4* total = exchange + TILE_WARPS * 2 * steps_of(LAYERS[REDUCE].outputs) * 32;
+#pragma unroll
+    for (int tile = 0; tile < SHARES / 32; ++tile)
+        exchange[part * SHARES + tile * 32 + lane] =
+            make_float4(sums.at[tile][0], sums.at[tile][1], sums.at[tile][2], sums.at[tile][3]);
+    __syncthreads();
+    for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
+        float4 sum = exchange[share];
+#pragma unroll
+        for (int other = 1; other < TILE_WARPS; ++other) {
+            const float4 more = exchange[other * SHARES + share];
+            sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        }
+        total[share] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int tile = 0; tile < SHARES / 32; ++tile) {
+        const float4 sum = total[tile * 32 + lane];
+        sums.at[tile][0] = sum.x, sums.at[tile][1] = sum.y, sums.at[tile][2] = sum.z, sums.at[tile][3] = sum.w;
+    }
+}
+
+// The squares of a block's distance from x, added to those of each row.
+__device__ __forceinline__ void add_squares(float (&squares)[2], const Values<OUT>& values, const Element* x,
+                                            long long row, long long rows, int block, int member) {
+    Raw<OUT> raw;
+    Values<OUT> wanted;
+    load<OUT, WIDTH_OUT, VECTOR_OUT>(raw, x, row, rows, block * OUT, member);
+    widen(wanted, raw);
+#pragma unroll
+    for (int tile = 0; tile < 2 * steps_of(OUT); ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int column = column_of(OUT, tile / 2, member, tile % 2 * 2 + i % 2);
+            const float distance = values.at[tile][i] - wanted.at[tile][i];
+            if (is_there<OUT, WIDTH_OUT>(block * OUT, column)) squares[i / 2] += distance * distance;
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
+    mlp_tensor_core(const Element* x, const uint4* packed, Output* y, long long rows) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    wait_for_previous_launch();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
+    const int part = warp % TILE_WARPS;
+    uint4* staged = reinterpret_cast<uint4*>(shared);
+    float4* exchange = reinterpret_cast<float4*>(shared + (WEIGHTS_IN_SHARED ? PACKED_BYTES : 0));
+    long long tile = 1LL * blockIdx.x * TILES + warp / TILE_WARPS;
+    const auto row_of = [&](long long number, int set) { return number * TILE_ROWS + set * SET_ROWS + lane / 4; };
+    const auto load_block = [&](OfSets<Raw<IN>>& raw, long long number, int block) {
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+            load<IN, WIDTH_IN, VECTOR_IN>(raw.set[set], x, row_of(number, set), rows, block * IN, member);
+    };
+
+    // A block of x is loaded while the one before it is worked on, and the first of a tile with the last of the one
+    // before; the very first while the weights arrive.
+    OfSets<Raw<IN>> next;
+    load_block(next, tile, part / PIECES);
+    // The weights for the way in come first, with all biases; the others may arrive while those are used.
+    constexpr int WAY_IN = WEIGHTS_IN_SHARED ? LAYERS[REDUCE + 1].weights * FRAGMENT : 0;
+    constexpr int BIASES = FRAGMENTS * FRAGMENT, ALL = WEIGHTS_IN_SHARED ? PACKED_BYTES / 16 : 0;
+    const auto copy = [&](int from, int to) {
+        for (int i = from + threadIdx.x; i < to; i += WARPS * 32)
+            copy_async_16(shared_address(staged + i), packed + i, true);
+    };
+    copy(0, WAY_IN);
+    copy(WEIGHTS_IN_SHARED ? BIASES : 0, ALL);
+    copy_async_commit();
+    copy(WAY_IN, WEIGHTS_IN_SHARED ? BIASES : 0);
+    copy_async_commit();
+    copy_async_wait<TILE_WARPS == 1 ? 0 : 1>();
+    __syncthreads();
+    const uint4* fragments = WEIGHTS_IN_SHARED ? staged : packed;
+    const Weights weights{fragments, reinterpret_cast<const float4*>(fragments + FRAGMENTS * FRAGMENT), lane};
+
+    for (; tile * TILE_ROWS < rows; tile += 1LL * gridDim.x * TILES) {
+        Narrow sums;
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+#pragma unroll
+            for (int step = 0; step < steps_of(LAYERS[REDUCE].outputs); ++step) {
+                Values<LAYERS[REDUCE].outputs>& own = sums.set[set];
+                begin(own.at[2 * step], own.at[2 * step + 1], weights.bias<REDUCE>(0, step), member);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (part) own.at[2 * step][i] = own.at[2 * step + 1][i] = 0.f;
+            }
+#pragma unroll 1
+        for (int piece = part; piece < BLOCKS_IN * PIECES; piece += TILE_WARPS) {
+            const OfSets<Raw<IN>> raw = next;
+            const bool last = piece + TILE_WARPS >= BLOCKS_IN * PIECES;
+            load_block(next, last ? tile + 1LL * gridDim.x * TILES : tile, (last ? part : piece + TILE_WARPS) / PIECES);
+            add_block(sums, raw, weights, piece / PIECES, piece % PIECES);
+        }
+        if constexpr (TILE_WARPS > 1) {
+            copy_async_wait<0>();  // of the other weights; where the warps meet, all see them
+            add_up(sums.set[0], exchange, part, lane);
+        }
+#pragma unroll
+        for (int set = 0; set < SETS; ++set)
+#pragma unroll
+            for (int step = 0; step < steps_of(LAYERS[REDUCE].outputs); ++step)
+                activate<LAYERS[REDUCE].activation>(sums.set[set].at[2 * step], sums.set[set].at[2 * step + 1]);
+        OfSets<Operand<LAYERS[EXPAND].features>> last;
+        middle<REDUCE + 1>(last, sums, weights);
+
+        float squares[SETS][2] = {};
+#pragma unroll 1
+        for (int block = part; block < BLOCKS_OUT; block += TILE_WARPS) {
+            OfSets<Values<OUT>> values;
+            give_block<COUNT - 1>(values, last, weights, block);
+#pragma unroll
+            for (int set = 0; set < SETS; ++set) {
+                const long long row = row_of(tile, set);
+                if constexpr (ERROR)
+                    add_squares(squares[set], values.set[set], x, row, rows, block, member);
+                else
+                    store<OUT, WIDTH_OUT, VECTOR_OUT>(values.set[set], reinterpret_cast<Element*>(y), row, rows,
+                                                      block * OUT, member);
+            }
+        }
+        if constexpr (ERROR) {
+#pragma unroll
+            for (int set = 0; set < SETS; ++set) {
+                Values<1> total;  // the two rows' squares, in a place that `add_up` takes
+#pragma unroll
+                for (int i = 0; i < 4; ++i) total.at[0][i] = squares[set][i / 2], total.at[1][i] = 0.f;
+                if constexpr (TILE_WARPS > 1) add_up(total, exchange, part, lane);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const long long row = row_of(tile, set) + 8 * r;
+                    const float sum = quad_sum(total.at[0][2 * r]);
+                    if (part == 0 && member == 0 && row < rows) y[row] = sum * (1.f / WIDTH_OUT);
+                }
+            }
+        }
+    }
+}

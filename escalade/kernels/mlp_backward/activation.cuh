@@ -1,0 +1,36 @@
+// The activation of a layer and its slope, by number: 0 none, 1 ReLU, 2 GELU, 3 GELU by tanh.
+//
+// A slope is kept in place of what goes into the activation; both come from the same function of it.
+#pragma once
+
+struct Activated {
+    float value, slope;
+};
+
+template <int ACTIVATION>
+__device__ __forceinline__ Activated activate_with_slope(float z) {
+    if constexpr (ACTIVATION == 1) {
+        return {z < 0.f ? 0.f : z, z <= 0.f ? 0.f : 1.f};  // a NaN stays one
+    } else if constexpr (ACTIVATION == 2) {
+        // z Phi(z), and Phi(z) + z phi(z)
+        const float below = 0.5f * (1.f + erff(z * 0.70710678118654752f));
+        const float density = 0.39894228040143268f * expf(-0.5f * z * z);
+        return {z * below, below + z * density};
+    } else if constexpr (ACTIVATION == 3) {
+        constexpr float SCALE = 0.79788456080286536f, CUBIC = 0.044715f;
+        const float square = z * z;
+        const float t = tanhf(SCALE * (z + CUBIC * square * z));
+        const float half = 0.5f * (1.f + t);
+        return {z * half, half + 0.5f * z * (1.f - t * t) * SCALE * (1.f + 3.f * CUBIC * square)};
+    } else {
+        return {z, 1.f};
+    }
+}
+
+// The gradient on the other side of an activation. ReLU lets nothing through where it is flat, not even a NaN.
+template <int ACTIVATION>
+__device__ __forceinline__ float through_slope(float gradient, float slope) {
+    if constexpr (ACTIVATION == 0) return gradient;
+    if constexpr (ACTIVATION == 1) return slope == 0.f ? 0.f : gradient;
+    return gradient * slope;
+}

@@ -1,0 +1,178 @@
+"""The convolution of a few channels, with its ReLU and pooling, as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name, require, require_at_least
+from escalade.ops.elements import ELEMENT_BYTES
+from escalade.ops.images import Images, check_problem, pair_pattern, read_pair, read_sizes, spell_pair
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+SOURCES = ("fp32", "fp16", "bf16", "uint8")
+MOST_CHANNELS = 8
+MOST_FILTERS = 32
+
+_NAME = re.compile(
+    rf"(?P<channels>\d+)to(?P<filters>\d+)_{pair_pattern('size')}_k{pair_pattern('filter')}"
+    rf"(p{pair_pattern('padding')})?_b(?P<batch>\d+)(?P<source>_uint8|_fp32|_fp16|_bf16)?"
+    r"(?P<bias>_bias)?(?P<relu>_relu)?(_pool(?P<pool>\d+)(?P<ceil>c)?)?"
+)
+
+
+@dataclass(frozen=True)
+class FewChannelsProblem(Images):
+    """y = max_pool(relu(conv2d(x, weight) + bias)), stride 1; bias, ReLU and pooling optional.
+
+    Pooling windows are `pool` by `pool` and lie side by side; with `ceil_mode` those at the right and lower edge may
+    hang over. x is stored as `x_type`, a grey value of uint8 standing for itself; the weights ([K][C][R][S]), the bias
+    and y as `dtype` (`tf32` in fp32). Sums are fp32; x and y lie in `layout`.
+    """
+
+    filters: int
+    filter_height: int
+    filter_width: int
+    padding: tuple[int, int] = (0, 0)
+    bias: bool = False
+    relu: bool = False
+    pool: int = 1
+    ceil_mode: bool = False
+    dtype: str = "fp32"
+    layout: str = "nhwc"
+    source: str = ""
+    """The type that x is stored as, if it is not that of y."""
+
+    def __post_init__(self) -> None:
+        # One problem, one spelling.
+        object.__setattr__(self, "ceil_mode", self.ceil_mode and self.pool > 1)
+        if self.source == self.storage:
+            object.__setattr__(self, "source", "")
+        _check(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> FewChannelsProblem:
+        """The problem of a name such as `4to16_40_k7_b10000_relu_pool4c`."""
+        found = match_name(
+            _NAME,
+            name,
+            "convolution of few channels; the form is 4to16_40_k7p3_b10000_uint8_bias_relu_pool4c: channels to filters,"
+            " image size (40 or 40x32), k filter, p padding if there is any, _b batch, and optionally the type of the "
+            "image, _bias, _relu, _pool window (c: one that may hang over the edge)",
+        )
+        return FewChannelsProblem(
+            *read_sizes(found), int(found["filters"]), *read_pair(found, "filter"), read_pair(found, "padding"),
+            bool(found["bias"]), bool(found["relu"]), int(found["pool"] or 1), bool(found["ceil"]), dtype, layout,
+            (found["source"] or "")[1:],
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        padding = f"p{spell_pair(self.padding)}" if any(self.padding) else ""
+        source = f"_{self.source}" if self.source else ""
+        pool = f"_pool{self.pool}{'c' if self.ceil_mode else ''}" if self.pool > 1 else ""
+        return (
+            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
+            f"_k{spell_pair((self.filter_height, self.filter_width))}{padding}_b{self.batch}{source}"
+            f"{'_bias' if self.bias else ''}{'_relu' if self.relu else ''}{pool}"
+        )
+
+    @property
+    def storage(self) -> str:
+        """The type that weights, bias and y are stored as."""
+        return "fp32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def x_type(self) -> str:
+        """The type that x is stored as."""
+        return self.source or self.storage
+
+    @property
+    def conv_height(self) -> int:
+        return self.height + 2 * self.padding[0] - self.filter_height + 1
+
+    @property
+    def conv_width(self) -> int:
+        return self.width + 2 * self.padding[1] - self.filter_width + 1
+
+    @property
+    def output_height(self) -> int:
+        return self._pooled(self.conv_height)
+
+    @property
+    def output_width(self) -> int:
+        return self._pooled(self.conv_width)
+
+    def _pooled(self, size: int) -> int:
+        return -(-size // self.pool) if self.ceil_mode else size // self.pool
+
+    @property
+    def taps(self) -> int:
+        return self.filter_height * self.filter_width
+
+    @property
+    def weight_elements(self) -> int:
+        return self.filters * self.channels * self.taps
+
+    @property
+    def conv_elements(self) -> int:
+        return self.batch * self.filters * self.conv_height * self.conv_width
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.filters * self.output_height * self.output_width
+
+    @property
+    def flops(self) -> int:
+        """Of the convolution."""
+        return 2 * self.conv_elements * self.channels * self.taps
+
+    @property
+    def bytes(self) -> int:
+        stored = self.weight_elements + (self.filters if self.bias else 0) + self.output_elements
+        return self.elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
+
+
+def _check(p: FewChannelsProblem) -> None:
+    check_problem("few_channels", p, DTYPES)
+    require("few_channels", "source", p.x_type, SOURCES)
+    if p.x_type not in (p.storage, "uint8", "fp32"):
+        raise UnsupportedError(
+            f"images stored as {p.x_type} for a convolution in {p.dtype}: few_channels takes the type it computes in, "
+            "fp32 or uint8"
+        )
+    require_at_least(0, {"padding": min(p.padding)})
+    require_at_least(
+        1,
+        {
+            "filters": p.filters, "filter height": p.filter_height, "filter width": p.filter_width,
+            "pooling window": p.pool,
+        },
+    )  # fmt: skip
+    if p.channels > MOST_CHANNELS or p.filters > MOST_FILTERS:
+        raise UnsupportedError(
+            f"{p.channels} channels to {p.filters}: few_channels takes up to {MOST_CHANNELS} channels and "
+            f"{MOST_FILTERS} filters; conv2d takes any number"
+        )
+    if p.conv_height < 1 or p.conv_width < 1:
+        raise UnsupportedError(
+            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the image with its padding only "
+            f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+    if p.output_height < 1 or p.output_width < 1:
+        raise UnsupportedError(
+            f"a pooling window of {p.pool} does not fit into {p.conv_height}x{p.conv_width}"
+        )
+    largest = max(p.channels * p.pixels, p.filters * p.conv_height * p.conv_width)
+    if largest >= 2**31:
+        raise UnsupportedError(
+            f"few_channels counts the elements of one image in 32 bits; here there are {largest}. Split the image"
+        )

@@ -1,0 +1,79 @@
+"""What a convolution of few channels gives: the one reference, and PyTorch's own answer to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.conv2d.reference import round_to_tf32, with_cudnn
+from escalade.ops.elements import STORAGE
+from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.images import MEMORY_FORMAT, empty_images
+
+
+def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Normal deviates or grey values; the weights scaled so that outputs are of order one.
+
+    The weights have three dimensions ([K, C, R * S]), for they lie the same way in every layout.
+    """
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).mul_(scale)
+
+    size = (p.batch, p.channels, p.height, p.width)
+    if p.x_type == "uint8":
+        x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
+    else:
+        x = normal(*size).to(STORAGE[p.x_type])
+    storage = STORAGE[p.storage]
+    spread = 75.0 if p.x_type == "uint8" else 1.0
+    scale = (p.channels * p.taps) ** -0.5 / spread
+    inputs = {
+        "x": x.contiguous(memory_format=MEMORY_FORMAT[p.layout]),
+        "weight": normal(p.filters, p.channels, p.taps, scale=scale).to(storage),
+    }
+    if p.bias:
+        inputs["bias"] = normal(p.filters).to(storage)
+    return inputs
+
+
+def empty_output(problem: FewChannelsProblem, device: torch.device) -> torch.Tensor:
+    p = problem
+    return empty_images(p, (p.batch, p.filters, p.output_height, p.output_width), device)
+
+
+def _convolve(
+    problem: FewChannelsProblem, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    p = problem
+    shaped = weight.reshape(p.filters, p.channels, p.filter_height, p.filter_width)
+    return F.conv2d(x, shaped, bias, padding=p.padding)
+
+
+def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
+    p = problem
+    if p.relu:
+        y = torch.relu(y)
+    return F.max_pool2d(y, p.pool, ceil_mode=p.ceil_mode) if p.pool > 1 else y
+
+
+def reference(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """In float64."""
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    return _finish(problem, _convolve(problem, wide["x"], wide["weight"], wide.get("bias")))
+
+
+def peer(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32, which on the CPU takes help."""
+    storage = STORAGE[problem.storage]
+    x, weight, bias = inputs["x"].to(storage), inputs["weight"], inputs.get("bias")
+    if x.is_cuda:
+        return _finish(problem, with_cudnn(problem.dtype, lambda: _convolve(problem, x, weight, bias)))
+    if problem.dtype == "tf32":
+        x, weight = round_to_tf32(x), round_to_tf32(weight)
+    y = _convolve(problem, x.float(), weight.float(), None if bias is None else bias.float())
+    return _finish(problem, y.to(storage))

@@ -1,0 +1,82 @@
+"""A chain of layers as kernels see it: kernels/mlp/chain.cuh, the tensors of all layers, and the memory of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Macro, Type
+from escalade.device.recipe import Buffer
+from escalade.ops.elements import MOST_SHARED, SHARED_BYTES, element
+from escalade.ops.ladder import Rung
+from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
+
+MOST_LAYERS = 32
+"""Each is unrolled into the kernel."""
+
+
+def constants(problem: MlpProblem, layers: Sequence[str]) -> dict[str, Constant]:
+    """With the layers as the kernel's own struct has them."""
+    names = tuple(problem.sizes)
+    return {
+        "Element": element(problem.dtype),
+        "Result": Type("float") if problem.output == "error" else element(problem.dtype),
+        "ERROR": problem.output == "error",
+        "LAYER_LIST": Macro(", ".join(layers)),
+        "PARAMETER_LIST": Macro(", ".join(f"const Element* {name}" for name in names)),
+        "PARAMETER_NAMES": Macro(", ".join(names)),
+    }
+
+
+def parameters(problem: MlpProblem) -> tuple[Buffer, ...]:
+    """The arguments that PARAMETER_LIST declares."""
+    return tuple(Buffer(name) for name in problem.sizes)
+
+
+def spell(problem: MlpProblem, number: int, vector: int) -> str:
+    """A layer as kernels/mlp/chain.cuh has it."""
+    layer = problem.layers[number]
+    first = list(problem.sizes).index(f"{layer.parameters[0]}{number}")
+    activation = ACTIVATIONS.index(layer.activation)
+    flags = f"{str(layer.norm).lower()}, {str(layer.bias).lower()}"
+    return (
+        f"{{{layer.features}, {layer.outputs}, {layer.groups}, {flags}, {activation}, {layer.epsilon:.9e}f, {first}, "
+        f"{vector}}}"
+    )
+
+
+def initialisers(structs: Iterable[Sequence[int]]) -> Macro:
+    return Macro(", ".join(f"{{{', '.join(map(str, fields))}}}" for fields in structs))
+
+
+def widest(layers: Sequence[Layer]) -> int:
+    """Features of a row, anywhere in the chain."""
+    return max(max(layer.width_in, layer.width_out) for layer in layers)
+
+
+@dataclass(frozen=True)
+class ChainRung(Rung[MlpProblem]):
+    """One launch for the whole chain, with what lies between the layers in shared memory."""
+
+    def shared_bytes(self, problem: MlpProblem) -> int:
+        """That a block needs at least."""
+        raise NotImplementedError
+
+    def supports(self, problem: MlpProblem) -> str | None:
+        if len(problem.layers) > MOST_LAYERS:
+            return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
+        needed = self.shared_bytes(problem)
+        if needed > MOST_SHARED:
+            return (
+                f"{self.name} keeps a row in shared memory, which takes {needed} bytes, more than the {MOST_SHARED} of "
+                "a block; `layers` takes any width"
+            )
+        return None
+
+    def refusal(self, problem: MlpProblem, architecture: str | None) -> str | None:
+        sentence = super().refusal(problem, architecture)
+        if sentence is None and architecture is not None:
+            needed, there = self.shared_bytes(problem), SHARED_BYTES[architecture]
+            if needed > there:
+                return f"{self.name} takes {needed} bytes of shared memory a block, and {architecture} has {there}"
+        return sentence

@@ -1,0 +1,24 @@
+"""The forms of GELU that a config may name, and how kernels are told."""
+
+from __future__ import annotations
+
+from escalade.device.program import Constant, Macro
+
+_FORMS = {
+    "erf": ("gelu_erf", "gelu_tanh"),
+    "fine": ("gelu_fine", "gelu_tanh_by_exp2"),
+    "fitted": ("gelu_fitted", "gelu_tanh_by_exp2"),
+    "tanh": ("gelu_tanh_approximate", "gelu_tanh_approximate"),
+}
+"""Functions of kernels/mlp/gelu.cuh: for layers with `gelu`, and for those with `gelu_tanh`."""
+
+
+def gelu_constants(form: str) -> dict[str, Constant]:
+    """What kernels/mlp/activation.cuh leaves open."""
+    gelu, gelu_tanh = _FORMS[form]
+    return {"GELU": Macro(gelu), "GELU_TANH": Macro(gelu_tanh)}
+
+
+def gelu_forms(dtype: str) -> tuple[str, ...]:
+    """Best first: each type has the forms that are off by less than its rounding (5e-6 fitted, 5e-4 by tanh)."""
+    return {"fp32": ("fine", "erf"), "fp16": ("fitted", "erf"), "bf16": ("fitted", "erf", "tanh")}[dtype]

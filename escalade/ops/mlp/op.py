@@ -1,0 +1,95 @@
+"""`mlp` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import rows
+from escalade.ops.elements import NAMES
+from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spell_layers
+from escalade.ops.mlp_backward import gradient
+from escalade.ops.operator import define, require_alike, require_rung, without_launch
+
+_SCHEMA = "mlp(Tensor x, Tensor[] parameters, str layers, bool error=False, str? rung=None) -> Tensor"
+
+
+def mlp(
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: Sequence[Layer] | str,
+    *,
+    error: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The chain of `layers` over the last dimension of x, in one launch.
+
+    `layers` are a sequence of `Layer`, or spelled as in `5x64n-64bg_320-32`; `parameters` are their tensors, layer by
+    layer: norm weight and bias if it has a norm, weight, and bias if it has one. With `error`, the result is the mean
+    of the squared differences between each row and what the chain makes of it, in fp32. `rung` names one rung of the
+    ladder instead of the chosen one.
+    """
+    return torch.ops.escalade.mlp(x, list(parameters), spelled(layers), error, rung)
+
+
+def spelled(layers: Sequence[Layer] | str) -> str:
+    """As the operator takes them."""
+    if isinstance(layers, str):
+        return layers
+    text = spell_layers(layers)
+    if parse_layers(text) != tuple(layers):
+        raise UnsupportedError(
+            f"{text} has lost something of the layers: epsilon takes one digit, as in 1e-5"
+        )
+    return text
+
+
+def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
+    return MlpProblem(batch, parse_layers(layers), "error" if error else "y", NAMES[x.dtype])
+
+
+def _check(x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool) -> MlpProblem:
+    """What can be said without the number of rows, which may be a symbol while a program is traced: a row's problem."""
+    rows.check_matrix("mlp", x)
+    problem = _problem(x, layers, error, 1)
+    if x.shape[-1] != problem.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
+    sizes = problem.sizes
+    if len(parameters) != len(sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} takes {len(sizes)}: {', '.join(sizes)}"
+        )
+    named = dict(zip(sizes, parameters, strict=True))
+    require_alike(x, dict(named))
+    for name, tensor in named.items():
+        if tuple(tensor.shape) != sizes[name]:
+            raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
+    return problem
+
+
+def _run(
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    error: bool = False,
+    rung: str | None = None,
+    *,
+    launch: bool = True,
+) -> torch.Tensor:
+    row = _check(x, parameters, layers, error)
+    last = () if error else (row.outputs,)
+    y = torch.empty((*x.shape[:-1], *last), dtype=torch.float32 if error else x.dtype, device=x.device)
+    if not launch:
+        return y
+    batch = rows.rows_of(x)
+    if batch == 0:
+        require_rung("mlp", rung)
+        return y
+    problem = _problem(x, layers, error, batch)
+    named = dict(zip(problem.sizes, parameters, strict=True))
+    return rows.run("mlp", problem, rung, {"x": x, **named}, y)
+
+
+define(_SCHEMA, _run, without_launch(_run), setup=gradient.setup, backward=gradient.backward)

@@ -1,0 +1,318 @@
+"""The perceptron by blocks that stay: how layers are cut into tiles, where everything lies, and what suits a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.elements import MOST_SHARED, SMS, ceil_div, widest_vector
+from escalade.ops.ladder import Config
+from escalade.ops.mlp import chain
+from escalade.ops.mlp.chain import ChainRung
+from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
+from escalade.ops.mlp.problem import Layer, MlpProblem
+
+MOST_BATCH = 2**30
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_OUTPUTS = (1, 2, 4, 5, 8, 10)
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_ITEMS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+_TEAMS = ((2, 128), (3, 128), (4, 128), (1, 256), (2, 256), (1, 128), (1, 512))
+_MOST_CONFIGS = 8
+_MOST_SUMS = 80
+
+
+@dataclass(frozen=True)
+class PersistentConfig(Config):
+    teams: int
+    """Of a block; each has items of its own."""
+    threads: int
+    """Of a team."""
+    items: int
+    """Of a team at a time."""
+    unroll: int
+    """Steps of the products' loops at once."""
+    gelu: str
+    """`erf` (exact), `fitted` or `tanh`."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of a layer's product: what a thread makes, and how many lanes share it."""
+
+    rows: int
+    outputs: int
+    splits: int
+
+    @property
+    def sums(self) -> int:
+        return self.rows * self.outputs
+
+    def registers(self, steps: int) -> int:
+        """That are needed about: sums, weights and an activation of each step, addresses."""
+        return self.sums + 4 * steps * (self.outputs + 1) + 2 * self.rows + 60
+
+    def passes(self, layer: Layer, items: int, threads: int) -> int:
+        tiles = ceil_div(items * layer.groups, self.rows) * ceil_div(layer.outputs, self.outputs)
+        return ceil_div(tiles * self.splits, threads)
+
+    def is_regular(self, layer: Layer, items: int) -> bool:
+        row_tiles, rest = divmod(items * layer.groups, self.rows)
+        return rest == 0 and (items % row_tiles == 0 or row_tiles % items == 0)
+
+    def clocks(self, layer: Layer, items: int, threads: int, teams: int, staged: bool) -> float:
+        """About how long all teams together take for their rows; only the order matters.
+
+        A multiprocessor starts 4 multiply-adds of a warp a clock, or a third of a 16-byte load from shared memory and a
+        sixth of one from L2; a warp alone waits some 30 clocks for what it has loaded.
+        """
+        steps = ceil_div(max(1, layer.features // 4), self.splits)
+        passes = self.passes(layer, items, threads)
+        warps = teams * threads // 32
+        loads = 3.0 * self.rows + (3.0 if staged else 6.0) * self.outputs
+        busy = warps * (steps * max(self.sums, loads) + (self.sums if self.splits > 1 else 0))
+        alone = steps * (30 + 4 * self.sums + self.rows + self.outputs) + 30 * math.log2(self.splits)
+        finish = 12 * warps * self.sums / self.splits / 4 + 60
+        return passes * (max(busy, alone) + finish)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One layer as kernels/mlp/persistent.cu has it: sizes and places in floats."""
+
+    tile: Tile
+    input_at: int
+    input_pitch: int
+    output_at: int
+    weight_at: int
+    weight_pitch: int
+    bias_at: int
+    norm_at: int
+    regular: bool
+    """The distances between a thread's rows are known when the kernel is compiled."""
+
+    def fields(self) -> tuple[int, ...]:
+        return (
+            self.tile.rows, self.tile.outputs, self.tile.splits, self.input_at, self.input_pitch, self.output_at,
+            self.weight_at, self.weight_pitch, self.bias_at, self.norm_at,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a block, as `PersistentConfig` has it."""
+
+    teams: int
+    threads: int
+    items: int
+
+    @property
+    def registers(self) -> int:
+        """Of a thread."""
+        return min(255, 65536 // (self.teams * self.threads))
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: Shape
+    places: tuple[Place, ...]
+    result_pitch: int
+    staged_floats: int
+    team_floats: int
+    clocks: float
+    """Of a round: all teams' items through all layers."""
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * (self.staged_floats + self.shape.teams * self.team_floats)
+
+    @property
+    def has_room_for_two_steps(self) -> bool:
+        """In the registers, of which rows at irregular distances take two each."""
+        return all(
+            place.tile.registers(2) + (0 if place.regular else 2 * place.tile.rows + 16)
+            <= self.shape.registers
+            for place in self.places
+        )
+
+
+@lru_cache(maxsize=4096)
+def plan(layers: tuple[Layer, ...], shape: Shape) -> Plan | None:
+    """None if not even the rows fit."""
+    teams, threads, items = shape.teams, shape.threads, shape.items
+    tiles = [_tile(layer, shape) for layer in layers]
+    slots, pitches = [0, 0], []
+    slot, inputs, outputs = 0, [], []
+    widths = [layer.groups * _padded(layer.features) for layer in layers] + [_padded(layers[-1].width_out)]
+    for number, (layer, tile) in enumerate(zip(layers, tiles, strict=True)):
+        pitches.append(_row_pitch(widths[number]))
+        slots[slot] = max(slots[slot], pitches[-1])
+        inputs.append(slot)
+        if tile.passes(layer, items, threads) > 1:
+            slot = 1 - slot
+        outputs.append(slot)
+    result_pitch = _row_pitch(widths[-1])
+    slots[slot] = max(slots[slot], result_pitch)
+    starts = (0, items * slots[0])
+    team_floats = items * (slots[0] + slots[1])
+    room = MOST_SHARED // 4 - teams * team_floats
+    if room < 0:
+        return None
+    staged = _staged(layers, tiles, room)
+    places, at, clocks = [], 0, 0.0
+    for number, (layer, tile) in enumerate(zip(layers, tiles, strict=True)):
+        there = number in staged
+        pitch = _weight_pitch(layer, tile)
+        bias_at = at + pitch * layer.outputs
+        norm_at = bias_at + (_padded(layer.outputs) if layer.bias else 0)
+        places.append(
+            Place(
+                tile, starts[inputs[number]], pitches[number], starts[outputs[number]],
+                at if there else -1, pitch, bias_at, norm_at, tile.is_regular(layer, items),
+            )
+        )  # fmt: skip
+        at += _staged_floats(layer, tile) if there else 0
+        # Barriers; and norms and activations, in which few warps wait for themselves.
+        clocks += tile.clocks(layer, items, threads, teams, there) + 100 + 40_000 / (teams * threads)
+    return Plan(shape, tuple(places), result_pitch, at, team_floats, clocks)
+
+
+def _tile(layer: Layer, shape: Shape) -> Tile:
+    """The fastest that the registers allow."""
+    items, threads = shape.items, shape.threads
+    found = [
+        tile
+        for tile in (Tile(*sizes) for sizes in product(_ROWS, _OUTPUTS, _SPLITS))
+        if tile.sums % tile.splits == 0
+        and tile.sums <= _MOST_SUMS
+        and tile.registers(1) <= shape.registers
+        and (tile.splits == 1 or tile.splits * 4 <= layer.features)
+        and tile.rows <= items * layer.groups
+        and tile.outputs <= layer.outputs
+    ]
+
+    def clocks(tile: Tile) -> float:
+        return tile.clocks(layer, items, threads, shape.teams, True)
+
+    return min(
+        found, key=lambda tile: (clocks(tile) + 50 * (tile.passes(layer, items, threads) > 1), tile.sums)
+    )
+
+
+def _staged(layers: tuple[Layer, ...], tiles: list[Tile], room: int) -> set[int]:
+    """Which layers' weights come to shared memory: those first that are read most often."""
+    chosen = set()
+    sizes = {number: _staged_floats(layer, tiles[number]) for number, layer in enumerate(layers)}
+    for number in sorted(sizes, key=lambda number: (-layers[number].groups, sizes[number])):
+        if sizes[number] <= room:
+            chosen.add(number)
+            room -= sizes[number]
+    return chosen
+
+
+def _staged_floats(layer: Layer, tile: Tile) -> int:
+    vectors = (_padded(layer.outputs) if layer.bias else 0) + (
+        2 * _padded(layer.features) if layer.norm else 0
+    )
+    return layer.outputs * _weight_pitch(layer, tile) + vectors
+
+
+def _padded(floats: int) -> int:
+    """Whole packs of 16 bytes."""
+    return 4 * ceil_div(floats, 4)
+
+
+def _weight_pitch(layer: Layer, tile: Tile) -> int:
+    """Eight neighbouring lanes, of 8 / splits rows, find their 16 bytes in different banks."""
+    pitch, splits = _padded(layer.features), tile.splits
+    while splits < 8 and pitch % (8 * splits) != 4 * splits:
+        pitch += 4
+    return pitch
+
+
+def _row_pitch(width: int) -> int:
+    """Four neighbouring items' sums go to different banks, eight in a row of each."""
+    return width + (8 - width) % 32
+
+
+@dataclass(frozen=True)
+class Persistent(ChainRung):
+    def supports(self, problem: MlpProblem) -> str | None:
+        if problem.batch >= MOST_BATCH:
+            return f"{self.name} counts rows in 30 bits, and here are {problem.batch}; split the batch"
+        return super().supports(problem)
+
+    def shared_bytes(self, problem: MlpProblem) -> int:
+        """Of the default; what is not even possible takes too much."""
+        offered = _offered(problem.layers, problem.batch)
+        return offered[0].shared_bytes if offered else MOST_SHARED + 1
+
+    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+        """Conversions from 16 bits leave no registers for two steps."""
+        return tuple(
+            PersistentConfig(one.shape.teams, one.shape.threads, one.shape.items, unroll, gelu)
+            for gelu in gelu_forms(problem.dtype)
+            for one in _offered(problem.layers, problem.batch)[:_MOST_CONFIGS]
+            for unroll in ((2, 1) if one.has_room_for_two_steps and problem.dtype == "fp32" else (1,))
+        )
+
+    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
+        assert isinstance(config, PersistentConfig)
+        p = problem
+        planned = plan(p.layers, Shape(config.teams, config.threads, config.items))
+        assert planned is not None
+        layers = [
+            chain.spell(p, number, widest_vector(p.dtype, layer.features))
+            for number, layer in enumerate(p.layers)
+        ]
+        constants: dict[str, Constant] = {
+            **chain.constants(p, layers),
+            **gelu_constants(config.gelu),
+            "PLACE_LIST": chain.initialisers(place.fields() for place in planned.places),
+            "UNROLL": config.unroll,
+            "TEAMS": config.teams,
+            "TEAM_THREADS": config.threads,
+            "TEAM_ITEMS": config.items,
+            "TEAM_FLOATS": planned.team_floats,
+            "STAGED_FLOATS": planned.staged_floats,
+            "RESULT_PITCH": planned.result_pitch,
+            "VECTOR_IN": widest_vector(p.dtype, p.layers[0].features),
+            "VECTOR_OUT": widest_vector(p.dtype, p.outputs),
+        }
+        call = KernelCall(
+            Program.of("mlp/persistent.cu", "mlp_persistent", constants),
+            (min(SMS, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
+            (config.teams * config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), p.batch, *chain.parameters(p)),
+            shared_bytes=planned.shared_bytes,
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+@lru_cache(maxsize=256)
+def _offered(layers: tuple[Layer, ...], batch: int) -> tuple[Plan, ...]:
+    """Those that fit, best first: by the rounds that the busiest block takes."""
+    shapes = (Shape(*team, items) for team, items in product(_TEAMS, _ITEMS) if items <= batch)
+    plans = (plan(layers, shape) for shape in shapes)
+
+    def clocks(one: Plan) -> float:
+        return ceil_div(batch, one.shape.items * one.shape.teams * SMS) * one.clocks
+
+    return tuple(sorted((one for one in plans if one is not None), key=clocks))
+
+
+# For the spectral autoencoder at batch 512 in fp32. `vectorised` reads 119 KB of weights from L2 for each item, four
+# items a multiprocessor at once at 64 bytes a clock: 7500 clocks and a launch, 6 us or so; here each multiprocessor
+# reads them once for its four items, 1900 clocks, and multiplies for about 3000: 3.5 us.
+PERSISTENT = Persistent(
+    "persistent",
+    "blocks that stay, with the weights in shared memory; several items at once share each weight that is read, in "
+    "tiles of registers",
+    below="vectorised",
+    predicted_gain=1.8,
+)

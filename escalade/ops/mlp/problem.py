@@ -1,0 +1,195 @@
+"""A small multilayer perceptron as a problem: a chain of layers over each row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from escalade.errors import UnsupportedError
+from escalade.ops.checks import match_name, require, require_at_least
+from escalade.ops.elements import DTYPES, ELEMENT_BYTES
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
+OUTPUTS = ("y", "error")
+EPSILON = 1e-5
+MOST_FEATURES = 16384
+"""Of a row, anywhere in the chain."""
+
+_LETTERS = {"": "none", "r": "relu", "g": "gelu", "t": "gelu_tanh"}
+_SPELLED = {activation: letter for letter, activation in _LETTERS.items()}
+_LAYER = re.compile(
+    r"((?P<groups>\d+)x)?(?P<features>\d+)(?P<norm>n(?P<epsilon>\d+e-\d+)?)?-(?P<outputs>\d+)(?P<bias>b)?(?P<act>[rgt])?"
+)
+_NAME = re.compile(r"(?P<layers>.+?)_b(?P<batch>\d+)(?P<error>_error)?")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """y = activation(norm(x) weight^T + bias), over each of `groups` equal parts of a row with the same weights.
+
+    `norm` is LayerNorm over the features of a group, with its own weight and bias.
+    """
+
+    features: int
+    """In, of a group."""
+    outputs: int
+    """Out, of a group."""
+    groups: int = 1
+    norm: bool = False
+    bias: bool = True
+    activation: str = "none"
+    epsilon: float = EPSILON
+
+    def __post_init__(self) -> None:
+        require("mlp", "activation", self.activation, ACTIVATIONS)
+        require_at_least(1, {"features": self.features, "outputs": self.outputs, "groups": self.groups})
+
+    @property
+    def width_in(self) -> int:
+        return self.groups * self.features
+
+    @property
+    def width_out(self) -> int:
+        return self.groups * self.outputs
+
+    @property
+    def weight_elements(self) -> int:
+        return self.features * self.outputs
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its tensors, in the order in which the operator takes them."""
+        norm = ("norm_weight", "norm_bias") if self.norm else ()
+        return (*norm, "weight", *(("bias",) if self.bias else ()))
+
+    def size(self, parameter: str) -> tuple[int, ...]:
+        if parameter == "weight":
+            return (self.outputs, self.features)
+        return (self.outputs,) if parameter == "bias" else (self.features,)
+
+    def __str__(self) -> str:
+        groups = f"{self.groups}x" if self.groups > 1 else ""
+        epsilon = "" if self.epsilon == EPSILON else f"{self.epsilon:.0e}".replace("e-0", "e-")
+        norm = f"n{epsilon}" if self.norm else ""
+        bias = "b" if self.bias else ""
+        return f"{groups}{self.features}{norm}-{self.outputs}{bias}{_SPELLED[self.activation]}"
+
+
+@dataclass(frozen=True)
+class MlpProblem:
+    """y = the last layer of (… the first layer of x), for every row of x by itself.
+
+    x is [batch][features]; the tensors of layer i are buffers `norm_weight<i>`, `norm_bias<i>` [features of a group],
+    `weight<i>` [outputs][features] and `bias<i>` [outputs], all stored as `dtype`. Sums, norms and activations are
+    fp32. With output `error`, y is not written but how far it is from x: y [batch] in fp32, the mean of the squared
+    differences of each row.
+    """
+
+    batch: int
+    layers: tuple[Layer, ...]
+    output: str = "y"
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        require("mlp", "dtype", self.dtype, DTYPES)
+        require("mlp", "output", self.output, OUTPUTS)
+        require("mlp", "layout", self.layout, ("flat",))
+        require_at_least(1, {"batch": self.batch, "layers": len(self.layers)})
+        for one, other in itertools.pairwise(self.layers):
+            if one.width_out != other.width_in:
+                raise UnsupportedError(
+                    f"layer {one} gives {one.width_out} features, but layer {other} takes {other.width_in}"
+                )
+        if self.output == "error" and self.layers[-1].width_out != self.features:
+            raise UnsupportedError(
+                f"the error is that of a reconstruction, but {self.features} features come in and "
+                f"{self.outputs} go out"
+            )
+        widest = max(max(layer.width_in, layer.width_out) for layer in self.layers)
+        if widest > MOST_FEATURES:
+            raise UnsupportedError(
+                f"{widest} features: mlp takes at most {MOST_FEATURES} anywhere in its chain"
+            )
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32") -> MlpProblem:
+        """The problem of a name such as `5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b512_error`."""
+        found = match_name(
+            _NAME,
+            name,
+            "mlp; the form is 5x64n-64bg_320-32_b512: layers joined by _, each with its groups (5x, if there are "
+            "several), features in (n: normalised first), - features out, b for a bias and r, g or t for ReLU, GELU or "
+            "GELU by tanh; then _b batch, and _error for the error of the reconstruction",
+        )
+        return MlpProblem(
+            int(found["batch"]), parse_layers(found["layers"]), "error" if found["error"] else "y", dtype
+        )
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        return f"{spell_layers(self.layers)}_b{self.batch}{'_error' if self.output == 'error' else ''}"
+
+    @property
+    def features(self) -> int:
+        """In, of a row."""
+        return self.layers[0].width_in
+
+    @property
+    def outputs(self) -> int:
+        """Out, of a row, before the error is taken."""
+        return self.layers[-1].width_out
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, by buffer name, in the order in which the operator takes them."""
+        return {
+            f"{parameter}{number}": layer.size(parameter)
+            for number, layer in enumerate(self.layers)
+            for parameter in layer.parameters
+        }
+
+    @property
+    def parameter_elements(self) -> int:
+        return sum(math.prod(size) for size in self.sizes.values())
+
+    @property
+    def flops(self) -> int:
+        """Of the products, layer by layer."""
+        return 2 * self.batch * sum(layer.groups * layer.weight_elements for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        result = self.batch * (4 if self.output == "error" else self.outputs * ELEMENT_BYTES[self.dtype])
+        return ELEMENT_BYTES[self.dtype] * (self.batch * self.features + self.parameter_elements) + result
+
+    @property
+    def rounding(self) -> float:
+        """A sum of n independent terms, each addition off by up to 2^-24 of it: a random walk; in each layer."""
+        return 2.0**-24 * math.sqrt(sum(1 + layer.features / 6 for layer in self.layers))
+
+
+def spell_layers(layers: Sequence[Layer]) -> str:
+    return "_".join(map(str, layers))
+
+
+def parse_layers(text: str) -> tuple[Layer, ...]:
+    return tuple(_parse_layer(part) for part in text.split("_"))
+
+
+def _parse_layer(text: str) -> Layer:
+    found = match_name(_LAYER, text, "layer of mlp; the form is 5x64n-64bg, 320-32 and the like")
+    return Layer(
+        int(found["features"]),
+        int(found["outputs"]),
+        int(found["groups"] or 1),
+        found["norm"] is not None,
+        found["bias"] is not None,
+        _LETTERS[found["act"] or ""],
+        float(found["epsilon"]) if found["epsilon"] else EPSILON,
+    )

@@ -1,0 +1,336 @@
+"""The chain of layers on tensor cores: a warp keeps 16 rows in registers from x to y."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.elements import ELEMENT_BYTES, MOST_SHARED, SMS, blocks, ceil_div, element, widest_vector
+from escalade.ops.ladder import Config, Rung
+from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
+from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
+from escalade.ops.mlp.stages import BLOCK, Stages, foldable, folded, stages_of
+
+SET_ROWS = 16
+MOST_WARPS = 20
+"""That share rows: beyond, meeting takes longer than what is shared."""
+SMALL_BLOCK = 32
+"""Columns of a block of the result where there are more warps than blocks of 64, or values take many registers."""
+NARROW_SHAPES = (
+    (2, 12, 1, 2), (2, 6, 2, 2), (2, 12, 1, 1), (2, 4, 2, 4), (1, 16, 1, 4), (1, 20, 1, 1), (1, 8, 2, 4), (1, 4, 4, 4),
+)  # fmt: skip
+"""Sets, warps, blocks of a multiprocessor and unrolling, for 16-bit elements."""
+WIDE_SHAPES = ((1, 8, 1, 4), (1, 4, 2, 4))
+"""The same for fp32, whose operands take four times the registers."""
+_RESERVED = 1024
+"""Shared memory that the system takes of each block."""
+_PACK_THREADS = 128
+_BIAS_STEP = 128
+"""Bytes: 16 biases in fp32, each twice."""
+_ROUNDING = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Of a weight, at most."""
+_FOLDED = "_folded"
+
+
+@dataclass(frozen=True)
+class WarpsConfig(Config):
+    warps: int
+    """Of a block."""
+    tile_warps: int
+    """That share the same 16 rows."""
+    sets: int
+    """Of 16 rows, a warp: the weights are read once for all."""
+    pieces: int
+    """Of a group's layer, by its outputs, for different warps."""
+    unroll: int
+    """Steps of 16 outputs of a group's layer whose products overlap; they take registers from other warps."""
+    weights_in_shared: bool
+    """Copied there once by each block; otherwise every warp reads them through the caches."""
+    blocks_per_sm: int
+    gelu: str
+    """`erf` (exact), `fitted` or `tanh`."""
+
+
+@dataclass(frozen=True)
+class TensorCore(Rung[MlpProblem]):
+    folds: bool = False
+    """Two layers with nothing between them become one, where that is cheaper."""
+    shares_rows: bool = False
+    """Several warps take the same rows, each some blocks of them."""
+
+    def supports(self, problem: MlpProblem) -> str | None:
+        stages = stages_of(problem.layers)
+        if isinstance(stages, str):
+            return f"{self.name} takes chains that are wide only where rows come in and go out: {stages}"
+        if self.folds and not self.shares_rows and foldable(problem.layers) is None:
+            return "no two layers of this chain are cheaper as one; `tensor_core` does the rest the same"
+        if self.shares_rows and self._stages(problem).blocks_in == 1:
+            return f"{self.name} shares out the blocks of a row, and this row is one block"
+        return None
+
+    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+        stages = self._stages(problem)
+        size = packed_bytes(problem, stages)
+        shapes = _sharing(stages, size, problem.batch) if self.shares_rows else _by_themselves(size, problem)
+        return tuple(replace(shape, gelu=gelu) for gelu in gelu_forms(problem.dtype) for shape in shapes)
+
+    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
+        assert isinstance(config, WarpsConfig)
+        stages = self._stages(problem)
+        size = packed_bytes(problem, stages)
+        fold = _fold(problem) if self.folds else Recipe(())
+        packs = tuple(_pack(problem, stages, number) for number in range(len(stages.stages)))
+        tiles = ceil_div(problem.batch, config.sets * SET_ROWS)
+        a_block = config.warps // config.tile_warps
+        resident = config.blocks_per_sm * SMS
+        shared = size if config.weights_in_shared else 0
+        if config.tile_warps > 1:
+            shared += exchange_bytes(stages, config.tile_warps)
+            resident *= 4  # a small batch is one wave; nothing is staged that a block should live on for
+        call = KernelCall(
+            Program.of("mlp/tensor_core.cu", "mlp_tensor_core", _constants(problem, stages, config)),
+            (min(ceil_div(tiles, a_block), resident), 1, 1),
+            (config.warps * 32, 1, 1),
+            (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
+            shared_bytes=shared,
+            overlap=True,
+        )
+        return Recipe((*fold.steps, *packs, call), (*fold.workspaces, Workspace("packed", size)))
+
+    def tolerance(self, problem: MlpProblem, peer_error: float) -> float:
+        """Weights that were multiplied (by a norm's, or with another layer's) are rounded anew, as PyTorch's are not.
+
+        With few rows PyTorch's error may happen to be much smaller than that.
+        """
+        return max(super().tolerance(problem, peer_error), _ROUNDING[problem.dtype])
+
+    def _stages(self, problem: MlpProblem) -> Stages:
+        layers = problem.layers
+        number = foldable(layers) if self.folds else None
+        block = SMALL_BLOCK if self.shares_rows or problem.dtype == "fp32" else BLOCK
+        found = stages_of(layers if number is None else folded(layers, number), block)
+        assert isinstance(found, Stages)
+        if number is None:
+            return found
+        stages = [
+            replace(
+                stage,
+                number=stage.number + (stage.number > number),
+                source=_FOLDED if stage.number == number else "",
+            )
+            for stage in found.stages
+        ]
+        return replace(found, stages=tuple(stages))
+
+
+def _by_themselves(size: int, problem: MlpProblem) -> list[WarpsConfig]:
+    """Every warp with rows of its own; weights in shared memory if there is room, best first."""
+    shapes = WIDE_SHAPES if problem.dtype == "fp32" else NARROW_SHAPES
+    fitting = [
+        WarpsConfig(warps, 1, sets, 1, unroll, True, resident, "")
+        for sets, warps, resident, unroll in shapes
+        if (size + _RESERVED) * resident <= MOST_SHARED + _RESERVED
+    ]
+    through_caches = [
+        WarpsConfig(warps, 1, 1, 1, 4, False, resident, "") for warps, resident in ((4, 4), (8, 1))
+    ]
+    return sorted(fitting or through_caches, key=lambda config: _turns(config, problem.batch))
+
+
+def _turns(config: WarpsConfig, batch: int) -> float:
+    """Sets of rows that the busiest multiprocessor works through: about a microsecond each, a little less in pairs."""
+    tiles = ceil_div(batch, config.sets * SET_ROWS)
+    blocks = ceil_div(tiles, config.warps)
+    at_once = min(config.blocks_per_sm, ceil_div(blocks, SMS))
+    turns = ceil_div(blocks, SMS * at_once) * at_once * config.warps * config.sets
+    return turns if config.sets > 1 else 1.04 * turns
+
+
+def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
+    """As many warps for the same rows as there are blocks, or pieces while there are multiprocessors enough."""
+    steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
+    alone = ceil_div(batch, SET_ROWS) <= SMS
+    offered = []
+    for pieces in (2, 1, 4) if alone else (1, 2):
+        if steps % pieces:
+            continue
+        warps = stages.blocks_in * pieces
+        while warps > MOST_WARPS:
+            warps = ceil_div(warps, 2)
+        for staged, unroll in ((True, 4), (True, 1), (False, 4)):
+            if warps > 1 and (not staged or size + exchange_bytes(stages, warps) <= MOST_SHARED):
+                offered.append(WarpsConfig(warps, warps, 1, pieces, unroll, staged, 1, ""))
+    return offered
+
+
+def fragment_bytes(problem: MlpProblem) -> int:
+    """Of 16 inputs by 16 outputs."""
+    return 256 * ELEMENT_BYTES[problem.dtype]
+
+
+def packed_bytes(problem: MlpProblem, stages: Stages) -> int:
+    return stages.fragments * fragment_bytes(problem) + stages.bias_steps * _BIAS_STEP
+
+
+def exchange_bytes(stages: Stages, warps: int) -> int:
+    """Where warps that share rows meet: the sums of each, and of all."""
+    outputs = stages.stages[1 if stages.has_encoder else 0].outputs
+    return (warps + 1) * 2 * ceil_div(outputs, 16) * 32 * 16
+
+
+def _constants(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> dict[str, Constant]:
+    rows, weights, biases = [], 0, 0
+    for stage in stages.stages:
+        layer = stage.layer
+        rows.append(
+            f"{{{stage.features}, {stage.outputs}, {str(layer.norm).lower()}, {layer.epsilon!r}f, "
+            f"{ACTIVATIONS.index(layer.activation)}, {weights}, {biases}}}"
+        )
+        weights += stage.fragments
+        biases += stage.bias_steps
+    p = problem
+    return {
+        "Element": element(p.dtype),
+        "Output": Type("float") if p.output == "error" else element(p.dtype),
+        "ERROR": p.output == "error",
+        "LAYER_TABLE": Macro(", ".join(rows)),
+        "FRAGMENTS": stages.fragments,
+        "PACKED_BYTES": packed_bytes(p, stages),
+        "HAS_ENCODER": stages.has_encoder,
+        "HAS_DECODER": stages.has_decoder,
+        "BLOCKS_IN": stages.blocks_in,
+        "BLOCKS_OUT": stages.blocks_out,
+        "WIDTH_IN": p.features,
+        "WIDTH_OUT": p.outputs,
+        "VECTOR_IN": _vector(p, p.features, stages.stages[0].features),
+        "VECTOR_OUT": _vector(p, p.outputs, stages.stages[-1].outputs),
+        "WARPS": config.warps,
+        "TILE_WARPS": config.tile_warps,
+        "SETS": config.sets,
+        "PIECES": config.pieces,
+        "UNROLL": config.unroll,
+        "WEIGHTS_IN_SHARED": config.weights_in_shared,
+        "BLOCKS_PER_SM": config.blocks_per_sm,
+        **gelu_constants(config.gelu),
+    }
+
+
+def _vector(problem: MlpProblem, width: int, block: int) -> int:
+    """Elements in an access; a lane has four neighbours where a step has no partner."""
+    alone = 4 if ceil_div(block, 16) % 2 else 8
+    return min(alone, widest_vector(problem.dtype, width, block))
+
+
+def _fold(problem: MlpProblem) -> Recipe:
+    number = foldable(problem.layers)
+    if number is None:
+        return Recipe(())
+    one, other = problem.layers[number : number + 2]
+    program = Program.of(
+        "mlp/fold.cu",
+        "mlp_fold",
+        {
+            "Element": element(problem.dtype),
+            "FIRST_GROUPS": one.groups,
+            "FIRST_FEATURES": one.features,
+            "FIRST_OUTPUTS": one.outputs,
+            "FIRST_HAS_BIAS": one.bias,
+            "SECOND_GROUPS": other.groups,
+            "SECOND_FEATURES": other.features,
+            "SECOND_OUTPUTS": other.outputs,
+            "SECOND_HAS_BIAS": other.bias,
+        },
+    )
+    threads = other.width_out * (one.width_in + 1)
+    call = KernelCall(
+        program,
+        (blocks(threads, _PACK_THREADS), 1, 1),
+        (_PACK_THREADS, 1, 1),
+        (
+            Buffer(f"weight{number}"),
+            Buffer(f"bias{number}", optional=True),
+            Buffer(f"weight{number + 1}"),
+            Buffer(f"bias{number + 1}", optional=True),
+            Buffer(f"weight{_FOLDED}"),
+            Buffer(f"bias{_FOLDED}"),
+        ),
+        overlap=True,
+        weights_only=True,
+    )
+    weight = Workspace(f"weight{_FOLDED}", 4 * one.width_in * other.width_out)
+    return Recipe((call,), (weight, Workspace(f"bias{_FOLDED}", 4 * other.width_out)))
+
+
+def _pack(problem: MlpProblem, stages: Stages, number: int) -> KernelCall:
+    """One layer's weights and biases into their place."""
+    stage = stages.stages[number]
+    layer = stage.layer
+    dtype = problem.dtype
+    earlier = stages.stages[:number]
+    offset = sum(other.fragments for other in earlier) * fragment_bytes(problem)
+    bias_offset = stages.fragments * fragment_bytes(problem) + _BIAS_STEP * sum(
+        other.bias_steps for other in earlier
+    )
+    program = Program.of(
+        "mlp/pack.cu",
+        "mlp_pack",
+        {
+            "Element": element(dtype),
+            "Source": Type("float") if stage.source else element(dtype),
+            "FEATURES": stage.features,
+            "OUTPUTS": stage.outputs,
+            "ALL_FEATURES": layer.features,
+            "ALL_OUTPUTS": layer.outputs,
+            "BLOCKS": stage.blocks,
+            "BLOCKS_OF_OUTPUTS": stage.blocks_of_outputs,
+            "HAS_NORM": layer.norm,
+            "HAS_BIAS": layer.bias,
+        },
+    )
+    lanes = stage.fragments * (2 if ELEMENT_BYTES[dtype] == 4 else 1) * 32
+    own = stage.source or str(stage.number)
+    return KernelCall(
+        program,
+        (blocks(lanes + stage.bias_steps * _BIAS_STEP // 4, _PACK_THREADS), 1, 1),
+        (_PACK_THREADS, 1, 1),
+        (
+            Buffer(f"weight{own}"),
+            Buffer(f"bias{own}", optional=True),
+            Buffer(f"norm_weight{stage.number}", optional=True),
+            Buffer(f"norm_bias{stage.number}", optional=True),
+            Buffer("packed", offset),
+            Buffer("packed", bias_offset),
+        ),
+        overlap=True,
+        weights_only=True,
+    )
+
+
+# Predictions are for the spectral autoencoder in fp16.
+TENSOR_CORE = TensorCore(
+    "tensor_core",
+    "16 rows a warp, products by mma.sync, every intermediate in the registers that the next product takes it from",
+    below="persistent",
+    # 1,048,576 rows, 131 GFLOP: at least 1.7 ms of FFMA below; here 490 mma and 350 activations of 10 instructions for
+    # every 16 rows, about 0.55 ms.
+    predicted_gain=4.0,
+)
+FOLDED = TensorCore(
+    "folded",
+    "layers with nothing but a product between them become one matrix beforehand: here the way back from the basis and "
+    "the last layer",
+    below="tensor_core",
+    # A third of the products and a fifth of the conversions less; x and y bound it from 0.32 ms on.
+    predicted_gain=1.2,
+    folds=True,
+)
+SHARED_ROWS = TensorCore(
+    "shared_rows",
+    "the blocks of a row are shared out to the warps of a block: a fifth of the way from x to y for small batches",
+    below="folded",
+    # At batch 512 one warp's 328 mma and 350 activations in a row are about 5 us; a fifth of it and a meeting, 2.5.
+    predicted_gain=2.0,
+    folds=True,
+    shares_rows=True,
+)

@@ -1,0 +1,270 @@
+"""The gradients in one launch of blocks that keep everything, and one that adds up what the blocks have found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Macro, Program
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.elements import MOST_SHARED, SHARED_BYTES, SMS, ceil_div, element
+from escalade.ops.ladder import Config, Rung
+from escalade.ops.mlp.problem import ACTIVATIONS, Layer
+from escalade.ops.mlp_backward.layers import PARTS, sum_parts
+from escalade.ops.mlp_backward.problem import MlpBackwardProblem
+
+MOST_LAYERS = 16
+"""Each is unrolled into the kernel."""
+TILES = (4, 8, 12, 16, 32)
+"""Rows, in fours as the products take them."""
+_SHARE = (32, 64)
+"""Features and outputs of a warp's share of the weights, or the other way round; a thread has 8 by 8."""
+
+
+@dataclass(frozen=True)
+class FusedConfig(Config):
+    rows: int
+    """Of a tile."""
+    threads: int
+    """Of a block."""
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer's places in shared memory, in floats, and how its products are divided."""
+
+    layer: Layer
+    input_at: int
+    gradient_at: int
+    weight_at: int
+    bias_at: int
+    sums_at: int
+    rstd_at: int
+    forward_splits: int
+    backward_splits: int
+    wide: bool
+    first_warp: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    layers: tuple[LayerPlan, ...]
+    scratch_at: int
+    shared_floats: int
+    warp_tiles: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.shared_floats
+
+
+def plan(layers: tuple[Layer, ...], config: FusedConfig) -> Plan:
+    places: list[dict[str, int]] = []
+    at = 0
+
+    def take(floats: int) -> int:
+        nonlocal at
+        start = at
+        at += _padded(floats)
+        return start
+
+    for layer in layers:
+        rows = config.rows * layer.groups
+        meeting = 2 * config.threads // 32 if layer.norm else 0
+        places.append(
+            {
+                "input_at": take(rows * _pitch(layer.features)),
+                "gradient_at": take(rows * _pitch(layer.outputs)),
+                "weight_at": take(max(_padded(layer.outputs), meeting) * _pitch(layer.features)),
+                "bias_at": take(layer.outputs),
+                "sums_at": take(layer.outputs),
+                "rstd_at": take(rows if layer.norm else 0),
+            }
+        )
+    scratch_at = at
+    least = max(config.rows * layer.groups * _padded(max(layer.features, layer.outputs)) for layer in layers)
+    scratch = max(least, min(2 * least, MOST_SHARED // 4 - at))
+    warps = _first_warps(layers)
+    planned = tuple(
+        LayerPlan(
+            layer,
+            **place,
+            forward_splits=_splits(config, layer.groups, layer.outputs, layer.features, scratch),
+            backward_splits=_splits(config, layer.groups, layer.features, layer.outputs, scratch),
+            wide=_wide(layer),
+            first_warp=first,
+        )
+        for layer, place, first in zip(layers, places, warps, strict=True)
+    )
+    return Plan(planned, scratch_at, at + _padded(scratch), sum(map(_warp_tiles, layers)))
+
+
+def _padded(count: int) -> int:
+    """Whole packs of 16 bytes."""
+    return 4 * ceil_div(count, 4)
+
+
+def _pitch(columns: int) -> int:
+    return 4 * (ceil_div(columns, 4) | 1)
+
+
+def _warp_tiles(layer: Layer) -> int:
+    return min(_tiles(layer, True), _tiles(layer, False))
+
+
+def _tiles(layer: Layer, wide: bool) -> int:
+    features, outputs = reversed(_SHARE) if wide else _SHARE
+    return ceil_div(layer.features, features) * ceil_div(layer.outputs, outputs)
+
+
+def _wide(layer: Layer) -> bool:
+    return _tiles(layer, True) <= _tiles(layer, False)
+
+
+def _first_warps(layers: tuple[Layer, ...]) -> list[int]:
+    """Layers with many groups have long sums: their warps come first, one for each of the four schedulers in turn."""
+    order = sorted(range(len(layers)), key=lambda number: -layers[number].groups)
+    first, at = [0] * len(layers), 0
+    for number in order:
+        first[number] = at
+        at += _warp_tiles(layers[number])
+    return first
+
+
+def _splits(config: FusedConfig, groups: int, columns: int, depth: int, scratch: int) -> int:
+    """Parts of k: as many as there are threads for, room for and work for (two steps of four)."""
+    rows = config.rows * groups
+    tiles = rows // 4 * ceil_div(columns, 4)
+    most = min(config.threads // tiles, scratch // (rows * _padded(columns)), ceil_div(depth, 8))
+    steps = ceil_div(depth, 4)
+    return ceil_div(steps, ceil_div(steps, max(1, most)))  # no split without work
+
+
+@dataclass(frozen=True)
+class Fused(Rung[MlpBackwardProblem]):
+    def supports(self, problem: MlpBackwardProblem) -> str | None:
+        if len(problem.layers) > MOST_LAYERS:
+            return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
+        if problem.batch >= 2**31:
+            return f"{self.name} counts tiles of rows in 32 bits; {problem.batch} rows are too many"
+        needed = self._planned(problem, TILES[0]).shared_bytes
+        if needed > MOST_SHARED:
+            return (
+                f"{self.name} keeps all weights and four rows of every layer in shared memory, {needed} bytes where a "
+                f"block has {MOST_SHARED} at most"
+            )
+        return None
+
+    def refusal(self, problem: MlpBackwardProblem, architecture: str | None) -> str | None:
+        sentence = super().refusal(problem, architecture)
+        if sentence is None and architecture is not None:
+            needed = self._planned(problem, self._offered(problem)[0].rows).shared_bytes
+            if needed > SHARED_BYTES[architecture]:
+                return (
+                    f"{self.name} takes {needed} bytes of shared memory a block, and a block of {architecture} has "
+                    f"{SHARED_BYTES[architecture] // 1024} KiB"
+                )
+        return sentence
+
+    def configs(self, problem: MlpBackwardProblem) -> tuple[Config, ...]:
+        return self._offered(problem)
+
+    def recipe(self, problem: MlpBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, FusedConfig)
+        p, planned = problem, plan(problem.layers, config)
+        per_sm = _blocks_per_sm(planned, config)
+        tiles = ceil_div(p.batch, config.rows)
+        blocks = min(tiles, per_sm * SMS)
+        pitch = _padded(p.parameter_elements)
+        names = tuple(p.sizes)
+        constants: dict[str, Constant] = {
+            "Element": element(p.dtype),
+            "LAYER_LIST": Macro(
+                ", ".join(_spell(problem, number, one) for number, one in enumerate(planned.layers))
+            ),
+            "PARAMETER_LIST": Macro(", ".join(f"const Element* {name}" for name in names)),
+            "PARAMETER_NAMES": Macro(", ".join(names)),
+            "INPUT_GRADIENT": p.input_gradient,
+            "TILE_ROWS": config.rows,
+            "THREADS": config.threads,
+            "BLOCKS_PER_SM": per_sm,
+            "WARP_TILES": planned.warp_tiles,
+            "SCRATCH_AT": planned.scratch_at,
+            "SHARED_FLOATS": planned.shared_floats,
+            "PART_PITCH": pitch,
+        }
+        arguments: tuple[Argument, ...] = (
+            Buffer("x"),
+            Buffer("grad_y"),
+            Buffer(PARTS),
+            Buffer("y", offset=4 * p.parameter_elements),
+            tiles,
+            p.batch - (tiles - 1) * config.rows,
+            *(Buffer(name) for name in names),
+        )
+        walk = KernelCall(
+            Program.of("mlp_backward/fused.cu", "mlp_backward_fused", constants),
+            (blocks, 1, 1),
+            (config.threads, 1, 1),
+            arguments,
+            shared_bytes=planned.shared_bytes,
+            overlap=True,
+        )
+        return Recipe(
+            (walk, sum_parts(blocks, pitch, p.parameter_elements)), (Workspace(PARTS, 4 * blocks * pitch),)
+        )
+
+    def _threads(self, problem: MlpBackwardProblem) -> int:
+        """As many warps as have a share of the weights, within 8 and 16."""
+        return 512 if sum(map(_warp_tiles, problem.layers)) > 8 else 256
+
+    def _planned(self, problem: MlpBackwardProblem, rows: int) -> Plan:
+        return plan(problem.layers, FusedConfig(rows, self._threads(problem)))
+
+    def _offered(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
+        """Those that fit, best first."""
+        fitting = [
+            FusedConfig(rows, self._threads(problem))
+            for rows in TILES
+            if self._planned(problem, rows).shared_bytes <= MOST_SHARED
+        ]
+        return tuple(sorted(fitting, key=lambda config: self._clocks(problem, config)))
+
+    def _clocks(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
+        """About how long the busiest multiprocessor takes: at half of 128 multiply-adds a clock, with some 300 clocks a
+        layer for barriers and what they wait for, and a block's start and end; then the sum of the parts."""
+        planned = plan(problem.layers, config)
+        per_sm = _blocks_per_sm(planned, config)
+        tiles = ceil_div(problem.batch, config.rows)
+        each = problem.flops / problem.batch / 2 * config.rows / 64 + 300 * len(problem.layers)
+        parts = min(tiles, per_sm * SMS)
+        return ceil_div(tiles, SMS) * each + parts * problem.parameter_elements * 8 / 2500
+
+
+def _blocks_per_sm(planned: Plan, config: FusedConfig) -> int:
+    return max(1, min(512 // config.threads, MOST_SHARED // (planned.shared_bytes + 1024)))
+
+
+def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:
+    """As the kernel's struct Layer."""
+    layer = one.layer
+    names = list(problem.sizes)
+    begin = names.index(f"{layer.parameters[0]}{number}")
+    values = (
+        layer.features, layer.outputs, layer.groups, layer.norm, layer.bias, ACTIVATIONS.index(layer.activation),
+        f"{layer.epsilon!r}f", begin, problem.offsets[names[begin]],
+        one.input_at, one.gradient_at, one.weight_at, one.bias_at, one.sums_at, one.rstd_at,
+        one.forward_splits, one.backward_splits, one.wide, one.first_warp,
+    )  # fmt: skip
+    return "{" + ", ".join(str(value).lower() for value in values) + "}"
+
+
+# Predictions are for the spectral autoencoder at batch 65,536 in fp32.
+FUSED = Fused(
+    "fused",
+    "persistent blocks that walk tiles of rows forwards and backwards in shared memory, weights' gradients in "
+    "registers all the while; one more launch adds up the blocks'",
+    below="layers",
+    # layers: 11 G multiply-adds with two loads each at some 1.5 T loads a second, and 2.5 GB of intermediates: 16 ms;
+    # fused: 19 GFLOP at 30 TFLOP/s.
+    predicted_gain=24.0,
+)

@@ -1,0 +1,122 @@
+"""`mlp_backward` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors its kernels on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops import rows
+from escalade.ops.elements import NAMES
+from escalade.ops.mlp.problem import Layer, parse_layers
+from escalade.ops.mlp_backward.problem import MlpBackwardProblem
+from escalade.ops.operator import define, require_alike, require_rung, without_launch
+
+_SCHEMA = (
+    "mlp_backward(Tensor x, Tensor grad_y, Tensor[] parameters, str layers, bool input_gradient=False, "
+    "str? rung=None) -> Tensor"
+)
+
+
+def mlp_backward(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str | Sequence[Layer],
+    *,
+    input_gradient: bool = False,
+    rung: str | None = None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The gradient of x (None unless `input_gradient`) and those of the parameters, for y = mlp(x, parameters, layers).
+
+    All are given in the dtype of x, but formed and summed in fp32; `torch.ops.escalade.mlp_backward` returns them as
+    they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
+    ladder instead of the chosen one.
+    """
+    # Here, since that module registers its gradient from this package.
+    from escalade.ops.mlp.op import spelled
+
+    text = spelled(layers)
+    result = torch.ops.escalade.mlp_backward(x, grad_y, list(parameters), text, input_gradient, rung)
+    return split(result, x, parameters, input_gradient)
+
+
+def split(
+    result: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], input_gradient: bool
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """What the operator returns, as gradients of x and of each parameter, in their dtypes."""
+    sizes = [parameter.numel() for parameter in parameters]
+    first = sum(sizes)
+    parts = result[:first].split(sizes)
+    gradients = [
+        part.view(parameter.shape).to(parameter.dtype)
+        for part, parameter in zip(parts, parameters, strict=True)
+    ]
+    return (result[first:].view(x.shape).to(x.dtype) if input_gradient else None), gradients
+
+
+def _problem(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    input_gradient: bool,
+) -> MlpBackwardProblem:
+    """With one row: how many there are may be a symbol while a program is traced."""
+    rows.check_matrix("mlp_backward", x)
+    problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
+    if x.shape[-1] != problem.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
+    if grad_y.shape != (*x.shape[:-1], problem.outputs):
+        raise UnsupportedError(
+            f"grad_y has shape {tuple(grad_y.shape)}; for x {tuple(x.shape)} and {layers} it must be "
+            f"{(*x.shape[:-1], problem.outputs)}"
+        )
+    if len(parameters) != len(problem.sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} has {len(problem.sizes)}: {', '.join(problem.sizes)}"
+        )
+    named = dict(zip(problem.sizes, parameters, strict=True))
+    require_alike(x, {"grad_y": grad_y, **named})
+    for name, size in problem.sizes.items():
+        if named[name].shape != size:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
+            )
+    return problem
+
+
+def _run(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: list[torch.Tensor],
+    layers: str,
+    input_gradient: bool = False,
+    rung: str | None = None,
+    *,
+    launch: bool = True,
+) -> torch.Tensor:
+    one_row = _problem(x, grad_y, parameters, layers, input_gradient)
+    size = one_row.parameter_elements + (x.numel() if input_gradient else 0)
+    if not launch:
+        return x.new_empty((size,), dtype=torch.float32)
+    if rows.rows_of(x) == 0:
+        require_rung("mlp_backward", rung)
+        return x.new_zeros((size,), dtype=torch.float32)
+    problem = MlpBackwardProblem(rows.rows_of(x), one_row.layers, input_gradient, one_row.dtype)
+    inputs = {"x": x, "grad_y": grad_y, **dict(zip(problem.sizes, parameters, strict=True))}
+    y = x.new_empty((size,), dtype=torch.float32)
+    return rows.run("mlp_backward", problem, rung, inputs, y)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    pass
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    raise UnsupportedError("mlp has first derivatives only: mlp_backward has no gradient of its own")
+
+
+define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)

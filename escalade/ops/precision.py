@@ -1,0 +1,63 @@
+"""PyTorch's products at the precision that is asked for, whatever the process has set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_CUDNN: Any = torch.backends.cudnn
+_FIRST = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
+# PyTorch 2.9 has a second set of switches for TF32, which counts: the first sets it only in part, and where the two
+# disagree it cannot even be read. Both are set, and both are put back, the second last.
+_SECOND: tuple[Any, ...] = (
+    (torch.backends.cuda.matmul, _CUDNN.conv, _CUDNN.rnn, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    if hasattr(_CUDNN, "conv")
+    else ()
+)
+
+
+@contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """TF32 only where the dtype says so, and cuDNN choosing by measurement among all it has (limit 0).
+
+    PyTorch remembers the first choice for a problem, however it was made: a single call without `benchmark` would fix
+    every later one of the process to what cuDNN guesses. The switches are the process's, not the thread's.
+    """
+    matmul = _told(torch.get_float32_matmul_precision)
+    first = {name: _told(getattr, _CUDNN, name) for name in _FIRST}
+    second = [one.fp32_precision for one in _SECOND]
+    try:
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        _CUDNN.enabled = _CUDNN.benchmark = True
+        _CUDNN.allow_tf32 = dtype == "tf32"
+        if _CUDNN.is_available():
+            _CUDNN.benchmark_limit = 0
+        for one in _SECOND:
+            one.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+        yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        for name, value in first.items():
+            if value is not None:
+                setattr(_CUDNN, name, value)
+        for one, value in zip(_SECOND, second, strict=True):
+            one.fp32_precision = value
+
+
+def tf32_allowed() -> bool:
+    """Whether PyTorch now has it for convolutions and for matrix products."""
+    if _SECOND:
+        return all(one.fp32_precision == "tf32" for one in (torch.backends.cuda.matmul, _CUDNN.conv))
+    return bool(torch.backends.cuda.matmul.allow_tf32 and _CUDNN.allow_tf32)
+
+
+def _told(question: Callable[..., Any], *of: Any) -> Any:
+    """None where PyTorch refuses to say, or has nothing to say."""
+    try:
+        return question(*of)
+    except RuntimeError:
+        return None

@@ -1,0 +1,137 @@
+"""LeNet's bench: what it finds, what it does without, and what it says about clothes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from escalade import cli
+from escalade.bench import store
+from escalade.bench.networks import fashion_mnist, lenet, op_times
+from escalade.bench.networks.lenet import LENET
+from escalade.bench.networks.workload import Setting
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
+from escalade.errors import UnsupportedError
+from escalade.ops import operation
+
+ROOT = pathlib.Path(__file__).parent.parent.parent.parent
+DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
+
+
+def bench(*arguments: str) -> Result:
+    command = ["bench", "lenet", *arguments, "--device", "cpu", "--seconds", "0"]
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, command)
+
+
+def write_clothes(folder: pathlib.Path, count: int, compressed: bool) -> np.ndarray:
+    """Noise, with the labels 0, 1, 2, ..."""
+    images = np.random.default_rng(3).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    headers = struct.pack(">4i", 2051, count, 28, 28), struct.pack(">2i", 2049, count)
+    for name, header, data in zip(
+        (fashion_mnist.IMAGES, fashion_mnist.LABELS), headers, (images, labels), strict=True
+    ):
+        content = header + data.tobytes()
+        path = folder / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(content) if compressed else content)
+    return images
+
+
+@pytest.fixture
+def empty(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder to look in, and no other."""
+    monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
+    monkeypatch.setattr(fashion_mnist, "_PACKAGED", tmp_path / "packaged")
+    return tmp_path
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_clothes_are_read_and_resized(
+    empty: pathlib.Path, compressed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = write_clothes(empty, 5, compressed)
+    found = fashion_mnist.clothes(4)
+    assert found is not None and found.images.dtype == torch.uint8
+    assert found.images.shape == (4, 1, 86, 86) and found.labels.tolist() == [0, 1, 2, 3]
+    middle = torch.from_numpy(small[:4, 7:21, 7:21].astype(np.float32)).mean()
+    assert float(found.images[:, :, 22:64, 22:64].float().mean()) == pytest.approx(float(middle), rel=0.02)
+    monkeypatch.setattr(fashion_mnist, "COUNT", 4)
+    x = LENET.inputs(6)
+    assert x.shape == (6, 1, 86, 86) and x.dtype == torch.float32 and torch.equal(x[:2], x[4:])
+    with pytest.raises(UnsupportedError, match="not the whole of it"):
+        fashion_mnist.clothes(6)
+
+
+def test_broken_files_are_refused(empty: pathlib.Path) -> None:
+    write_clothes(empty, 5, False)
+    (empty / fashion_mnist.IMAGES).write_bytes(b"\0" * 6000)
+    with pytest.raises(UnsupportedError, match="is not Fashion-MNIST's"):
+        fashion_mnist.clothes(5)
+
+
+def test_without_data_it_says_what_is_missing_and_measures_noise(empty: pathlib.Path) -> None:
+    records = empty / "r.jsonl"
+    result = bench("--parts", "accuracy,batches", "-b", "2", "--json", str(records))
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert f"{fashion_mnist.WEIGHTS}, {fashion_mnist.IMAGES}" in said and empty.name in said
+    accuracy, batch = store.load(records)
+    assert accuracy.workload == "lenet_accuracy" and accuracy.accuracy is None and accuracy.error is not None
+    assert (batch.workload, batch.batch, batch.problem) == ("lenet", 2, "86_b2") and batch.wall_us
+
+
+def test_the_whole_command_on_the_cpu(tmp_path: pathlib.Path) -> None:
+    """The convolutions run on the twin, one image and one rung of each."""
+    path, plot = tmp_path / "r.jsonl", tmp_path / "p.png"
+    result = bench("-b", "1", "--json", str(path), "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    assert "Sum of Op-Times" in result.output and "no speeds" in result.output
+    records = store.load(path)
+    assert {r.workload for r in records} == {"lenet", "lenet_accuracy", op_times.OPERATION}
+    convolutions = [r for r in records if r.workload == op_times.OPERATION]
+    assert [r.problem for r in convolutions] == [name.format(batch=1) for name in op_times.FORMS[""]]
+    assert not any(r.failure for r in records) and plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_op_times_ask_for_every_rung_and_for_tf32_where_there_is_no_fp32() -> None:
+    few_channels = operation(op_times.OPERATION)
+    model = LENET.model()
+    setting = Setting(
+        LENET, model, capture(model, (LENET.inputs(2),)), torch.device("cuda"), LENET.size, LENET.batches,
+        LENET.dtypes, {}, (), 0.3, 0,
+    )  # fmt: skip
+    problems = op_times._problems(few_channels, setting)
+    assert [p.name for p in problems] == [p.name for p in few_channels.problems]
+    asked = op_times._asked(few_channels, problems[1], setting)
+    names = [rung.name for rung in few_channels.ladder]
+    assert list(asked["fp32"]) == list(asked["fp16"]) == names
+    assert "tensor_cores" in asked["tf32"] and "matrix_unroll" not in asked["tf32"]
+    pooled = op_times._asked(few_channels, problems[3], setting)
+    assert set(pooled["fp16"]) == set(few_channels.preferred(problems[3]))
+
+
+@pytest.mark.parametrize(("count", "right"), [(100, 0.860), (1_000, 0.887)])
+def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESCALADE_DATA", str(DATA))
+    if fashion_mnist.missing():
+        where = ", ".join(map(str, fashion_mnist.folders()))
+        pytest.skip(
+            f"{', '.join(fashion_mnist.missing())}: not in {where}; ESCALADE_DATA names another folder"
+        )
+    found = fashion_mnist.clothes(count)
+    assert found is not None
+    model, x = LENET.model(), found.images.float()
+    with torch.no_grad():
+        expected = model(x).double()
+    engine = Engine(capture(model, (x[:2],)), "fp32", "cpu")
+    (record,) = lenet.on_clothes(engine, x, found.labels, expected, (count,))
+    assert not record.failure and record.accuracy == pytest.approx(right, abs=1e-9)
+    assert record.batch == count and record.note == f"float64: {right:.4f}"
