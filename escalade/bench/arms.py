@@ -140,11 +140,15 @@ class Bench:
 
     def _arm(self, one: Verified) -> Arm:
         recipe = one.rung.recipe(one.problem, one.config)
-        executable = Executable(recipe, self.device, one.name)
+        packed = self.operation.weights_stay and bool(recipe.packing.steps)
+        executable = Executable(recipe.after_packing if packed else recipe, self.device, one.name)
         workspaces = self._workspaces(recipe)
 
         def call_over(tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
             everything = {**tensors, **workspaces}
+            if packed:  # what stays needs memory of its own
+                everything |= {place.name: place.allocate(self.device) for place in recipe.workspaces}
+                Executable(recipe.packing, self.device, one.name).bind(everything)()
 
             def call() -> None:  # a launch takes its arguments along, so one executable serves all sets
                 executable.bind(everything)()

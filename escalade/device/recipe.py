@@ -145,6 +145,16 @@ class Recipe:
         """The lanes besides 0, which is the stream that the recipe is launched on."""
         return tuple(sorted({step.lane for step in self.steps if isinstance(step, KernelCall)} - {0}))
 
+    @cached_property
+    def packing(self) -> Recipe:
+        """The steps that depend on nothing but weights, over the same workspaces."""
+        return Recipe(tuple(step for step in self.steps if step.weights_only), self.workspaces)
+
+    @cached_property
+    def after_packing(self) -> Recipe:
+        """The other steps."""
+        return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
+
     @property
     def workspace_bytes(self) -> int:
         return sum(workspace.bytes for workspace in self.workspaces)

@@ -164,6 +164,8 @@ class Operation(ABC, Generic[P]):
     """Problems small enough for the twin, that between them reach every branch of the kernels."""
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    weights_stay: ClassVar[bool] = False
+    """Whether a ladder times what a network does call by call: without the steps that depend on nothing but weights."""
 
     @abstractmethod
     def preferred(self, problem: P) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ __device__ __forceinline__ void fetch(Source* staged, const Source* __restrict__
         const int bytes = images * IMAGE * static_cast<int>(sizeof(Source));
         const u32 target = shared_address(staged);
 #pragma unroll 1
-        for (int at = static_cast<int>(threadIdx.x) * COPY_BYTES; at < STAGED * static_cast<int>(sizeof(Source));
+        for (int at = threadIdx.x * COPY_BYTES; at < STAGED * static_cast<int>(sizeof(Source));
              at += THREADS * COPY_BYTES) {
             if (at >= bytes || at + COPY_BYTES <= bytes) {
                 const int to = DIRECT ? operand_at(at / 2) * 2 : at;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void fetch(Source* staged, const Source* __restrict__
         copy_async_commit();
     } else {
 #pragma unroll 1
-        for (int at = static_cast<int>(threadIdx.x); at < STAGED; at += THREADS) {
+        for (int at = threadIdx.x; at < STAGED; at += THREADS) {
             const int c = at % PIXEL, column = at / PIXEL % STAGED_WIDTH - PAD_W;
             const int row = at / PIXEL / STAGED_WIDTH % STAGED_HEIGHT - PAD_H, image = at / STAGED_IMAGE;
             const bool exists = image < images && row >= 0 && row < HEIGHT && column >= 0 && column < WIDTH;
@@ -221,14 +221,15 @@ struct Place {
         image = inside / CELLS_IN_IMAGE;
         exists = true;
         narrow = NARROW && in_image >= WIDE_CELLS;
-        row = in_image / CELLS_IN_ROW * ROWS;
-        pair = (NARROW ? in_image : inside) % CELLS_IN_ROW;
-        if (PAIRS_IN_CELL == 2) pair = 2 * pair + ((i % 8 >= 4) != (i >= 8));
         if (narrow) {
             const int block = in_image - WIDE_CELLS + i / 8 * NARROW_CELLS;
             exists = block < ROW_BLOCKS;
             row = min(block, ROW_BLOCKS - 1) * ROWS;
             pair = 2 * CELLS_IN_ROW;
+        } else {
+            row = in_image / CELLS_IN_ROW * ROWS;
+            pair = (NARROW ? in_image : inside) % CELLS_IN_ROW;
+            if (PAIRS_IN_CELL == 2) pair = 2 * pair + ((i % 8 >= 4) != (i >= 8));
         }
     }
 
@@ -269,16 +270,16 @@ struct Row {
     template <int STEPS>
     __device__ __forceinline__ void add(const u32 (&a)[STEPS][SETS][4], const Weights& weights, int at, int call,
                                         int calls) {
-        const bool begins = call % JOINT == 0, ends = call % JOINT == JOINT - 1 || call == calls - 1;
+        const bool begins = SPLIT ? call % JOINT == 0 : call == 0, ends = call % JOINT == JOINT - 1 || call == calls - 1;
 #pragma unroll
         for (int t = 0; t < TILES_N; ++t) {
-            float (&sum)[4] = SPLIT ? part[t] : sums[t];
+            if (begins)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sum[e] = (SPLIT ? begins : call == 0) ? 0.f : sum[e];
-            multiply(sum, a, weights, at, t);
+                for (int e = 0; e < 4; ++e) part[t][e] = 0.f;
+            multiply(part[t], a, weights, at, t);
+            if (!SPLIT || ends)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (SPLIT && ends) sums[t][e] = call >= JOINT ? sums[t][e] + part[t][e] : part[t][e];
+                for (int e = 0; e < 4; ++e) sums[t][e] = SPLIT && call >= JOINT ? sums[t][e] + part[t][e] : part[t][e];
         }
     }
 };
@@ -394,8 +395,7 @@ struct Writer {
     static constexpr int CELLS = NARROW ? 2 : 2 / PAIRS_IN_CELL;
     const Epilogue& epilogue;
     int filters;      // that exist, of this lane's
-    Element* y;       // of the tile
-    int offset[2];    // of the first element in y, for both pairs or cells
+    Element* y[2];    // the first element, for both pairs or cells
     int rows[2];      // how many of y's exist
     int conv_rows[2];
     int columns[2];   // of a pair, how many exist
@@ -403,7 +403,7 @@ struct Writer {
     float best[TILES_N][2];
 
     __device__ __forceinline__ Writer(const Epilogue& epilogue, Element* y, int images, int m, int unit)
-        : epilogue(epilogue), y(y) {
+        : epilogue(epilogue) {
         const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
         const int filter = first_filter(unit, member);
         filters = FILTERS - filter;
@@ -419,8 +419,8 @@ struct Writer {
                                 (POOL > 1 || columns[h] > 0) && (!NARROW || narrow || h == 0);
             rows[h] = exists ? OUTPUT_HEIGHT - output_row : 0;
             const int pixel = output_row * OUTPUT_WIDTH + output_column;
-            offset[h] = place.image * OUTPUT_IMAGE +
-                        (NHWC ? pixel * FILTERS + filter : filter * OUTPUT_HEIGHT * OUTPUT_WIDTH + pixel);
+            this->y[h] = y + place.image * OUTPUT_IMAGE +
+                         (NHWC ? pixel * FILTERS + filter : filter * OUTPUT_HEIGHT * OUTPUT_WIDTH + pixel);
         }
     }
 
@@ -431,13 +431,13 @@ struct Writer {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 if constexpr (PAIRED) {
-                    if (r < rows[h]) store_columns(y + offset[h] + r * OUTPUT_WIDTH, sums, h);
+                    if (r < rows[h]) store_columns(y[h] + r * OUTPUT_WIDTH, sums, h);
                 } else {
                     float values[LANE_FILTERS];
 #pragma unroll
                     for (int f = 0; f < LANE_FILTERS; ++f) values[f] = epilogue(sums[f / 2][2 * h + f % 2], f);
                     if (r < rows[h])
-                        store<FILTERS % LANE_FILTERS == 0>(y + offset[h] + r * OUTPUT_WIDTH * FILTERS, values,
+                        store<FILTERS % LANE_FILTERS == 0>(y[h] + r * OUTPUT_WIDTH * FILTERS, values,
                                                            filters);
                 }
             }
@@ -477,7 +477,7 @@ private:
 #pragma unroll
             for (int t = 0; t < TILES_N; ++t) values[t] = epilogue(best[t][h], t);
             if (r / POOL < rows[h]) {
-                Element* pixel = y + offset[h] + r / POOL * OUTPUT_WIDTH * (NHWC ? FILTERS : 1);
+                Element* pixel = y[h] + r / POOL * OUTPUT_WIDTH * (NHWC ? FILTERS : 1);
                 if constexpr (NHWC) {
                     store<FILTERS % TILES_N == 0>(pixel, values, filters);
                 } else {
@@ -517,7 +517,7 @@ __device__ __forceinline__ void convolve_plainly(const Source* __restrict__ x, c
                                                  const Element* __restrict__ bias, Element* __restrict__ y,
                                                  int images) {
 #pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < images * OUTPUT_IMAGE; at += THREADS) {
+    for (int at = threadIdx.x; at < images * OUTPUT_IMAGE; at += THREADS) {
         const int image = at / OUTPUT_IMAGE, inside = at % OUTPUT_IMAGE;
         const int filter = NHWC ? inside % FILTERS : inside / (OUTPUT_HEIGHT * OUTPUT_WIDTH);
         const int pixel = NHWC ? inside / FILTERS : inside % (OUTPUT_HEIGHT * OUTPUT_WIDTH);
@@ -595,10 +595,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             convolve_plainly(x + first * IMAGE, weight, bias, target, images);
             continue;
         }
-        if (SPLIT) {  // its addresses are not worth registers all the way through
-            const int thread = thread_number();
-            epilogue.move_to(exponent, exponents, first_filter(thread / 32 % UNITS, thread % 4));
-        }
+        if (SPLIT) epilogue.move_to(exponent, exponents, first_filter(unit, lane % 4));
         const int blocks = (images * CELLS_IN_IMAGE + CELLS_IN_TILE - 1) / CELLS_IN_TILE;
 #pragma unroll 1
         for (int m = warp / UNITS; m < blocks; m += WORKERS) {

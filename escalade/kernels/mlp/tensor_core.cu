@@ -365,7 +365,7 @@ __device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
         normalised_operand<LAST>(operand, joint, weights.lane % 4);
         layer<LAST>(values, operand, weights, 0);
     } else {
-        layer<EXPAND>(values, last, weights, block);
+        layer<LAST>(values, last, weights, block);
     }
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.accuracy import tf32_tolerance
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks, unsupported_reach
 from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
@@ -76,14 +77,8 @@ def _unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> 
 
 
 def _tf32_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """PyTorch may answer a TF32 problem in fp32. TF32 itself, both operands rounded to 11 bits, is off by 2.9e-4.
-
-    That is a mean; of a few products all may be off by nearly as much as can be, 2^-10.
-    """
-    if problem.dtype != "tf32":
-        return tolerance
     products = problem.output_elements * problem.group_channels * problem.taps
-    return max(tolerance, 2 * 2.9e-4 if products >= 256 else 2.0**-10)
+    return tf32_tolerance(problem.dtype, products, tolerance)
 
 
 def _convert(source: str, target: str, rows: int, operands: Operands, weights_only: bool) -> KernelCall:

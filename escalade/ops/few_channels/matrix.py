@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.accuracy import tf32_tolerance
 from escalade.ops.elements import ELEMENT_BYTES, blocks, element
 from escalade.ops.few_channels import arguments
 from escalade.ops.few_channels.problem import FewChannelsProblem
@@ -39,6 +40,10 @@ class Unrolled(Rung[FewChannelsProblem]):
         if _pixels(problem) >= 2**31 * _TILE:
             return f"{self.name} counts tiles of {_TILE} output pixels in 32 bits; there are too many in {problem.name}"
         return None
+
+    def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
+        products = problem.conv_elements * problem.channels * problem.taps
+        return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
 
     def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
         if not self.in_chunks:
@@ -134,6 +139,10 @@ class Fused(Rung[FewChannelsProblem]):
         if _pixels(problem) >= 2**31 * _MMA_PIXELS:
             return f"{self.name} counts tiles of {_MMA_PIXELS} output pixels in 32 bits; here are too many"
         return None
+
+    def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
+        products = problem.conv_elements * problem.channels * problem.taps
+        return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
 
     def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
         return (FusedConfig(),)

@@ -55,6 +55,7 @@ class Mlp(Operation[MlpProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
+    weights_stay = True  # a whole network, whose parameters are packed when it is made
 
     def preferred(self, problem: MlpProblem) -> tuple[str, ...]:
         """Rows are shared among warps for as long as that takes no more blocks than the card runs at once."""

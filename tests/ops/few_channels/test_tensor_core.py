@@ -131,7 +131,7 @@ def test_an_empty_batch_does_nothing() -> None:
 
 def test_the_images_of_the_first_problem_are_copied_as_they_are() -> None:
     problem = FewChannelsProblem.parse("1to4_86_k7_b10000", "fp16")
-    assert Product(problem).copy_bytes(2) == 16
+    assert Product(problem, default(problem)).copy_bytes == 16
     assert STORAGE[problem.x_type] == torch.float16
 
 
