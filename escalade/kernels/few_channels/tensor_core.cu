@@ -22,10 +22,10 @@
 //
 // The prelude has besides: Source, Element, Operand (16 bits), HEIGHT, WIDTH, PAD_H, PAD_W, OUTPUT_HEIGHT, OUTPUT_WIDTH,
 // NHWC, HAS_BIAS, HAS_RELU, POOL (1, 2 or 4), IMAGES, ROWS, WARPS, BLOCKS_PER_SM, ROW_BLOCKS (of ROWS, in an image),
-// CELLS_IN_ROW (pairs, or windows of two), NARROW, STAGED_WIDTH (pixels as they are copied), OPERAND_WIDTH (pixels as they
-// are multiplied, a few more where that puts pairs into different banks), SOURCE_BUFFER (elements of a tile as it is
-// stored, 0 where that is how it is multiplied), BUFFER (of its operands, and what is read past their end), COPY_BYTES
-// (at once; 0: element by element, for images that are not staged as they lie in memory).
+// CELLS_IN_ROW (pairs, or windows of two), NARROW, STAGED_WIDTH (pixels as they are copied), OPERAND_WIDTH (pixels as
+// they are multiplied, a few more where that puts pairs into different banks), SOURCE_BUFFER (elements of a tile as it
+// is stored, 0 where that is how it is multiplied), BUFFER (of its operands, and what is read past their end),
+// COPY_BYTES (at once; 0: element by element, for images that are not staged as they lie in memory).
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
@@ -270,7 +270,8 @@ struct Row {
     template <int STEPS>
     __device__ __forceinline__ void add(const u32 (&a)[STEPS][SETS][4], const Weights& weights, int at, int call,
                                         int calls) {
-        const bool begins = SPLIT ? call % JOINT == 0 : call == 0, ends = call % JOINT == JOINT - 1 || call == calls - 1;
+        const bool begins = SPLIT ? call % JOINT == 0 : call == 0;
+        const bool ends = call % JOINT == JOINT - 1 || call == calls - 1;
 #pragma unroll
         for (int t = 0; t < TILES_N; ++t) {
             if (begins)

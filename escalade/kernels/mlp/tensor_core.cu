@@ -8,9 +8,12 @@
 //        square of its distance from x
 // What mma gives a lane (columns.cuh) is what the next mma takes from it, so nothing but x, y and weights moves. Norms
 // have their weight and bias folded into the product that follows (pack.cu). TILE_WARPS warps may share 16 rows, each
-// taking every TILE_WARPS-th block (or piece of one: some outputs of the layer of every group) and adding its sums to
-// the others' through shared memory: for batches too small to fill the card. What bounds it: for large batches the
+// taking every such block (or piece of one: some outputs of the layer of every group) and adding its sums to the
+// others' through shared memory, or those of a CLUSTER of blocks: for batches too small to fill the card. What bounds it: for large batches the
 // instructions around the products, then x in and y out; for small ones the latency of one pass.
+#if CLUSTER > 1
+#include "common/hopper.cuh"
+#endif
 #include "mlp/activation.cuh"
 #include "mlp/columns.cuh"
 #include "mlp/operand.cuh"
@@ -27,7 +30,9 @@ constexpr int COUNT = sizeof(LAYERS) / sizeof(Layer);
 constexpr int REDUCE = HAS_ENCODER ? 1 : 0, EXPAND = COUNT - 1 - (HAS_DECODER ? 1 : 0);
 constexpr int IN = LAYERS[0].features, OUT = LAYERS[COUNT - 1].outputs;
 constexpr int SET_ROWS = 16, TILE_ROWS = SETS * SET_ROWS, TILES = WARPS / TILE_WARPS;
-static_assert(SETS == 1 || TILE_WARPS == 1, "warps that share rows have one set of them");
+constexpr int PARTS = TILE_WARPS * CLUSTER;  // of a tile's work
+static_assert(SETS == 1 || PARTS == 1, "warps that share rows have one set of them");
+static_assert(CLUSTER == 1 || TILES == 1, "blocks that share rows have one tile of them");
 constexpr int FRAGMENT = Fragment<Element>::PACKS;
 
 // A lane's share of 16 rows of a block as they lie in memory: [step][first or second pair][row].
@@ -369,25 +374,63 @@ __device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
     }
 }
 
-// Adds the warps' sums in their order, so that every one of them has the whole: each thread adds up its share.
+// Where warps that share rows meet. In a cluster the blocks put down their sums, meet, and read each other's; before a
+// block puts down anything else, or leaves, all must have read, which it waits for as late as it can.
+struct Meeting {
+    bool being_read = false;
+
+    __device__ __forceinline__ void before_writing() {
+#if CLUSTER > 1
+        if (being_read) cluster_wait();
+        being_read = false;
+#endif
+    }
+    __device__ __forceinline__ void written() {
+#if CLUSTER > 1
+        cluster_sync();
+#else
+        __syncthreads();
+#endif
+    }
+    __device__ __forceinline__ void read() {
+#if CLUSTER > 1
+        cluster_arrive();
+        being_read = true;
+#endif
+    }
+};
+
+// What a warp of the block of that rank has put there.
+__device__ __forceinline__ float4 exchanged(const float4* place, int rank) {
+#if CLUSTER > 1
+    return load_cluster(shared_address(place), rank);
+#else
+    return *place;
+#endif
+}
+
+// Adds the warps' sums in their order, so that every one of them has the whole: each thread adds up its share. In a
+// cluster every block does so for itself.
 template <int COLUMNS>
-__device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, int part, int lane) {
+__device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, Meeting& meeting, int warp, int lane) {
     constexpr int SHARES = 2 * steps_of(COLUMNS) * 32;
     float4* total = exchange + TILE_WARPS * 2 * steps_of(LAYERS[REDUCE].outputs) * 32;
+    meeting.before_writing();
 #pragma unroll
     for (int tile = 0; tile < SHARES / 32; ++tile)
-        exchange[part * SHARES + tile * 32 + lane] =
+        exchange[warp * SHARES + tile * 32 + lane] =
             make_float4(sums.at[tile][0], sums.at[tile][1], sums.at[tile][2], sums.at[tile][3]);
-    __syncthreads();
+    meeting.written();
     for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
-        float4 sum = exchange[share];
+        float4 sum = exchanged(exchange + share, 0);
 #pragma unroll
-        for (int other = 1; other < TILE_WARPS; ++other) {
-            const float4 more = exchange[other * SHARES + share];
+        for (int part = 1; part < PARTS; ++part) {
+            const float4 more = exchanged(exchange + part % TILE_WARPS * SHARES + share, part / TILE_WARPS);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
         total[share] = sum;
     }
+    meeting.read();
     __syncthreads();
 #pragma unroll
     for (int tile = 0; tile < SHARES / 32; ++tile) {
@@ -418,10 +461,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     extern __shared__ __align__(16) unsigned char shared[];
     wait_for_previous_launch();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
+#if CLUSTER > 1
+    const int part = cluster_rank() * TILE_WARPS + warp;
+#else
     const int part = warp % TILE_WARPS;
+#endif
     uint4* staged = reinterpret_cast<uint4*>(shared);
     float4* exchange = reinterpret_cast<float4*>(shared + (WEIGHTS_IN_SHARED ? PACKED_BYTES : 0));
-    long long tile = 1LL * blockIdx.x * TILES + warp / TILE_WARPS;
+    const long long tiles_at_once = 1LL * (gridDim.x / CLUSTER) * TILES;
+    long long tile = 1LL * (blockIdx.x / CLUSTER) * TILES + warp / TILE_WARPS;
     const auto row_of = [&](long long number, int set) { return number * TILE_ROWS + set * SET_ROWS + lane / 4; };
     const auto load_block = [&](OfSets<Raw<IN>>& raw, long long number, int block) {
 #pragma unroll
@@ -445,12 +493,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     copy_async_commit();
     copy(WAY_IN, WEIGHTS_IN_SHARED ? BIASES : 0);
     copy_async_commit();
-    copy_async_wait<TILE_WARPS == 1 ? 0 : 1>();
+    copy_async_wait<PARTS == 1 ? 0 : 1>();
     __syncthreads();
     const uint4* fragments = WEIGHTS_IN_SHARED ? staged : packed;
     const Weights weights{fragments, reinterpret_cast<const float4*>(fragments + FRAGMENTS * FRAGMENT), lane};
 
-    for (; tile * TILE_ROWS < rows; tile += 1LL * gridDim.x * TILES) {
+    Meeting meeting;
+    for (; tile * TILE_ROWS < rows; tile += tiles_at_once) {
         Narrow sums;
 #pragma unroll
         for (int set = 0; set < SETS; ++set)
@@ -463,15 +512,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     if (part) own.at[2 * step][i] = own.at[2 * step + 1][i] = 0.f;
             }
 #pragma unroll 1
-        for (int piece = part; piece < BLOCKS_IN * PIECES; piece += TILE_WARPS) {
+        for (int piece = part; piece < BLOCKS_IN * PIECES; piece += PARTS) {
             const OfSets<Raw<IN>> raw = next;
-            const bool last = piece + TILE_WARPS >= BLOCKS_IN * PIECES;
-            load_block(next, last ? tile + 1LL * gridDim.x * TILES : tile, (last ? part : piece + TILE_WARPS) / PIECES);
+            const bool last = piece + PARTS >= BLOCKS_IN * PIECES;
+            load_block(next, last ? tile + tiles_at_once : tile, (last ? part : piece + PARTS) / PIECES);
             add_block(sums, raw, weights, piece / PIECES, piece % PIECES);
         }
-        if constexpr (TILE_WARPS > 1) {
+        if constexpr (PARTS > 1) {
             copy_async_wait<0>();  // of the other weights; where the warps meet, all see them
-            add_up(sums.set[0], exchange, part, lane);
+            add_up(sums.set[0], exchange, meeting, warp, lane);
         }
 #pragma unroll
         for (int set = 0; set < SETS; ++set)
@@ -483,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
         float squares[SETS][2] = {};
 #pragma unroll 1
-        for (int block = part; block < BLOCKS_OUT; block += TILE_WARPS) {
+        for (int block = part; block < BLOCKS_OUT; block += PARTS) {
             OfSets<Values<OUT>> values;
             give_block<COUNT - 1>(values, last, weights, block);
 #pragma unroll
@@ -502,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 Values<1> total;  // the two rows' squares, in a place that `add_up` takes
 #pragma unroll
                 for (int i = 0; i < 4; ++i) total.at[0][i] = squares[set][i / 2], total.at[1][i] = 0.f;
-                if constexpr (TILE_WARPS > 1) add_up(total, exchange, part, lane);
+                if constexpr (PARTS > 1) add_up(total, exchange, meeting, warp, lane);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const long long row = row_of(tile, set) + 8 * r;
@@ -512,4 +561,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
     }
+    meeting.before_writing();
 }

@@ -163,16 +163,18 @@ class Product:
         if self.columns.single:
             return self.staged_width
         pitch = self.staged_width // 2
-        cells = self.cells_in_row, self.config.rows, self.problem.pool == 4
-        return 2 * min(range(pitch, pitch + 8), key=lambda pitch: (_wavefronts(*cells, pitch), pitch))
+        return 2 * min(range(pitch, pitch + 8), key=lambda pitch: (self._wavefronts(pitch), pitch))
 
     @property
     def wavefronts(self) -> float:
         """Of shared memory, for the pixels of a fragment."""
         if self.columns.single:
             return 4
-        cells = self.cells_in_row, self.config.rows, self.problem.pool == 4
-        return 4 * _wavefronts(*cells, self.operand_width // 2)
+        return 4 * self._wavefronts(self.operand_width // 2)
+
+    def _wavefronts(self, pitch: int) -> float:
+        narrow = ceil_div(self.row_blocks, 2) if self.narrow else 0
+        return _wavefronts(self.cells_in_row, self.config.rows, self.problem.pool == 4, min(narrow, 8), pitch)
 
     @property
     def copy_bytes(self) -> int:
@@ -205,7 +207,7 @@ class Product:
 
 
 @lru_cache(maxsize=4096)
-def _wavefronts(cells_in_row: int, rows: int, windows: bool, pitch: int) -> float:
+def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch: int) -> float:
     """About how often eight pairs have to be read one after another, on average, `pitch` being that of image rows.
 
     In 16 bytes, of which shared memory has eight at once; cells in the order of kernels/few_channels/tensor_core.cu.
@@ -217,6 +219,8 @@ def _wavefronts(cells_in_row: int, rows: int, windows: bool, pitch: int) -> floa
             row, pair = divmod(first + i, cells_in_row)
             banks[(row * rows * pitch + (2 * pair + (i >= 4) if windows else pair)) % 8] += 1
         found.append(max(banks))
+    if narrow:
+        found.append(max(sum(i * rows * pitch % 8 == bank for i in range(narrow)) for bank in range(8)))
     return sum(found) / len(found)
 
 
@@ -224,8 +228,9 @@ def _clocks(product: Product) -> float:
     """About how long a multiprocessor takes for an image; only the order matters.
 
     An mma every 1.65 clocks at best, a wavefront of shared memory a clock, four instructions a clock: what takes
-    longest, and a third of the rest; beside it memory, 18 bytes a clock. Few warps leave gaps, so do warps that the four
-    schedulers or the tiles do not divide among themselves, and a little so do few blocks: others go on while one waits.
+    longest, and a third of the rest; beside it memory, 18 bytes a clock, a little less where many blocks go through it
+    in streams of their own. Few warps leave gaps, so do warps among which the schedulers or the tiles do not divide
+    evenly, and so do few blocks: others go on while one waits, and does so for long where its tile has to be converted.
     """
     p, config, columns = product.problem, product.config, product.columns
     sets, warps = (2 if columns.split else 1), config.warps * config.blocks_per_sm
@@ -238,31 +243,42 @@ def _clocks(product: Product) -> float:
     loads = fragments * (4 if columns.single else 1)
     instructions = 1.5 * products + loads + copies + units * (60 + 10 * config.rows)
     times = (1.65 * products, fragments * product.wavefronts, instructions / 4)
-    enough = 24 if columns.single else 16
-    gaps = (enough / min(enough, warps)) ** 0.5
-    compute = (2 * max(times) + sum(times)) / 3 * gaps
-    memory = p.bytes / max(1, p.batch) / 18
+    compute = (2 * max(times) + sum(times)) / 3
+    memory = p.bytes / max(1, p.batch) / 18 * (1 + 0.03 * config.blocks_per_sm)
+    waits = 0.5 if product.source_buffer else 0.1
     workers = config.warps // columns.units
     uneven = ceil_div(product.tiles, workers) * workers / product.tiles
     if config.warps > 4:
-        uneven *= 4 * ceil_div(config.warps, 4) / config.warps
-    return (max(compute, memory) + min(compute, memory) / 3) * uneven * (1 + 0.1 / config.blocks_per_sm)
+        uneven *= (4 * ceil_div(config.warps, 4) / config.warps) ** 2
+
+    def gaps(enough: int) -> float:
+        return (enough / min(enough, warps)) ** 0.5
+
+    bound = max(compute * gaps(24 if columns.single else 16), memory * gaps(14))
+    return (bound + min(compute, memory) / 3) * uneven**0.5 * (1 + waits / config.blocks_per_sm)
 
 
 def _registers(columns: Columns, rows: int) -> int:
     """About what a thread needs: weights, sums and, in halves, what joins them, pixels, addresses."""
     sums = 4 * columns.tiles_n * rows
     if not columns.split:
-        return columns.weight_registers + sums + (40 if columns.single else 32)
+        return columns.weight_registers + sums + 32
     if columns.single:
         return columns.weight_registers + 2 * sums + 40
-    return columns.weight_registers + sums + 4 * min(rows, 4) * columns.tiles_n + (40 if columns.problem.pool > 1 else 48)
+    return (
+        columns.weight_registers
+        + sums
+        + 4 * min(rows, 4) * columns.tiles_n
+        + (40 if columns.problem.pool > 1 else 48)
+    )
 
 
 def _configs(problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
     """Those that fit, best first."""
     found = []
-    choices = itertools.product((1, 2, 4, 5, 6, 7, 8), (1, 2, 3, 4), (1, 2, 4, 5, 6, 8, 12, 16), (1, 2, 4))
+    # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
+    row_choices = (1, 2, 4, 8) if problem.channels == 1 else (1, 2, 4, 5, 7, 8)
+    choices = itertools.product(row_choices, (1, 2, 3, 4), (1, 2, 4, 5, 6, 8, 12, 16), (1, 2, 4))
     for rows, images, warps, tiles_n in choices:
         columns = Columns(problem, tiles_n)
         registers = _registers(columns, rows)
@@ -276,7 +292,7 @@ def _configs(problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
             continue
         blocks_per_sm = min(sm_warps // warps, MOST_SHARED // (product.shared_bytes + 1024))
         found.append(replace(product.config, blocks_per_sm=blocks_per_sm))
-    return tuple(sorted(found, key=lambda config: _clocks(Product(problem, config)))[:8])
+    return tuple(sorted(found, key=lambda config: (_clocks(Product(problem, config)), -config.images))[:8])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program, Type
@@ -48,7 +49,9 @@ class WarpsConfig(Config):
     weights_in_shared: bool
     """Copied there once by each block; otherwise every warp reads them through the caches."""
     blocks_per_sm: int
-    gelu: str
+    cluster: int = 1
+    """Blocks that share the same rows, each with `tile_warps`."""
+    gelu: str = ""
     """`erf` (exact), `fitted` or `tanh`."""
 
 
@@ -58,21 +61,34 @@ class TensorCore(Rung[MlpProblem]):
     """Two layers with nothing between them become one, where that is cheaper."""
     shares_rows: bool = False
     """Several warps take the same rows, each some blocks of them."""
+    clusters: bool = False
+    """So do several blocks."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a", "sm_100") if self.clusters else super().architectures
 
     def supports(self, problem: MlpProblem) -> str | None:
         stages = stages_of(problem.layers)
         if isinstance(stages, str):
             return f"{self.name} takes chains that are wide only where rows come in and go out: {stages}"
-        if self.folds and not self.shares_rows and foldable(problem.layers) is None:
+        if self.folds and not self.shares_rows and _to_fold(problem) is None:
             return "no two layers of this chain are cheaper as one; `tensor_core` does the rest the same"
         if self.shares_rows and self._stages(problem).blocks_in == 1:
             return f"{self.name} shares out the blocks of a row, and this row is one block"
+        if self.clusters and not self.configs(problem):
+            return f"{self.name} has as much work for every block of a cluster; `shared_rows` takes other chains too"
         return None
 
     def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
-        shapes = _sharing(stages, size, problem.batch) if self.shares_rows else _by_themselves(size, problem)
+        if self.clusters:
+            shapes = _in_clusters(stages, size)
+        elif self.shares_rows:
+            shapes = _sharing(stages, size, problem.batch)
+        else:
+            shapes = _by_themselves(size, problem)
         return tuple(replace(shape, gelu=gelu) for gelu in gelu_forms(problem.dtype) for shape in shapes)
 
     def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
@@ -85,15 +101,16 @@ class TensorCore(Rung[MlpProblem]):
         a_block = config.warps // config.tile_warps
         resident = config.blocks_per_sm * SMS
         shared = size if config.weights_in_shared else 0
-        if config.tile_warps > 1:
+        if self.shares_rows:
             shared += exchange_bytes(stages, config.tile_warps)
             resident *= 4  # a small batch is one wave; nothing is staged that a block should live on for
         call = KernelCall(
             Program.of("mlp/tensor_core.cu", "mlp_tensor_core", _constants(problem, stages, config)),
-            (min(ceil_div(tiles, a_block), resident), 1, 1),
+            (min(ceil_div(tiles, a_block), resident) * config.cluster, 1, 1),
             (config.warps * 32, 1, 1),
             (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
             shared_bytes=shared,
+            cluster=(config.cluster, 1, 1),
             overlap=True,
         )
         return Recipe((*fold.steps, *packs, call), (*fold.workspaces, Workspace("packed", size)))
@@ -106,10 +123,10 @@ class TensorCore(Rung[MlpProblem]):
         return max(super().tolerance(problem, peer_error), _ROUNDING[problem.dtype])
 
     def _stages(self, problem: MlpProblem) -> Stages:
-        layers = problem.layers
-        number = foldable(layers) if self.folds else None
+        number = _to_fold(problem) if self.folds else None
+        layers = problem.layers if number is None else folded(problem.layers, number)
         block = SMALL_BLOCK if self.shares_rows or problem.dtype == "fp32" else BLOCK
-        found = stages_of(layers if number is None else folded(layers, number), block)
+        found = stages_of(layers, block)
         assert isinstance(found, Stages)
         if number is None:
             return found
@@ -128,13 +145,11 @@ def _by_themselves(size: int, problem: MlpProblem) -> list[WarpsConfig]:
     """Every warp with rows of its own; weights in shared memory if there is room, best first."""
     shapes = WIDE_SHAPES if problem.dtype == "fp32" else NARROW_SHAPES
     fitting = [
-        WarpsConfig(warps, 1, sets, 1, unroll, True, resident, "")
+        WarpsConfig(warps, 1, sets, 1, unroll, True, resident)
         for sets, warps, resident, unroll in shapes
         if (size + _RESERVED) * resident <= MOST_SHARED + _RESERVED
     ]
-    through_caches = [
-        WarpsConfig(warps, 1, 1, 1, 4, False, resident, "") for warps, resident in ((4, 4), (8, 1))
-    ]
+    through_caches = [WarpsConfig(warps, 1, 1, 1, 4, False, resident) for warps, resident in ((4, 4), (8, 1))]
     return sorted(fitting or through_caches, key=lambda config: _turns(config, problem.batch))
 
 
@@ -160,7 +175,22 @@ def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
             warps = ceil_div(warps, 2)
         for staged, unroll in ((True, 4), (True, 1), (False, 4)):
             if warps > 1 and (not staged or size + exchange_bytes(stages, warps) <= MOST_SHARED):
-                offered.append(WarpsConfig(warps, warps, 1, pieces, unroll, staged, 1, ""))
+                offered.append(WarpsConfig(warps, warps, 1, pieces, unroll, staged, 1))
+    return offered
+
+
+def _in_clusters(stages: Stages, size: int) -> list[WarpsConfig]:
+    """The same over the blocks of a cluster, of which each has its own multiprocessor's tensor cores."""
+    steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
+    offered = []
+    for pieces, cluster in itertools.product((2, 1, 4), (2, 5, 4, 3)):
+        parts = stages.blocks_in * pieces
+        if steps % pieces or parts % cluster or parts > MOST_WARPS:
+            continue
+        warps = parts // cluster
+        for staged in (True, False):
+            if not staged or size + exchange_bytes(stages, warps) <= MOST_SHARED:
+                offered.append(WarpsConfig(warps, warps, 1, pieces, 4, staged, 1, cluster))
     return offered
 
 
@@ -207,6 +237,7 @@ def _constants(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> dict
         "VECTOR_OUT": _vector(p, p.outputs, stages.stages[-1].outputs),
         "WARPS": config.warps,
         "TILE_WARPS": config.tile_warps,
+        "CLUSTER": Macro(str(config.cluster)),
         "SETS": config.sets,
         "PIECES": config.pieces,
         "UNROLL": config.unroll,
@@ -222,8 +253,16 @@ def _vector(problem: MlpProblem, width: int, block: int) -> int:
     return min(alone, widest_vector(problem.dtype, width, block))
 
 
-def _fold(problem: MlpProblem) -> Recipe:
+def _to_fold(problem: MlpProblem) -> int | None:
+    """The layer to be made one with the next, if what is left is still a chain that the kernel runs."""
     number = foldable(problem.layers)
+    if number is None or isinstance(stages_of(folded(problem.layers, number)), str):
+        return None
+    return number
+
+
+def _fold(problem: MlpProblem) -> Recipe:
+    number = _to_fold(problem)
     if number is None:
         return Recipe(())
     one, other = problem.layers[number : number + 2]
@@ -333,4 +372,15 @@ SHARED_ROWS = TensorCore(
     predicted_gain=2.0,
     folds=True,
     shares_rows=True,
+)
+CLUSTERED_ROWS = TensorCore(
+    "clustered_rows",
+    "the warps that share rows are those of a cluster of blocks, each with the tensor cores of its own multiprocessor",
+    below="shared_rows",
+    # In fp32 ten warps wait for each other's 240 mma on one multiprocessor, 2.7 of 8.7 us at batch 512; on two half of
+    # that, and half a microsecond for two meetings of the cluster.
+    predicted_gain=1.1,
+    folds=True,
+    shares_rows=True,
+    clusters=True,
 )

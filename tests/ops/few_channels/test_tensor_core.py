@@ -64,6 +64,7 @@ def test_whole_images(name: str, dtype: str) -> None:
         ("2to32_10x9_k5x2_b2_relu_pool2c", "fp16"),
         ("3to7_9x11_k1x7p0x3_b2_pool4c", "bf16"),
         ("4to6_9x8_k4_b3_bias_relu", "fp32"),
+        ("4to8_15x12_k3_b2_relu_pool4c", "fp32"),
     ),
 )
 def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str) -> None:
@@ -131,7 +132,7 @@ def test_an_empty_batch_does_nothing() -> None:
 
 def test_the_images_of_the_first_problem_are_copied_as_they_are() -> None:
     problem = FewChannelsProblem.parse("1to4_86_k7_b10000", "fp16")
-    assert Product(problem, default(problem)).copy_bytes == 16
+    assert Product(problem, replace(default(problem), images=2)).copy_bytes == 16
     assert STORAGE[problem.x_type] == torch.float16
 
 
@@ -149,3 +150,12 @@ def test_the_images_of_the_first_problem_are_copied_as_they_are() -> None:
 def test_refusals_say_why(name: str, dtype: str, rung: str, reason: str) -> None:
     refusal = OPERATION.ladder.rung(rung).supports(FewChannelsProblem.parse(name, dtype))
     assert refusal is not None and reason in refusal
+
+
+def test_windows_of_one_pair_share_the_rows_of_one_window() -> None:
+    """17 pairs are 8 windows of two and one of one: as many tiles as without pooling."""
+    pooled, plain = (
+        FewChannelsProblem.parse(f"4to16_40_k7_b10000{finish}") for finish in ("_relu_pool4c", "")
+    )
+    config = default(pooled)
+    assert Product(pooled, config).narrow and Product(pooled, config).tiles == Product(plain, config).tiles

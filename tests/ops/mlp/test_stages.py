@@ -16,13 +16,13 @@ def found(layers: str) -> Stages:
     return stages
 
 
-def test_autoencoder_goes_by_groups_at_both_ends():
+def test_autoencoder_goes_by_groups_at_both_ends() -> None:
     stages = found(AUTOENCODER)
     assert (stages.has_encoder, stages.has_decoder, stages.blocks_in, stages.blocks_out) == (True, True, 5, 5)
     assert [stage.fragments for stage in stages.stages] == [16, 5 * 4 * 2, 4, 5 * 2 * 4, 16]
 
 
-def test_row_without_groups_goes_by_blocks_of_64():
+def test_row_without_groups_goes_by_blocks_of_64() -> None:
     stages = found("1296-32br_32-10b")
     assert (stages.blocks_in, stages.stages[0].features) == (21, 64)
     assert (stages.blocks_out, stages.stages[1].outputs) == (1, 10)
@@ -37,12 +37,12 @@ def test_row_without_groups_goes_by_blocks_of_64():
         ("64-32b_2x16-16b_32-64b", "several groups"),
     ],
 )
-def test_other_chains_are_refused_with_a_reason(layers: str, sentence: str):
+def test_other_chains_are_refused_with_a_reason(layers: str, sentence: str) -> None:
     refusal = stages_of(parse_layers(layers))
     assert isinstance(refusal, str) and sentence in refusal
 
 
-def test_folding_takes_the_pair_that_gets_cheaper():
+def test_folding_takes_the_pair_that_gets_cheaper() -> None:
     layers = parse_layers(AUTOENCODER)
     assert foldable(layers) == 3
     assert folded(layers, 3)[3] == parse_layers("32-320b")[0]
@@ -57,5 +57,5 @@ def test_folding_takes_the_pair_that_gets_cheaper():
         "2x16n-32b_64-8b",  # a norm of every group would become one of the row
     ],
 )
-def test_nothing_to_fold(layers: str):
+def test_nothing_to_fold(layers: str) -> None:
     assert foldable(parse_layers(layers)) is None
