@@ -43,7 +43,8 @@ class Timing:
     samples: int
     how: str
     """`graph` (CUDA graph replay), `eager` (events around plain calls), `calls` (wall clock over calls in a row),
-    `cpu` (wall clock of a call on the CPU) or `twin` (wall clock, not a speed)."""
+    `cpu` (wall clock of a call on the CPU), `host` (of the CPU's part of a call on the GPU) or `twin` (wall clock, not
+    a speed)."""
     note: str = ""
 
 
@@ -229,6 +230,24 @@ class CallSampler:
             self._call()
         self._wait()
         return (time.perf_counter() - began) * 1e6 / self.calls
+
+
+def host_time(
+    call: Callable[[], object], wait: Callable[[], None], *, calls: int = 100, rounds: int = 20
+) -> Timing:
+    """Until a call returns, its work on the device not waited for: what it costs the thread that makes it.
+
+    `calls` of them in a row are fewer than a stream holds, so that none waits for room in it.
+    """
+    samples = []
+    for _ in range(rounds + 1):
+        wait()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - began) * 1e6 / calls)
+    wait()
+    return summarize(samples[1:], "host")
 
 
 def _cuda_sampler(arm: Arm, replay_us: float) -> EventSampler:

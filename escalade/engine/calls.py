@@ -13,7 +13,7 @@ from escalade.device.arguments import Pointers
 from escalade.device.run import Executable
 from escalade.engine.constants import Constants
 from escalade.engine.forms import Form
-from escalade.engine.plan import Plan, Step
+from escalade.engine.plan import Plan
 from escalade.engine.program import KernelProgram, Kernels, Program
 
 _ALIGNMENT = 16
@@ -79,18 +79,19 @@ class DirectCalls:
         self, plan: Plan, constants: Constants, device: torch.device, types: Sequence[torch.dtype]
     ) -> None:
         kernels = Kernels(plan, constants, device)
-        forms = [plan.forms[name] for name in plan.graph.outputs]
+        pointers, scratch, self._launches = _launches(kernels)
+        forms = {name: plan.forms[name] for name in pointers}
         self.plan = plan
         self._device = device
         self._own_program = partial(KernelProgram, plan, constants, device)
         self._weights = kernels.weights
-        self._inputs = [_Given(plan.forms[given.name], device) for given in plan.graph.inputs]
-        self._rooms = [_room(form, device) for form in forms]
-        if plan.scratch_bytes:
-            self._rooms.append(_room(Form((plan.scratch_bytes,), torch.uint8, "flat"), device))
-        self._results = len(forms)
-        self._types = None if [form.dtype for form in forms] == list(types) else types
-        self._pointers, self._launches = _launches(kernels)
+        self._inputs = [
+            _Given(forms[given.name], device, pointers[given.name]) for given in plan.graph.inputs
+        ]
+        self._outputs = [_Made(forms[name], device, pointers[name]) for name in plan.graph.outputs]
+        self._scratch = [_Made(form, device, scratch) for form in _bytes(plan.scratch_bytes)]
+        stored = [forms[name].dtype for name in plan.graph.outputs]
+        self._types = None if stored == list(types) else types
         self._lock = threading.Lock()  # the arguments of a launch are one for all threads
         on_gpu = device.type == "cuda"
         self._index = device.index
@@ -102,17 +103,18 @@ class DirectCalls:
         return self._own_program()
 
     def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        memory = [given.take(tensor) for given, tensor in zip(self._inputs, tensors, strict=True)]
-        results = [make() for make in self._rooms]
-        memory += results
+        alive, results = [], []  # loops, for each comprehension or strict zip takes longer than its work
         with self._lock:
-            for pointers, tensor in zip(self._pointers, memory, strict=True):
-                pointers.point(tensor.data_ptr())
+            for given, tensor in zip(self._inputs, tensors):  # noqa: B905
+                alive.append(given.take(tensor))
+            for room in self._outputs:
+                results.append(room.make())
+            for room in self._scratch:
+                alive.append(room.make())
             if self._current_stream(self._index) not in self._streams:
                 self._use_on_current_stream()
             for launch in self._launches:
                 launch()
-        del results[self._results :]
         if self._types is None:
             return results
         return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
@@ -134,16 +136,15 @@ def _no_stream(index: int | None) -> int:
     return 0
 
 
-def _launches(kernels: Kernels) -> tuple[list[Pointers], list[Callable[[], None]]]:
-    """Of each input, each output and the scratch memory, in this order, the pointers to it; and the launches."""
+def _launches(kernels: Kernels) -> tuple[dict[str, Pointers], Pointers, list[Callable[[], None]]]:
+    """The pointers to each input and output, those to scratch memory, and the launches."""
     plan = kernels.plan
     outside = {name: Pointers() for name in (*(g.name for g in plan.graph.inputs), *plan.graph.outputs)}
     scratch = Pointers()
     launches: list[Callable[[], None]] = []
-
-    def place(step: Step, executable: Executable) -> None:
-        values = {**step.node.inputs, "y": step.node.name}
-        for role, name in values.items():
+    for step, executable in zip((s for s in plan.steps if not s.is_alias), kernels.calls, strict=True):
+        assert isinstance(executable, Executable), "PyTorch's steps are not run directly"
+        for role, name in {**step.node.inputs, "y": step.node.name}.items():
             if name in plan.outside:
                 executable.add_to(outside[plan.outside[name]], role)
             elif name not in plan.graph.constants:
@@ -152,40 +153,56 @@ def _launches(kernels: Kernels) -> tuple[list[Pointers], list[Callable[[], None]
             name = step.workspace_name(workspace)
             if name not in plan.lasting:
                 executable.add_to(scratch, workspace.name, plan.places[name])
-
-    for step, executable in zip((s for s in plan.steps if not s.is_alias), kernels.calls, strict=True):
-        assert isinstance(executable, Executable), "PyTorch's steps are not run directly"
-        place(step, executable)
         executable.release()
         launches += executable.launches
-    return [*outside.values(), *([scratch] if plan.scratch_bytes else [])], launches
+    return outside, scratch, launches
 
 
 class _Given:
     """An input as the kernels want it."""
 
-    def __init__(self, form: Form, device: torch.device) -> None:
+    def __init__(self, form: Form, device: torch.device, pointers: Pointers) -> None:
         self._dtype = form.dtype
         self._is_dense = _is_channels_last if form.layout == "nhwc" else torch.Tensor.is_contiguous
-        self._make = _room(form, device)
+        self._copy = _Made(form, device, pointers)
+        self._point = pointers.point
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Itself, or a copy: of another type or order, in the midst of another, or negative only by a mark on it."""
+        """The launches read it, or a copy: of one of another type or order, that lies in the midst of another, or whose
+        elements are negative by nothing but a mark on it.
+        """
+        address = tensor.data_ptr()
         if (
             tensor.dtype is self._dtype
             and self._is_dense(tensor)
-            and tensor.data_ptr() % _ALIGNMENT == 0
+            and not address % _ALIGNMENT
             and not tensor.is_neg()
         ):
+            self._point(address)
             return tensor
-        return self._make().copy_(tensor.detach())
+        return self._copy.make().copy_(tensor.detach())
+
+
+class _Made:
+    """Memory that the launches are pointed at, new at each call."""
+
+    def __init__(self, form: Form, device: torch.device, pointers: Pointers) -> None:
+        like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
+        self._empty = partial(
+            torch.empty_strided, tuple(like.shape), like.stride(), dtype=form.dtype, device=device
+        )
+        self._point = pointers.point
+
+    def make(self) -> torch.Tensor:
+        made = self._empty()
+        self._point(made.data_ptr())
+        return made
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _room(form: Form, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Makes an empty tensor of the form."""
-    like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
-    return partial(torch.empty_strided, tuple(like.shape), like.stride(), dtype=form.dtype, device=device)
+def _bytes(number: int) -> list[Form]:
+    """That many, or none at all."""
+    return [Form((number,), torch.uint8, "flat")] if number else []

@@ -36,7 +36,7 @@ class Engine:
     """A network compiled for one dtype. Call it like the model; `stream` feeds it from host memory.
 
     It may be called from any thread and on any stream. A new batch size is planned when it first comes, which takes
-    part of a second; nothing is allocated by calls after that but their results.
+    part of a second; calls after that allocate nothing that lasts but their results.
     """
 
     def __init__(

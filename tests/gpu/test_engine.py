@@ -14,8 +14,10 @@ import torch
 
 import escalade
 from escalade import models
+from escalade.bench.timing import host_time
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
+from escalade.engine.calls import DirectCalls
 from escalade.engine.capture import capture
 from escalade.engine.forms import STORAGE
 from escalade.engine.program import OutOfMemory
@@ -154,3 +156,127 @@ def test_torch_compile(cuda: torch.device) -> None:
     x = torch.randn(2, 3, 224, 224, device=cuda)
     with torch.no_grad():
         assert difference(compiled(x), model.double()(x.double())) < 1e-5
+
+
+@pytest.fixture(params=["spectral_autoencoder", "lenet"])
+def direct(request: pytest.FixtureRequest, cuda: torch.device) -> tuple[Engine, list[torch.Tensor]]:
+    """A network of few launches, and batches as its kernels take them."""
+    engine, x = _small_network(request.param, cuda)
+    if not isinstance(engine.calls([x]), DirectCalls):
+        pytest.skip(f"{request.param} is not run directly here")
+    return engine, [torch.randn_like(x) for _ in range(6)]
+
+
+@cache
+def _small_network(name: str, device: torch.device) -> tuple[Engine, torch.Tensor]:
+    model, _ = models.model(name)
+    x = models.example(name, 32).to(device)
+    return escalade.compile(model, x, dtype="fp32", device=device), x
+
+
+def replayed(engine: Engine, x: torch.Tensor) -> torch.Tensor:
+    """By the plan's CUDA graph, over its own memory."""
+    program = engine.program(x)
+    program.inputs[0].copy_(x)
+    program.run()
+    return program.outputs[0].clone()
+
+
+def test_the_spectral_autoencoder_is_run_directly(cuda: torch.device) -> None:
+    engine, x = _small_network("spectral_autoencoder", cuda)
+    calls = engine.calls([x])
+    assert isinstance(calls, DirectCalls) and len(calls._launches) == 1
+
+
+def test_results_of_direct_calls_are_the_callers_own(direct: tuple[Engine, list[torch.Tensor]]) -> None:
+    engine, batches = direct
+    expected = [replayed(engine, x) for x in batches]
+    results = [engine(x) for x in batches]
+    assert len({result.data_ptr() for result in results}) == len(results)
+    for found, right in zip(results, expected, strict=True):
+        assert torch.equal(found, right)
+    x = batches[0]
+    strided = torch.stack([x, x], dim=-1)[..., 0]
+    shifted = torch.empty(x.numel() + 1, device=x.device)[1:].view(x.shape).copy_(x)
+    for other in (strided, shifted):
+        assert torch.equal(engine(other), expected[0])
+    half = x.half()
+    assert difference(engine(half), engine(half.float())) < 1e-5
+
+
+def test_direct_calls_on_side_streams_and_threads(direct: tuple[Engine, list[torch.Tensor]]) -> None:
+    engine, batches = direct
+    expected = [engine(x) for x in batches]
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [engine(batches[(number + turn) % len(batches)]) for turn in range(30)]
+            stream.synchronize()
+        for turn, found in enumerate(results):
+            if not torch.equal(found, expected[(number + turn) % len(batches)]):
+                wrong.append(f"thread {number}, turn {turn}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_thread_whose_first_use_of_cuda_is_a_direct_call(
+    direct: tuple[Engine, list[torch.Tensor]],
+) -> None:
+    """It has no context yet, and the memory of its result comes from what PyTorch has at hand."""
+    engine, batches = direct
+    expected = engine(batches[0]).clone()
+    torch.cuda.synchronize()
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(engine(batches[0])))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert torch.equal(found[0], expected)
+
+
+def test_direct_calls_in_the_callers_own_graph(direct: tuple[Engine, list[torch.Tensor]]) -> None:
+    engine, batches = direct
+    expected = [engine(x) for x in batches]
+    x = batches[0].clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = engine(x) * 2
+    for given, right in zip(batches, expected, strict=True):
+        x.copy_(given)
+        graph.replay()
+        assert torch.equal(y, 2 * right)
+    assert torch.equal(engine(batches[0]), expected[0]), "plain calls go on"
+
+
+def test_direct_calls_allocate_nothing_but_results_that_last(
+    direct: tuple[Engine, list[torch.Tensor]], cuda: torch.device
+) -> None:
+    engine, batches = direct
+    kept = engine(batches[0])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(cuda)
+    for x in batches:
+        engine(x)
+    assert torch.cuda.memory_allocated(cuda) == before
+    del kept
+
+
+def test_the_host_cost_of_a_call(
+    direct: tuple[Engine, list[torch.Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed, not judged: it depends on the machine."""
+    engine, batches = direct
+    x = batches[0]
+    works = {"call": lambda: engine(x), "replay of its graph": engine.program(x).run}
+    costs = {name: host_time(work, torch.cuda.synchronize).median_us for name, work in works.items()}
+    with capsys.disabled():
+        print("\nhost cost, us:", ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items()))
+    assert torch.equal(engine(x), replayed(engine, x))

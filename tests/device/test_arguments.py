@@ -1,0 +1,44 @@
+"""Pointers into the arguments of launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escalade.device.arguments import TENSOR_MAP_BYTES, ArgumentList, Pointers
+from escalade.device.recipe import Buffer, Int64, TensorMap, TiledMap
+
+
+def encoder(seen: list[int]) -> Any:
+    def encode(tensor_map: TensorMap, address: int) -> bytes:
+        seen.append(address)
+        return address.to_bytes(8, "little") * (TENSOR_MAP_BYTES // 8)
+
+    return encode
+
+
+def test_only_what_is_named_moves() -> None:
+    first = ArgumentList((Buffer("x"), Int64(7), Buffer("y", 8), Buffer("x", 16)), encoder([]))
+    second = ArgumentList((Buffer("y"), Buffer("w")), encoder([]))
+    first.point({"x": 1000, "y": 2000})
+    second.point({"y": 2000, "w": 3000})
+    x, y = Pointers(), Pointers()
+    x.add(first, "x")
+    y.add(first, "y")
+    y.add(second, "y", 256)
+    x.point(5000)
+    assert [value.value for value in first.values] == [5000, 7, 2008, 5016]
+    y.point(6000)
+    assert [value.value for value in first.values] == [5000, 7, 6008, 5016]
+    assert [value.value for value in second.values] == [6256, 3000]
+
+
+def test_tensor_maps_are_encoded_when_the_address_is_another() -> None:
+    seen: list[int] = []
+    arguments = ArgumentList((TiledMap(Buffer("x", 32), "fp16", (8, 8), (8, 8)),), encoder(seen))
+    arguments.point({"x": 1024})
+    x = Pointers()
+    x.add(arguments, "x", 64)
+    for address in (4096, 4096, 8192):
+        x.point(address)
+    assert seen == [1024 + 32, 4096 + 96, 8192 + 96]
+    assert bytes(arguments.values[0])[:8] == (8192 + 96).to_bytes(8, "little")

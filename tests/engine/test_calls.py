@@ -1,0 +1,249 @@
+"""Calls of plans of few launches, which run over the caller's tensors; and how calls find their plan."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.bench.timing import host_time
+from escalade.engine import Engine, compile, load
+from escalade.engine.calls import BufferedCalls, DirectCalls
+from escalade.engine.engine import _MOST_SIGHTS
+
+
+class Network(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 8), nn.Linear(8, 12)
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def made(function: Callable[..., Any], *examples: torch.Tensor, **options: Any) -> tuple[nn.Module, Engine]:
+    torch.manual_seed(1)
+    model = Network(function).eval()
+    return model, compile(model, examples or (torch.randn(2, 12),), **{"device": "twin", **options})
+
+
+ONE: Callable[..., Any] = lambda p, x: p.first(x)  # noqa: E731
+TWO: Callable[..., Any] = lambda p, x: torch.softmax(p.first(x), -1)  # noqa: E731
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """PyTorch fills new memory with NaN: nothing is read that was not written."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def direct(engine: Engine, *tensors: torch.Tensor) -> DirectCalls:
+    calls = engine.calls(tensors)
+    assert isinstance(calls, DirectCalls)
+    return calls
+
+
+@pytest.mark.parametrize(("function", "launches", "scratch"), [(ONE, 1, False), (TWO, 2, True)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_kernels_write_what_is_returned(
+    function: Callable[..., Any], launches: int, scratch: bool, dtype: str, poisoned: None
+) -> None:
+    model, engine = made(function, dtype=dtype)
+    x = torch.randn(2, 12)
+    calls = direct(engine, x)
+    assert len(calls._launches) == launches and bool(calls.plan.scratch_bytes) == scratch
+    results = [engine(given) for given in (x, -x, x)]
+    with torch.no_grad():
+        for found, given in zip(results, (x, -x, x), strict=True):
+            assert found.dtype == torch.float32 and found.is_contiguous()
+            torch.testing.assert_close(found, model(given), rtol=5e-3, atol=5e-3)
+    assert torch.equal(results[0], results[2])
+    assert len({result.data_ptr() for result in results}) == 3
+    program = engine.program(x)
+    program.inputs[0].copy_(x)
+    program.run()
+    assert torch.equal(program.outputs[0].float(), results[0]), "the plan over its own memory gives the same"
+
+
+def test_inputs_that_kernels_cannot_read_are_copied() -> None:
+    """Of another type, in another order, between two multiples of 16 bytes, or negated by a mark."""
+    model, engine = made(ONE)
+    x = torch.randn(2, 12)
+    take = direct(engine, x)._inputs[0].take
+    apart = torch.randn(2, 12, 3)[..., 1]
+    across = torch.randn(12, 2).T
+    between = torch.randn(25)[1:].view(2, 12)
+    part = torch.randn(4, 12)[2:]
+    marked = torch._neg_view(torch.randn(2, 12))
+    for given, is_read in (
+        (x, True), (part, True), (torch.randn(2, 12, requires_grad=True), True), (x.half(), False),
+        (x.bfloat16(), False), (apart, False), (across, False), (between, False), (marked, False),
+        (torch.randn(1, 12).expand(2, 12), False),
+    ):  # fmt: skip
+        assert (take(given) is given) == is_read
+        before = given.clone()
+        found = engine(given)
+        torch.testing.assert_close(found, model(given.float()).detach())
+        assert torch.equal(given, before) and not found.requires_grad
+        assert torch.equal(engine(given), found)
+
+
+def test_images_in_either_layout() -> None:
+    model = nn.ReLU()
+    x = torch.randn(2, 4, 6, 6)
+    engine = compile(model, x, device="twin")
+    for given in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3)):
+        for _ in range(2):
+            torch.testing.assert_close(engine(given), F.relu(given))
+
+
+def test_several_inputs_and_outputs() -> None:
+    model, engine = made(
+        lambda p, x, z: (lambda y: {"hidden": y, "both": y + z})(p.first(x)),
+        torch.randn(2, 12),
+        torch.randn(2, 8),
+    )
+    x, z = torch.randn(2, 12), torch.randn(2, 8)
+    assert set(direct(engine, x, z).plan.graph.outputs) <= set(engine.plan(x, z).outside.values())
+    for _ in range(2):
+        torch.testing.assert_close(engine(x, z), model(x, z))
+
+
+def test_a_reshape_at_either_end() -> None:
+    model, engine = made(lambda p, x: torch.softmax(x.view(-1, 3, 4), -1).flatten(1))
+    x = torch.randn(2, 12)
+    assert len(direct(engine, x)._launches) == 1
+    torch.testing.assert_close(engine(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda p, x: (lambda y: (y, y.view(-1, 2, 4)))(p.first(x)),
+        lambda p, x: (x, p.first(x)),
+        lambda p, x: (p.first(x), p.first.weight * 2),
+        lambda p, x: torch.cumsum(p.first(x), 1),
+        lambda p, x: F.relu(F.relu(F.relu(F.relu(x) * 2) * 2) * 2),
+    ],
+)
+def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
+    """Two results with the same bytes, a result that is an input or a constant, PyTorch's steps, many steps."""
+    model, engine = made(function)
+    x = torch.randn(2, 12)
+    assert isinstance(engine.calls([x]), BufferedCalls)
+    for given in (x, -x):
+        torch.testing.assert_close(engine(given), model(given))
+        results = engine(given)
+        if isinstance(results, tuple):
+            assert len({result.data_ptr() for result in (given, *results)}) == 1 + len(results)
+
+
+def test_batches_take_turns() -> None:
+    model, engine = made(TWO)
+    batches = [torch.randn(size, 12) for size in (1, 5, 2)]
+    results = [(engine(x), x) for _ in range(3) for x in batches]
+    for found, x in results:
+        torch.testing.assert_close(found, model(x).detach())
+
+
+def test_threads() -> None:
+    model, engine = made(TWO)
+    inputs = [torch.randn(1 + number % 2, 12) for number in range(8)]
+    expected = [model(x).detach() for x in inputs]
+    failures: list[BaseException] = []
+
+    def work(offset: int) -> None:
+        try:
+            for number in range(40):
+                at = (number + offset) % len(inputs)
+                torch.testing.assert_close(engine(inputs[at]), expected[at])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_saved_engine_runs_directly_too(tmp_path: pathlib.Path) -> None:
+    _, engine = made(TWO, dtype="fp16")
+    x = torch.randn(3, 12)
+    engine.save(tmp_path / "network.escalade")
+    again = load(tmp_path / "network.escalade", device="twin")
+    direct(again, x)
+    assert torch.equal(again(x), engine(x))
+
+
+def test_streams_give_the_results_of_calls() -> None:
+    _, engine = made(TWO)
+    batches = [torch.randn(size, 12) for size in (2, 2, 3, 1)]
+    for found, x in zip(engine.stream(batches), batches, strict=True):
+        assert torch.equal(found, engine(x))
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_plans_serve_calls_in_every_mode(device: str) -> None:
+    """Whichever mode they were made in."""
+    x = torch.randn(2, 12)
+    for make in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with make():
+            model, engine = made(TWO, device=device)
+            engine(torch.randn(2, 12))
+        for call in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+            with call():
+                found = engine(x.clone().requires_grad_(call is torch.enable_grad))
+            assert not found.requires_grad and found.is_inference() == (call is torch.inference_mode)
+            torch.testing.assert_close(found, model(x).detach())
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
+    _, engine = made(ONE, device=device, plans=2)
+    one, two, three = (torch.randn(size, 12) for size in (1, 2, 3))
+    engine(one)
+    engine(two)
+    kept = engine.plan(one)
+    engine(two)
+    engine(one)  # at first sight, and used last for all that
+    engine(three)  # takes the place of two
+    assert engine.plan(one) is kept and engine.explain().batch == 1
+    assert len(engine._plans) == 2 and all(
+        known in engine._plans.values() for known in engine._sights.values()
+    )
+
+
+def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, engine = made(ONE)
+    x = torch.randn(2, 12)
+    engine(x)
+    monkeypatch.setattr(Engine, "_flatten", None)  # not asked any more
+    engine(x)
+    engine(torch.randn(2, 12))
+
+
+def test_strides_without_end() -> None:
+    model, engine = made(ONE)
+    for extra in range(_MOST_SIGHTS + 10):
+        x = torch.randn(2, 13 + extra)[:, :12]
+        torch.testing.assert_close(engine(x), model(x).detach())
+    assert len(engine._sights) <= _MOST_SIGHTS and len(engine._plans) == 1
+
+
+def test_what_a_call_costs_the_host() -> None:
+    """Of the CPU's time, a run on the twin included."""
+    _, engine = made(ONE)
+    x = torch.randn(2, 12)
+    timing = host_time(lambda: engine(x), lambda: None, calls=5, rounds=4)
+    assert timing.how == "host" and timing.samples == 4 and 0 < timing.p20_us <= timing.median_us
