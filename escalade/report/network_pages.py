@@ -10,7 +10,7 @@ from escalade.bench.store import Record
 from escalade.report import cells, rows
 from escalade.report.markdown import origin, table
 from escalade.report.networks import share_of_copies
-from escalade.report.op_times import HEADER, op_times
+from escalade.report.op_times import HEADER, OpTimes, op_times
 
 SYSTEMS = {
     "torch-eager": "PyTorch eager",
@@ -145,31 +145,51 @@ def _share(record: Record | None) -> str:
 
 
 def lenet_block(records: Sequence[Record]) -> str:
-    """Op times and answers; empty until there are records."""
+    """One climb, what all of them come to, the whole network and its answers; empty until there are records."""
     answers = [r for r in records if r.workload == "lenet_accuracy" and r.accuracy is not None]
     whole = _timed(records, "lenet")
     if not whole and not answers:
         return ""
-    gpu = (whole or answers)[0].gpu
-    parts = [f"The two convolutions of a LeNet by every rung of their ladder, on an {gpu}:\n"]
-    for found in op_times(records):
-        parts.append(f"\n{found.title}:\n\n{table(HEADER, [variant.cells for variant in found.variants])}")
+    parts = []
+    climbs = list(op_times(records))
+    if climbs:
+        shown = next((climb for climb in climbs if climb.storage == "fp16"), climbs[0])
+        gpu = (whole or answers)[0].gpu
+        parts.append(f"{shown.title}, on an {gpu}:\n\n{table(HEADER, [v.cells for v in shown.variants])}\n")
+        parts.append(f"{_summits(climbs)}\n")
     if whole:
-        parts.append(f"\nThe whole network, medians in µs (device time of one call):\n\n{_batches(whole)}")
+        parts.append(f"The whole network, medians in µs (device time of one call):\n\n{_batches(whole)}\n")
     if answers:
-        parts.append(f"\nRight answers on Fashion-MNIST:\n\n{_clothes(answers)}")
-    return "".join(parts)
+        parts.append(f"Right answers on Fashion-MNIST:\n\n{_clothes(answers)}\n")
+    return "".join(parts) + "Every rung, streaming and memory: [docs/networks.md](docs/networks.md).\n"
+
+
+def _summits(climbs: Sequence[OpTimes]) -> str:
+    """Of each climb, both convolutions together: cuDNN's best and the fastest rung."""
+    found = []
+    for climb in climbs:
+        peers = [variant.sum for variant in climb.variants if variant.is_peer]
+        ours = min((v for v in climb.variants if not v.is_peer), key=lambda variant: variant.sum)
+        best = min(peers, default=None)
+        found.append(
+            (f"{climb.storage}{' ' + climb.form if climb.form else ''}", ours.name, f"**{ours.sum / 1000:.3f} ms**",
+             "" if best is None else f"{best / 1000:.3f} ms", cells.times(None if best is None else best / ours.sum))
+        )  # fmt: skip
+    return table(("both convolutions", "fastest rung", "Escalade", "cuDNN's best", "vs cuDNN"), found, left=2)
+
+
+_README_BATCHES = (32, 512, 65_536, 1_048_576)
 
 
 def spectral_block(records: Sequence[Record]) -> str:
-    """The autoencoder of spectra by device time and by the clock; empty until there are records."""
-    own = _timed(records, "spectral_autoencoder")
+    """The autoencoder of spectra at a few batches; empty until there are records."""
+    own = [r for r in _timed(records, "spectral_autoencoder") if r.batch in _README_BATCHES]
     if not own:
         return ""
     return (
         f"On an {own[0].gpu}, medians in µs (device time of one call):\n\n{rows.device_times(own)}"
-        f"\nThe same by the clock, as a user calls it:\n\n{rows.call_times(own)}"
         f"\n![Time over batch](docs/{plot('spectral_autoencoder')})\n"
+        "\nAll batches, calls by the clock, scores and training: [docs/networks.md](docs/networks.md).\n"
     )
 
 

@@ -18,7 +18,7 @@ from escalade.engine.engine import Engine
 
 COUNTS = (100, 1_000, 10_000)
 _COUNTS_ON_CPU = (100,)
-_STREAM_BATCHES = (1_000, 2_500)
+_STREAM_BATCHES = (2_500, 10_000)
 _AS_IT_IS = ((0.0,), (1 / 255,))
 """A normalisation of bytes that leaves a grey value what it is."""
 

@@ -51,7 +51,16 @@ def _convolve(
 ) -> torch.Tensor:
     p = problem
     shaped = weight.reshape(p.filters, p.channels, p.filter_height, p.filter_width)
+    if p.layout == "nhwc":
+        x, shaped = _channels_last(x), _channels_last(shaped)
     return F.conv2d(x, shaped, bias, padding=p.padding)
+
+
+def _channels_last(images: torch.Tensor) -> torch.Tensor:
+    """With strides that say so even for one channel, where PyTorch would take either layout for the other."""
+    _, channels, height, width = images.shape
+    laid_out = images.contiguous(memory_format=torch.channels_last)
+    return laid_out.as_strided(images.shape, (channels * height * width, 1, channels * width, channels))
 
 
 def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
