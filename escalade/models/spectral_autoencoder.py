@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from escalade.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from escalade.ops.mlp import Layer
 
 
 class SpectralAutoencoder(nn.Module):
@@ -57,19 +63,25 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
     def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
         return self._chain(x, error=True)
 
-    def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """As the operator takes them."""
         # Imported where it is needed: the other networks do without Escalade's kernels.
-        from escalade.ops.mlp import Layer, mlp
+        from escalade.ops.mlp import Layer
 
-        self._check(x)
         bands, frames, latent = self.bands, self.frames, self.basis.shape[0]
-        layers = (
+        return (
             Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=self.frame_norm.eps),
             Layer(frames * bands, latent, bias=False),
             Layer(latent, latent, norm=True, activation="gelu", epsilon=self.latent_norm.eps),
             Layer(latent, frames * bands, bias=False),
             Layer(bands, bands, frames),
         )
+
+    def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
+        from escalade.ops.mlp import mlp
+
+        self._check(x)
         basis = F.normalize(self.basis, dim=1)
         parameters = (
             *self.frame_norm.parameters(),
@@ -80,4 +92,4 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
             basis.T,
             *self.frame_decoder.parameters(),
         )
-        return mlp(x, parameters, layers, error=error)
+        return mlp(x, parameters, self.layers, error=error)

@@ -1,7 +1,7 @@
 // A step of 16 columns of 16 rows as an operand of mma, for elements of 16 bits and for fp32.
 //
-// fp32 accuracy takes three products of TF32: a number is big + rest, both TF32, and (A + a) (B + b) is A B + A b + a B,
-// a b being too small to matter. A product of TF32 takes eight columns, so a step is two of them.
+// fp32 accuracy takes three products of TF32: a number is big + rest, both TF32, and (A + a) (B + b) is A B + A b + a
+// B, a b being too small to matter. A product of TF32 takes eight columns, so a step is two of them.
 #pragma once
 
 #include "common/elements.cuh"
@@ -33,7 +33,8 @@ struct Step {
     }
 
     // sums (16 outputs) += this * weights
-    __device__ __forceinline__ void multiply(float (&low)[4], float (&high)[4], const Fragment<Element>& weights) const {
+    __device__ __forceinline__ void multiply(float (&low)[4], float (&high)[4],
+                                             const Fragment<Element>& weights) const {
         multiply_add<Element>(low, pairs, weights.tile[0]);
         multiply_add<Element>(high, pairs, weights.tile[1]);
     }

@@ -1,16 +1,17 @@
 // y = the whole chain of layers of each row of x, on tensor cores, without leaving the registers
 //
-// A warp takes SETS times 16 rows, for which it reads each weight once. The row is wide where it comes in and where it goes out, and narrow in between:
+// A warp takes SETS times 16 rows, for which it reads each weight once. The row is wide where it comes in and where it
+// goes out, and narrow in between:
 //   in   block by block of the row: [layer of every group: norm, product, activation] -> its share of the sums of the
 //        first layer that sees the whole row
 //   mid  narrow layers, sums -> activation -> operand of the next
 //   out  block by block of the result: its share of the last layer's product [-> layer of every group] -> y, or the
 //        square of its distance from x
 // What mma gives a lane (columns.cuh) is what the next mma takes from it, so nothing but x, y and weights moves. Norms
-// have their weight and bias folded into the product that follows (pack.cu). TILE_WARPS warps may share 16 rows, each
-// taking every such block (or piece of one: some outputs of the layer of every group) and adding its sums to the
-// others' through shared memory, or those of a CLUSTER of blocks: for batches too small to fill the card. What bounds it: for large batches the
-// instructions around the products, then x in and y out; for small ones the latency of one pass.
+// have their weight and bias folded into the product that follows (pack.cu). TILE_WARPS warps, or those of a CLUSTER of
+// blocks, may share 16 rows: each takes some of the blocks (or pieces of one: some outputs of the layer of every group)
+// and adds its sums to the others' through shared memory, for batches too small to fill the card. What bounds it: for
+// large batches the instructions around the products, then x in and y out; for small ones the latency of one pass.
 #if CLUSTER > 1
 #include "common/hopper.cuh"
 #endif
@@ -308,7 +309,7 @@ __device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& 
     for (int set = 0; set < SETS; ++set) widen(values.set[set], raw.set[set]);
     normalised_operand<0>(operand, values, weights.lane % 4);
     constexpr int STEPS = HAS_ENCODER ? steps_of(LAYERS[0].outputs) / PIECES : steps_of(IN);
-    constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // what is in registers has numbers that are known beforehand
+    constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // registers have numbers that are known beforehand
 #pragma unroll TOGETHER
     for (int i = 0; i < STEPS; ++i) {
         const int step = HAS_ENCODER ? piece * STEPS + i : i;

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from escalade.errors import UnsupportedError
 from escalade.ops.checks import match_name, require, require_at_least
@@ -178,6 +178,7 @@ def spell_layers(layers: Sequence[Layer]) -> str:
     return "_".join(map(str, layers))
 
 
+@lru_cache(maxsize=1024)  # an operator is told its layers in a string, at every call
 def parse_layers(text: str) -> tuple[Layer, ...]:
     return tuple(_parse_layer(part) for part in text.split("_"))
 
