@@ -236,34 +236,35 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
 
 // d (+)= A * B^T over 16 elements of K; d is overwritten when accumulate is 0.
-#define WGMMA(N, REGISTERS, A, B, P) \
+#define WGMMA(TYPE, N, REGISTERS, A, B, P) \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.f16.f16 {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"
+    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"
 
-__device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b, u32 accumulate) {
-    asm volatile(WGMMA("64", REGISTERS_0, "%32", "%33", "%34")
-                 : ACCUMULATORS_32(0) : "l"(a), "l"(b), "r"(accumulate));
-}
+#define DEFINE_WGMMA(NAME, TYPE) \
+    __device__ __forceinline__ void NAME(float (&d)[32], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA(TYPE, "64", REGISTERS_0, "%32", "%33", "%34") \
+                     : ACCUMULATORS_32(0) : "l"(a), "l"(b), "r"(accumulate)); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[64], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA(TYPE, "128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : "l"(a), "l"(b), "r"(accumulate)); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[116], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA(TYPE, "232", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115, \
+                           "%116", "%117", "%118") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_8(96), \
+                       ACCUMULATORS_8(104), ACCUMULATORS_4(112) \
+                     : "l"(a), "l"(b), "r"(accumulate)); \
+    } \
+    __device__ __forceinline__ void NAME(float (&d)[128], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA(TYPE, "256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3, \
+                           "%128", "%129", "%130") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96) \
+                     : "l"(a), "l"(b), "r"(accumulate)); \
+    }
 
-__device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, u32 accumulate) {
-    asm volatile(WGMMA("128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66")
-                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : "l"(a), "l"(b), "r"(accumulate));
-}
-
-__device__ __forceinline__ void wgmma(float (&d)[116], u64 a, u64 b, u32 accumulate) {
-    asm volatile(WGMMA("232", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115,
-                       "%116", "%117", "%118")
-                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_8(96),
-                   ACCUMULATORS_8(104), ACCUMULATORS_4(112)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
-
-__device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b, u32 accumulate) {
-    asm volatile(WGMMA("256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3,
-                       "%128", "%129", "%130")
-                 : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
+DEFINE_WGMMA(wgmma, "f16")
+DEFINE_WGMMA(wgmma_bf16, "bf16")
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 

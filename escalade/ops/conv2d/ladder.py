@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from escalade.ops.conv2d import direct, fft, gemm, reference, tensor_core, winograd
+from escalade.ops.conv2d import direct, fft, gemm, hopper, reference, tensor_core, winograd
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.ladder import Ladder, Operation
 
@@ -51,6 +51,8 @@ SMALL_PROBLEMS = (
     Conv2dProblem(1, 8, 12, 10, 20, 5, 3, (2, 1), (2, 0), (1, 2), bias=True, relu=True),
     Conv2dProblem(1, 16, 11, 13, 8, 3, 3, padding=(2, 2), dilation=(2, 2)),
     Conv2dProblem(1, 5, 1, 1, 7, 1, 1),
+    Conv2dProblem(2, 64, 5, 6, 64, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True),
+    Conv2dProblem(3, 64, 9, 7, 128, 1, 3, (2, 2), (0, 1), residual=True),
     _SQUARE(64, 40, 6, 3, batch=1, dtype="fp16", layout="nhwc", bias=True, relu=True,
             shortcut_channels=64, shortcut_stride=2),
     _SQUARE(8, 24, 7, 3, batch=3, dtype="fp16", layout="nhwc", residual=True,
@@ -106,7 +108,17 @@ def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
 
 class Conv2d(Operation[Conv2dProblem]):
     name = "conv2d"
-    ladder = Ladder("conv2d", (*direct.RUNGS, *gemm.RUNGS, *tensor_core.RUNGS, *winograd.RUNGS, *fft.RUNGS))
+    ladder = Ladder(
+        "conv2d",
+        (
+            *direct.RUNGS,
+            *gemm.RUNGS,
+            *tensor_core.RUNGS,
+            *hopper.RUNGS,
+            *winograd.RUNGS,
+            *fft.RUNGS,
+        ),
+    )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")

@@ -1,0 +1,131 @@
+"""The rungs with Hopper's own units: odd sizes on the twin, what they refuse, and their registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.device.nvrtc import compile_program
+from escalade.device.recipe import KernelCall
+from escalade.device.run import TwinOptions, bind
+from escalade.device.twin import Order
+from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.elements import MOST_SHARED
+from escalade.ops.ladder import Rung
+from tests.support import check
+
+CPU = torch.device("cpu")
+CONV2D = Conv2d()
+each_rung = pytest.mark.parametrize(
+    "rung",
+    [Conv2d.ladder.rung(name) for name in ("tma_wgmma", "producer_consumer")],
+    ids=lambda rung: rung.name,
+)
+LARGE = Conv2dProblem.square(128, 128, 28, 3, batch=256, dtype="fp16", layout="nhwc")
+
+
+def half(*sizes: Any, **rest: Any) -> Conv2dProblem:
+    return Conv2dProblem(*sizes, **{"dtype": "fp16", "layout": "nhwc", **rest})
+
+
+PROBLEMS = {
+    "more_slabs_than_stages": half(
+        1, 128, 5, 7, 64, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True
+    ),
+    "fewer_slabs_than_stages": half(3, 64, 7, 5, 128, 1, 1, bias=True),
+    "stride_2": half(2, 64, 11, 8, 64, 3, 3, (2, 2), (1, 1), residual=True),
+    "pointwise_stride_2": half(2, 64, 7, 9, 64, 1, 1, (2, 2), relu=True),
+    "row_filter": half(1, 64, 6, 9, 64, 1, 3, padding=(0, 1)),
+    "column_filter": half(1, 64, 9, 6, 64, 5, 1, (1, 2), (1, 0)),
+    "wide_padding": half(1, 64, 3, 2, 64, 2, 3, padding=(3, 2), bias=True),
+    "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="bf16"),
+}
+
+
+@each_rung
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_small_odd_sizes(rung: Rung[Conv2dProblem], problem: Conv2dProblem, seed: int) -> None:
+    check(CONV2D, rung, problem, rung.configs(problem)[0], CPU, seed)
+
+
+@each_rung
+def test_every_tile_is_right_where_the_last_is_not_full(rung: Rung[Conv2dProblem], seed: int) -> None:
+    problem = half(3, 64, 9, 11, 128, 2, 1, bias=True, residual=True, relu=True)
+    configs = rung.configs(problem)
+    assert len(configs) == 5
+    for config in configs:
+        check(CONV2D, rung, problem, config, CPU, seed)
+
+
+@each_rung
+def test_stages_are_reused_without_a_race(rung: Rung[Conv2dProblem], seed: int) -> None:
+    """Copies and products as late as allowed, in the tile that two warpgroups share."""
+    problem = half(1, 128, 4, 5, 128, 3, 1, padding=(1, 0))
+    (config,) = (
+        config
+        for config in rung.configs(problem)
+        if config.as_dict()["pixels"] == 128 == config.as_dict()["filters"]
+    )
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    check(CONV2D, rung, problem, config, CPU, seed, options)
+
+
+@each_rung
+def test_nan_and_infinity_reach_the_pixels_that_see_them(rung: Rung[Conv2dProblem], seed: int) -> None:
+    problem = half(1, 64, 4, 5, 64, 1, 1, relu=True)
+    inputs = CONV2D.inputs(problem, CPU, seed)
+    inputs["weight"] = inputs["weight"].abs() + 0.1
+    inputs["x"][0, 0, 1, 2], inputs["x"][0, 5, 3, 4] = torch.nan, torch.inf
+    y = CONV2D.output(problem, CPU)
+    bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, "y": y})()
+    assert y[0, :, 1, 2].isnan().all() and y.isnan().sum() == 64
+    assert y[0, :, 3, 4].isinf().all() and y.isinf().sum() == 64
+
+
+@each_rung
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "fp32"}, "fp16 and bf16"),
+        ({"dtype": "tf32"}, "fp16 and bf16"),
+        ({"dtype": "fp8"}, "no products of e4m3"),
+        ({"layout": "nchw"}, "layout nhwc"),
+        ({"groups": 2}, "groups=1"),
+        ({"dilation": (2, 2)}, "dilation 1"),
+        ({"stride": (3, 3)}, "strides of 1 and 2"),
+        ({"channels": 96}, "multiples of 64"),
+        ({"filters": 96}, "multiples of 64"),
+        ({"padding": (129, 1)}, "corners"),
+        ({"filter_width": 131, "width": 200}, "corners"),
+        ({"shortcut_channels": 64}, "shortcut"),
+    ],
+)
+def test_what_is_refused(rung: Rung[Conv2dProblem], changes: dict[str, Any], reason: str) -> None:
+    assert rung.supports(LARGE) is None
+    assert reason in (rung.supports(replace(LARGE, **changes)) or "")
+
+
+@each_rung
+def test_it_is_for_hopper_alone(rung: Rung[Conv2dProblem]) -> None:
+    assert rung.refusal(LARGE, "sm_90a") is None and rung.refusal(LARGE, None) is None
+    assert "sm_90a" in (rung.refusal(LARGE, "sm_100") or "")
+
+
+@each_rung
+def test_the_blocks_of_a_multiprocessor_fit(rung: Rung[Conv2dProblem]) -> None:
+    for config in rung.configs(LARGE):
+        (call,) = rung.recipe(LARGE, config).steps
+        assert isinstance(call, KernelCall)
+        assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= MOST_SHARED + 1024
+
+
+@each_rung
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_no_config_spills(rung: Rung[Conv2dProblem], dtype: str) -> None:
+    problem = replace(LARGE, dtype=dtype, bias=True, residual=True, relu=True)
+    for config in rung.configs(problem):
+        (program,) = rung.recipe(problem, config).programs
+        assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config
