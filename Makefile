@@ -1,6 +1,8 @@
 # `make demo` and `make test` work from a clean clone: what they need is installed into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of the tests' random inputs: `make test` says the same every time. `pytest` by itself draws new ones.
+SEED ?= 1
 READY := .venv/.ready
 
 .PHONY: demo test setup clean
@@ -16,7 +18,7 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --seed $(SEED)
 
 setup: $(READY)
 

@@ -20,6 +20,9 @@ os.environ.setdefault("ESCALADE_CACHE_DIR", str(ROOT / ".cache" / "escalade"))
 
 hypothesis.settings.register_profile("default", max_examples=20, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "repeated", max_examples=20, deadline=None, print_blob=True, derandomize=True
+)
 hypothesis.settings.load_profile("default")
 
 
@@ -33,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is not None:
+        hypothesis.settings.load_profile("repeated")
     given = getattr(config, "workerinput", {}).get("seed", config.option.seed)
     config.option.seed = random.SystemRandom().randrange(2**31) if given is None else given
     if config.option.thorough:
