@@ -1,8 +1,9 @@
-"""What tests of several operations share: the rungs, and the problems of each that are worth a run."""
+"""What tests share: the rungs, the problems of each that are worth a run, and work in several threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -67,3 +68,22 @@ def label(value: object) -> str | None:
     if hasattr(value, "dtype") and hasattr(value, "layout"):
         return f"{value.name}-{value.dtype}-{value.layout}"  # type: ignore[attr-defined]
     return None
+
+
+def in_threads(work: Callable[[int], None], count: int = 4) -> None:
+    """Runs `work` in so many threads at once, each with its number; the first failure of any is raised here."""
+    failures: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

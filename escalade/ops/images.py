@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +40,58 @@ class Images:
     @property
     def elements(self) -> int:
         return self.batch * self.channels * self.pixels
+
+
+@dataclass(frozen=True)
+class FilteredImages(Images, ABC):
+    """The fields with which a problem begins that convolves images, and what follows from the sizes on the way."""
+
+    filters: int
+    filter_height: int
+    filter_width: int
+
+    @property
+    @abstractmethod
+    def conv_height(self) -> int:
+        """Of the convolution, before any pooling."""
+
+    @property
+    @abstractmethod
+    def conv_width(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_height(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int: ...
+
+    @property
+    def taps(self) -> int:
+        return self.filter_height * self.filter_width
+
+    @property
+    def weight_elements(self) -> int:
+        return self.filters * self.channels * self.taps
+
+    @property
+    def conv_elements(self) -> int:
+        return self.batch * self.filters * self.conv_height * self.conv_width
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.filters * self.output_height * self.output_width
+
+    @property
+    def flops(self) -> int:
+        """Of the convolution."""
+        return 2 * self.conv_elements * self.channels * self.taps
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
 
 
 class ImageProblem(Problem, Protocol):

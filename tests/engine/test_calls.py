@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from escalade.bench.timing import host_time
 from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
+from tests.support import in_threads
 
 
 class Network(nn.Module):
@@ -159,22 +159,13 @@ def test_threads() -> None:
     model, engine = made(TWO)
     inputs = [torch.randn(1 + number % 2, 12) for number in range(8)]
     expected = [model(x).detach() for x in inputs]
-    failures: list[BaseException] = []
 
     def work(offset: int) -> None:
-        try:
-            for number in range(40):
-                at = (number + offset) % len(inputs)
-                torch.testing.assert_close(engine(inputs[at]), expected[at])
-        except BaseException as error:
-            failures.append(error)
+        for number in range(40):
+            at = (number + offset) % len(inputs)
+            torch.testing.assert_close(engine(inputs[at]), expected[at])
 
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work)
 
 
 def test_a_saved_engine_runs_directly_too(tmp_path: pathlib.Path) -> None:

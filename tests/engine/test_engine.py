@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +18,7 @@ from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG
+from tests.support import in_threads
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
 ROUNDING = {"fp16": 1, "bf16": 8}
@@ -171,22 +171,13 @@ def test_threads_share_an_engine(small: nn.Module) -> None:
     engine = compile(small, torch.randn(1, 3, 6, 6), plans=2)  # fewer than there are batch sizes
     inputs = [torch.randn(1 + number % 3, 3, 6, 6) for number in range(12)]
     expected = [small(x).detach() for x in inputs]
-    failures: list[BaseException] = []
 
     def work(offset: int) -> None:
-        try:
-            for number in range(24):
-                position = (number + offset) % len(inputs)
-                torch.testing.assert_close(engine(inputs[position]), expected[position])
-        except BaseException as error:
-            failures.append(error)
+        for number in range(24):
+            position = (number + offset) % len(inputs)
+            torch.testing.assert_close(engine(inputs[position]), expected[position])
 
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.checks import match_name, require, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.images import Images, check_problem, pair_pattern, read_pair, read_sizes, spell_pair
+from escalade.ops.images import FilteredImages, check_problem, pair_pattern, read_pair, read_sizes, spell_pair
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 SOURCES = ("fp32", "fp16", "bf16", "uint8")
@@ -24,7 +23,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class FewChannelsProblem(Images):
+class FewChannelsProblem(FilteredImages):
     """y = max_pool(relu(conv2d(x, weight) + bias)), stride 1; bias, ReLU and pooling optional.
 
     Pooling windows are `pool` by `pool` and lie side by side; with `ceil_mode` those at the right and lower edge may
@@ -32,9 +31,6 @@ class FewChannelsProblem(Images):
     and y as `dtype` (`tf32` in fp32). Sums are fp32; x and y lie in `layout`.
     """
 
-    filters: int
-    filter_height: int
-    filter_width: int
     padding: tuple[int, int] = (0, 0)
     bias: bool = False
     relu: bool = False
@@ -110,35 +106,9 @@ class FewChannelsProblem(Images):
         return -(-size // self.pool) if self.ceil_mode else size // self.pool
 
     @property
-    def taps(self) -> int:
-        return self.filter_height * self.filter_width
-
-    @property
-    def weight_elements(self) -> int:
-        return self.filters * self.channels * self.taps
-
-    @property
-    def conv_elements(self) -> int:
-        return self.batch * self.filters * self.conv_height * self.conv_width
-
-    @property
-    def output_elements(self) -> int:
-        return self.batch * self.filters * self.output_height * self.output_width
-
-    @property
-    def flops(self) -> int:
-        """Of the convolution."""
-        return 2 * self.conv_elements * self.channels * self.taps
-
-    @property
     def bytes(self) -> int:
         stored = self.weight_elements + (self.filters if self.bias else 0) + self.output_elements
         return self.elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
-
-    @property
-    def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
-        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
 
 
 def _check(p: FewChannelsProblem) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from escalade.ops.checks import match_name, require, require_at_least
 from escalade.ops.elements import ELEMENT_BYTES
 from escalade.ops.images import (
     LAYOUTS,
-    Images,
+    FilteredImages,
     check_problem,
     pair_pattern,
     read_pair,
@@ -34,7 +33,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class StemProblem(Images):
+class StemProblem(FilteredImages):
     """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalisation, ReLU and pooling optional.
 
     x is the image as its owner has it: `source` and `source_layout`. Pixels are normalised in fp32 and rounded to
@@ -42,9 +41,6 @@ class StemProblem(Images):
     image is zero *after* the normalisation. Sums are fp32. y is NHWC.
     """
 
-    filters: int
-    filter_height: int
-    filter_width: int
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     source: str = "fp32"
@@ -121,36 +117,10 @@ class StemProblem(Images):
         return "fp32" if self.dtype == "tf32" else self.dtype
 
     @property
-    def taps(self) -> int:
-        return self.filter_height * self.filter_width
-
-    @property
-    def conv_elements(self) -> int:
-        return self.batch * self.conv_height * self.conv_width * self.filters
-
-    @property
-    def output_elements(self) -> int:
-        return self.batch * self.output_height * self.output_width * self.filters
-
-    @property
-    def weight_elements(self) -> int:
-        return self.filters * self.channels * self.taps
-
-    @property
-    def flops(self) -> int:
-        """Of the convolution."""
-        return 2 * self.conv_elements * self.channels * self.taps
-
-    @property
     def bytes(self) -> int:
         image = self.elements * ELEMENT_BYTES[self.source]
         stored = self.weight_elements + self.filters + self.output_elements
         return image + stored * ELEMENT_BYTES[self.storage] + (8 * self.channels if self.normalise else 0)
-
-    @property
-    def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
-        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
 
 
 def _check(p: StemProblem) -> None:
