@@ -52,7 +52,7 @@ class WarpsConfig(Config):
     cluster: int = 1
     """Blocks that share the same rows, each with `tile_warps`."""
     gelu: str = ""
-    """`erf` (exact), `fitted` or `tanh`."""
+    """One of `gelu_forms`."""
 
 
 @dataclass(frozen=True)
