@@ -109,7 +109,7 @@ class FusedConfig(Config):
     threads: int
     """Of a block, which has one item."""
     gelu: str
-    """`erf` (exact), `fitted` or `tanh`."""
+    """One of `gelu_forms`."""
 
 
 _MOST_THREADS = 512

@@ -37,7 +37,7 @@ class PersistentConfig(Config):
     unroll: int
     """Steps of the products' loops at once."""
     gelu: str
-    """`erf` (exact), `fitted` or `tanh`."""
+    """One of `gelu_forms`."""
 
 
 @dataclass(frozen=True)
