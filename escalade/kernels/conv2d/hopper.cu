@@ -9,7 +9,7 @@
 // What bounds it: the copies from L2, 64 operations a byte with tiles of 128x128, then tensor cores and power.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
-#include "common/hopper.cuh"
+#include "common/ring.cuh"
 
 constexpr int SLAB = 64;  // channels of a stage
 constexpr int ROW_BYTES = SLAB * sizeof(Element);
@@ -30,38 +30,18 @@ __device__ __forceinline__ void multiply(float (&sums)[TILE_N / 2], u64 pixels, 
     else wgmma(sums, pixels, weights, accumulate);
 }
 
-// The stages in shared memory and their barriers: `full` when a stage's copies have arrived, `empty` when all warps
-// have multiplied it.
-struct Ring {
-    u32 stages;
-    int stage = 0;
-    u32 parity = 0;  // changes with every lap
-
-    __device__ __forceinline__ explicit Ring(u32 stages) : stages(stages) {}
-
-    __device__ __forceinline__ u32 pixels(int stage) const { return stages + stage * STAGE_BYTES; }
-    __device__ __forceinline__ u32 weights(int stage) const { return pixels(stage) + PIXEL_BYTES; }
-    __device__ __forceinline__ u32 full(int stage) const { return stages + STAGES * STAGE_BYTES + 8 * stage; }
-    __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8 * STAGES; }
-
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
+using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 
 // Starts the copies of a tile, slab after slab: all channels of a tap, then the next tap. For one thread.
 struct Loader {
     const TensorMap &pixel_map, &weight_map;
-    Ring ring;
+    Stages ring;
     int first_filter, channels, filter_width;
     int n, h, w;  // of the first window's corner
     int left;     // slabs yet to come
     int c = 0, r = 0, s = 0, k = 0;
 
-    __device__ __forceinline__ Loader(const TensorMap& pixel_map, const TensorMap& weight_map, const Ring& ring,
+    __device__ __forceinline__ Loader(const TensorMap& pixel_map, const TensorMap& weight_map, const Stages& ring,
                                       const ConvShape& shape, int first_pixel, int first_filter, int slabs)
         : pixel_map(pixel_map), weight_map(weight_map), ring(ring), first_filter(first_filter),
           channels(shape.channels), filter_width(shape.filter_width), left(slabs) {
@@ -71,13 +51,13 @@ struct Loader {
         w = first_pixel % shape.output_width * shape.stride_w - shape.pad_w;
     }
 
-    // Waits until the stage is free; none has been used in the first lap.
+    // Waits until the stage is free.
     __device__ __forceinline__ void load() {
         const u32 full = ring.full(ring.stage);
-        barrier_wait(ring.empty(ring.stage), ring.parity ^ 1);
+        ring.wait_empty();
         barrier_expect(full, STAGE_BYTES);
-        tma_load_im2col(ring.pixels(ring.stage), pixel_map, full, c, w, h, n, s, r);
-        tma_load_2d(ring.weights(ring.stage), weight_map, full, k, first_filter);
+        tma_load_im2col(ring.address(), pixel_map, full, c, w, h, n, s, r);
+        tma_load_2d(ring.address() + PIXEL_BYTES, weight_map, full, k, first_filter);
         ring.next();
         --left;
         k += SLAB;
@@ -92,18 +72,13 @@ struct Loader {
     }
 };
 
-// One lane speaks for its warp: wgmma_wait has brought all of them here.
-__device__ __forceinline__ void release(const Ring& ring, int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty(stage));
-}
-
 // A stage is released when the products after it have been issued, so that the tensor cores always have work.
-__device__ __forceinline__ void multiply_slabs(Sums& sums, Ring& ring, Loader& loader, int slabs, int first_row) {
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader& loader, int slabs, int first_row) {
     int previous = 0;
     for (int slab = 0; slab < slabs; ++slab) {
-        barrier_wait(ring.full(ring.stage), ring.parity);
-        const u64 pixels = operand_descriptor(ring.pixels(ring.stage) + first_row * ROW_BYTES);
-        const u64 weights = operand_descriptor(ring.weights(ring.stage));
+        ring.wait_full();
+        const u64 pixels = operand_descriptor(ring.address() + first_row * ROW_BYTES);
+        const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < ROW_BYTES / 32; ++step)
@@ -113,7 +88,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Ring& ring, Loader& l
         wgmma_commit();
         wgmma_wait<1>();
         if (slab > 0) {
-            release(ring, previous);
+            ring.release(previous);
             if (!PRODUCER) {
                 if (threadIdx.x == 0 && loader.left > 0) loader.load();
                 __syncwarp();
@@ -160,12 +135,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                   const Element* __restrict__ bias, const Element* __restrict__ residual, Element* __restrict__ y,
                   ConvShape shape) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    Ring ring(shared_address(shared_memory));
+    Stages ring(shared_address(shared_memory));
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            barrier_init(ring.full(stage), 1);
-            barrier_init(ring.empty(stage), WARPGROUPS * 4);
-        }
+        ring.init(WARPGROUPS * 4);
         fence_barrier_init();
         prefetch_map(pixel_map);
         prefetch_map(weight_map);

@@ -1,0 +1,53 @@
+// A ring of stages in shared memory, between a thread that starts copies into them and warps that multiply from them.
+// Each stage has two barriers: `full` when its copies have arrived, `empty` when all have done with it.
+#pragma once
+
+#include "common/hopper.cuh"
+
+template <int STAGES, int STAGE_BYTES>
+struct Ring {
+    static_assert(STAGE_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
+    static constexpr int BYTES = STAGES * (STAGE_BYTES + 16);  // the stages, then their barriers
+
+    u32 stages;      // the first one's address
+    int stage = 0;   // that comes next
+    u32 parity = 0;  // changes with every lap
+
+    __device__ __forceinline__ explicit Ring(u32 stages) : stages(stages) {}
+
+    // By one thread, before a barrier of the block. One arrival fills a stage, `readers` free it.
+    __device__ __forceinline__ void init(u32 readers) const {
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(full(i), 1);
+            barrier_init(empty(i), readers);
+        }
+    }
+
+    __device__ __forceinline__ u32 address() const { return stages + stage * STAGE_BYTES; }
+    __device__ __forceinline__ u32 full(int stage) const { return stages + STAGES * STAGE_BYTES + 8 * stage; }
+    __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8 * STAGES; }
+
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full(stage), parity); }
+    // None has been used in the first lap.
+    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty(stage), parity ^ 1); }
+
+    // One lane speaks for its warp: what the warp has waited for, all of its lanes have.
+    __device__ __forceinline__ void release(int stage) const {
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty(stage));
+    }
+
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+    // Past the stages of a neighbour. A parity cannot tell a lap from the one after next: whoever skips must have heard
+    // that the stages skipped have been waited for.
+    __device__ __forceinline__ void skip(int steps) {
+        const int to = stage + steps;
+        parity ^= to / STAGES & 1;
+        stage = to % STAGES;
+    }
+};
