@@ -176,25 +176,70 @@ def precompile(
 
 @app.command()
 def tune(
-    networks: Annotated[
-        list[str], typer.Argument(help="Networks of escalade.models, such as resnet18.", show_default=False)
-    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Networks of escalade.models, such as resnet18; with --problem, the operation that it is of.",
+            show_default=False,
+        ),
+    ] = None,
+    problem: Problems = None,
     dtype: Dtypes = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,256",
+    layout: Layouts = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes of networks, separated by commas.")] = "1,8,32,256",
     table: Annotated[
         pathlib.Path | None,
         typer.Option(help="The table to fill; yours for this GPU without it.", show_default=False),
     ] = None,
     again: Annotated[bool, typer.Option(help="Measure anew what the table already has.")] = False,
+    sweep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Instead: time every candidate of so many random convolutions into the file --out, which is "
+            "gone on with if it is there.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random convolutions.")] = 0,
+    judge: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="Instead: how the choices that need no measurement compare with the best of such a file. Fails if any "
+            "takes more than twice as long. Needs no GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    untuned: Annotated[
+        bool,
+        typer.Option(help="Instead: twenty odd convolutions that no table has, beside PyTorch."),
+    ] = False,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Where --sweep and --untuned write.", show_default=False)
+    ] = None,
 ) -> None:
-    """Measure every rung and config for the steps of networks, and remember the fastest. Needs a GPU."""
+    """Measure every rung and config for the steps of networks, or for problems, and remember the fastest.
+
+    Entries are saved as they are found: a run that is stopped goes on where it was when it is started again.
+    """
     from escalade.tune import commands
 
-    try:
-        batches = [int(size) for size in batch.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"--batch {batch}: numbers separated by commas") from None
-    raise typer.Exit(commands.tune(networks, tuple(dtype or ("fp16",)), batches, table, again))
+    instead = sum((sweep is not None, judge is not None, untuned))
+    if instead > 1 or (instead and (names or problem)):
+        raise typer.BadParameter("--sweep, --judge, --untuned and what is to be tuned exclude each other")
+    if judge is not None:
+        raise typer.Exit(commands.judge(judge))
+    if sweep is not None:
+        raise typer.Exit(commands.sweep_into(out or pathlib.Path("sweep.jsonl"), sweep, seed))
+    if untuned:
+        from escalade.bench import untuned as odd
+
+        raise typer.Exit(odd.command(out))
+    options = commands.TuneOptions(
+        tuple(names or ()), tuple(problem or ()), tuple(dtype or ("fp16",)), tuple(layout or ("nhwc",)),
+        _numbers("--batch", _listed([batch])), table, again,
+    )  # fmt: skip
+    raise typer.Exit(commands.tune(options))
 
 
 @app.command()
@@ -253,6 +298,55 @@ def bench(
         seconds, phases, stream, size, seed, json, results, plot,
     )  # fmt: skip
     raise typer.Exit(commands.bench(options))
+
+
+@app.command()
+def layers(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Sets of layers: resnet18, resnet50, stem, depthwise, untuned; or convolutions such as "
+            "64to64_56_k3s1_b256_bias+relu.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", "-b", help="Batch sizes such as 32,256; 256 without it.", show_default=False),
+    ] = None,
+    dtype: Dtypes = None,
+    direction: Annotated[
+        str, typer.Option("--direction", "-d", help="forward, input_gradient or weight_gradient.")
+    ] = "forward",
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="cudnn-graph (the best plan of cuDNN; needs nvidia-cudnn-frontend), torch, compile (torch.compile, "
+            "tens of seconds a layer); none. Without it: the first two.",
+            show_default=False,
+        ),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(help="Search the fastest config of all preferred rungs, instead of what a call takes."),
+    ] = False,
+    device: Where = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the records to this file too.")] = None,
+    results: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File the records under this folder, as FOLDER/<gpu>/layers.jsonl."),
+    ] = None,
+) -> None:
+    """Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer."""
+    from escalade.bench.layers import command
+
+    options = command.LayerOptions(
+        tuple(names), _numbers("--batch", _listed(batch)), _listed(dtype), direction, _listed(peers), tune, device,
+        seconds, seed, json, results,
+    )  # fmt: skip
+    raise typer.Exit(command.layers(options))
 
 
 @app.command()

@@ -41,6 +41,8 @@ class Settings:
     min_rounds: int = 5
     screening_seconds: float = 0.02
     """For each config of the first pass of tuning."""
+    weights_stay: bool = False
+    """Leave the steps that depend on nothing but weights out of the time, whatever the operation says."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Bench:
 
     def _arm(self, one: Verified) -> Arm:
         recipe = one.rung.recipe(one.problem, one.config)
-        packed = self.operation.weights_stay and bool(recipe.packing.steps)
+        stay = self.operation.weights_stay or self.settings.weights_stay
+        packed = stay and bool(recipe.packing.steps)
         executable = Executable(recipe.after_packing if packed else recipe, self.device, one.name)
         workspaces = self._workspaces(recipe)
 

@@ -117,7 +117,7 @@ def _climb_dtype(
         return [_failure(operation, job) for job in planned if job.failure]
     case = verify.Case(operation, problem, device, settings.seed)
     records, verified = _verify(operation, case, planned)
-    rivals = _verified_peers(operation, case, settings, say) if device.type == "cuda" else []
+    rivals = verified_peers(operation, case, settings, say) if device.type == "cuda" else []
     del case
     bench = Bench(
         operation, problem, device, [v.rung.recipe(v.problem, v.config) for v in verified], settings, ceilings
@@ -177,7 +177,7 @@ def _failure(operation: Operation[Any], job: verify.Job, outcome: verify.Outcome
     )
 
 
-def _verified_peers(
+def verified_peers(
     operation: Operation[Any], case: verify.Case, settings: Settings, say: Say
 ) -> list[tuple[Peer, float]]:
     """The peers that can do the problem, with their errors. One that cannot is said, and left out."""

@@ -6,7 +6,8 @@ that runs: on the GPU for CUDA tensors, on the twin for CPU tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -42,18 +43,20 @@ class Ints:
 
 @dataclass(frozen=True)
 class TiledMap:
-    """A tensor map for boxes of a dense tensor; everything innermost dimension first.
+    """A tensor map for boxes of a tensor; everything innermost dimension first.
 
     Loads outside the tensor give zeros, stores there are dropped.
     """
 
     buffer: Buffer
     element: str
-    """The element type's name: fp16, bf16, fp32, tf32 or uint8."""
+    """The element type's name: fp16, bf16, fp32, tf32, fp8 or uint8."""
     sizes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 128
     """Bytes within which 16-byte chunks change places: 0, 32, 64 or 128."""
+    strides: tuple[int, ...] = ()
+    """Bytes from one element to the next along every dimension but the innermost, in any order; empty: it is dense."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +161,23 @@ class Recipe:
     @property
     def workspace_bytes(self) -> int:
         return sum(workspace.bytes for workspace in self.workspaces)
+
+    def over(self, buffers: Mapping[str, Buffer], lane: int = 0) -> Recipe:
+        """The same launches in another lane, over other buffers: those of these names, workspaces among them."""
+
+        def moved(buffer: Buffer) -> Buffer:
+            to = buffers.get(buffer.name)
+            return buffer if to is None else replace(buffer, name=to.name, offset=to.offset + buffer.offset)
+
+        def argument(one: Argument) -> Argument:
+            if isinstance(one, Buffer):
+                return moved(one)
+            return replace(one, buffer=moved(one.buffer)) if isinstance(one, TiledMap | Im2colMap) else one
+
+        def step(one: KernelCall | ConstantCopy) -> KernelCall | ConstantCopy:
+            if isinstance(one, ConstantCopy):
+                return replace(one, source=moved(one.source))
+            return replace(one, arguments=tuple(map(argument, one.arguments)), lane=lane)
+
+        workspaces = (replace(one, name=moved(Buffer(one.name)).name) for one in self.workspaces)
+        return Recipe(tuple(map(step, self.steps)), tuple(workspaces))

@@ -12,14 +12,23 @@ from escalade.device.driver import check
 from escalade.device.recipe import Im2colMap, TensorMap, TiledMap
 from escalade.errors import UnsupportedError
 
-ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "uint8": 1}
-_DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "tf32": "FLOAT32", "uint8": "UINT8"}
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "fp8": 1, "uint8": 1}
+_DATA_TYPES = {
+    "fp16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "fp32": "FLOAT32",
+    "tf32": "FLOAT32",
+    "fp8": "UINT8",
+    "uint8": "UINT8",
+}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _MAP_BYTES = 128
 
 
-def dense_strides(tensor_map: TensorMap) -> tuple[int, ...]:
+def strides_of(tensor_map: TensorMap) -> tuple[int, ...]:
     """Bytes from one element to the next along every dimension but the innermost."""
+    if isinstance(tensor_map, TiledMap) and tensor_map.strides:
+        return tensor_map.strides
     inner = ELEMENT_BYTES[tensor_map.element] * tensor_map.sizes[0]
     return tuple(itertools.accumulate((inner, *tensor_map.sizes[1:-1]), operator.mul))
 
@@ -29,16 +38,16 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     """The 128 bytes that a kernel takes by value; kept, since tensors come back at the same addresses."""
     from cuda.bindings import driver
 
-    if address % 16 or any(stride % 16 for stride in dense_strides(tensor_map)):
+    if address % 16 or any(stride % 16 for stride in strides_of(tensor_map)):
         raise UnsupportedError(
             f"a tensor map needs an address and strides that are multiples of 16 bytes; the address of "
-            f"{tensor_map.buffer.name} is {address:#x}, its strides are {dense_strides(tensor_map)}"
+            f"{tensor_map.buffer.name} is {address:#x}, its strides are {strides_of(tensor_map)}"
         )
     data_type = getattr(
         driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[tensor_map.element]}"
     )
     sizes = _long(driver, tensor_map.sizes)
-    strides = _long(driver, dense_strides(tensor_map))
+    strides = _long(driver, strides_of(tensor_map))
     rest = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[tensor_map.swizzle]}"),

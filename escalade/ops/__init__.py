@@ -7,6 +7,8 @@ from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, adaptive_avg_poo
 from escalade.ops.add import Add, add
 from escalade.ops.batch_norm import BatchNorm, BatchStatistics, batch_norm, batch_statistics
 from escalade.ops.conv2d import Conv2d, conv2d
+from escalade.ops.conv2d_input_gradient import Conv2dInputGradient, conv2d_input_gradient
+from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradient, conv2d_weight_gradient
 from escalade.ops.convert import Convert
 from escalade.ops.few_channels import FewChannels, few_channels
 from escalade.ops.ladder import Config, Ladder, Operation, Problem, Rung
@@ -24,6 +26,8 @@ OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
         Conv2d(),
+        Conv2dInputGradient(),
+        Conv2dWeightGradient(),
         Stem(),
         FewChannels(),
         Relu(),
@@ -61,6 +65,8 @@ __all__ = [
     "batch_norm",
     "batch_statistics",
     "conv2d",
+    "conv2d_input_gradient",
+    "conv2d_weight_gradient",
     "few_channels",
     "linear",
     "max_pool2d",

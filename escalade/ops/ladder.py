@@ -93,6 +93,17 @@ class Rung(ABC, Generic[P]):
     def recipe(self, problem: P, config: Config) -> Recipe:
         """The launches. A pure function; buffers are named as in `Operation.inputs`."""
 
+    def estimate(self, problem: P, config: Config) -> float | None:
+        """About the microseconds that it takes on an H200; None from a rung that has no model of itself.
+
+        What `escalade.tune` chooses by where nothing was measured: only comparisons matter.
+        """
+        return None
+
+    def least(self, problem: P) -> float:
+        """Microseconds that no config can beat: what rules a rung out before its configs are made."""
+        return 0.0
+
     @property
     def stands_on(self) -> tuple[str, ...]:
         """`below`, whatever its form."""

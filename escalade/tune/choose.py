@@ -1,4 +1,4 @@
-"""The choice of a rung and a config: asked for by name, measured, or by a rule that needs no measurement."""
+"""The choice of a rung and a config: asked for by name, measured, or by estimates that need no measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 from escalade import ops
 from escalade.device.cuda import architecture_of
+from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
+from escalade.ops import machine
+from escalade.ops.elements import MOST_SHARED, SHARED_BYTES
 from escalade.ops.ladder import Config, Problem, Rung
 from escalade.tune.table import tables_for
 
@@ -30,37 +33,84 @@ def choose(
     rung: str | None = None,
     avoid: frozenset[str] = frozenset(),
 ) -> Choice:
-    """The rung of that name, or the first of the preferred ones that can do the problem on the device.
+    """The rung of that name, or the one that was measured to be fastest, or the one that should be.
 
-    `avoid` holds rungs that have failed here before, as `operation/rung`.
+    `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed.
     """
-    asked_of = ops.operation(operation)
-    ladder = asked_of.ladder
     here = architecture_of(device)
     if rung is not None:
-        asked = ladder.rung(rung)
+        asked = ops.operation(operation).ladder.rung(rung)
         refusal = asked.refusal(problem, here)
         if refusal:
             raise UnsupportedError(f"rung {rung} of {operation} cannot do {problem.name}: {refusal}")
         return Choice(asked, asked.configs(problem)[0], problem, "asked for by name")
-    measured = _from_tables(operation, problem, device, avoid)
-    if measured is not None:
-        return measured
+    return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, here, avoid)
+
+
+def estimated(
+    operation: str, problem: Problem, architecture: str | None, avoid: frozenset[str] = frozenset()
+) -> Choice:
+    """What should be fastest on a GPU of that architecture (None: the twin), by a rule that needs no measurement.
+
+    Preferred rungs that can do the problem compete by their estimates, in their order up to the first that has none:
+    that one is taken if it comes first, and is a last resort otherwise.
+    """
+    asked = ops.operation(operation)
+    best: Choice | None = None
+    least = float("inf")
     refusals = []
-    for name in asked_of.preferred(problem):
+    for name in dict.fromkeys(asked.preferred(problem)):
         if f"{operation}/{name}" in avoid:
             refusals.append(f"{name}: it failed before.")
             continue
-        candidate = ladder.rung(name)
-        for form in asked_of.forms(name, problem):
-            refusal = candidate.refusal(form, here)
-            if refusal is None:
-                why = "first of the preferred rungs that supports it"
-                if form != problem:
-                    why += f", in layout {form.layout}"
-                return Choice(candidate, candidate.configs(form)[0], form, why)
+        rung = asked.ladder.rung(name)
+        form, refusal = _form(asked, rung, problem, architecture)
+        if form is None:
             refusals.append(f"{name}: {refusal}")
-    raise UnsupportedError(f"no rung of {operation} can do {problem.name}. " + " ".join(refusals))
+            continue
+        layout = f", in layout {form.layout}" if form != problem else ""
+        conversion = machine.microseconds(0, 2 * problem.bytes, launches=2) if layout else 0.0
+        if rung.least(form) + conversion >= least:
+            continue
+        config, us = _best(rung, form, architecture)
+        if us is None:
+            if best is None:
+                why = "first of the preferred rungs that supports it"
+                best = Choice(rung, rung.configs(form)[0], form, why + layout)
+            break
+        if us + conversion < least:
+            least = us + conversion
+            best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout)
+    if best is None:
+        raise UnsupportedError(f"no rung of {operation} can do {problem.name}. " + " ".join(refusals))
+    return best
+
+
+def _form(
+    operation: ops.Operation[Any], rung: Rung[Any], problem: Problem, architecture: str | None
+) -> tuple[Any, str]:
+    """The first form of the problem that the rung takes; or None, and why it takes none."""
+    refusals = []
+    for form in operation.forms(rung.name, problem):
+        refusal = rung.refusal(form, architecture)
+        if refusal is None:
+            return form, ""
+        refusals.append(refusal)
+    return None, " ".join(refusals)
+
+
+def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[Config, float | None]:
+    """The config with the least estimate among those that fit the architecture, the first of equals; the default and
+    None if the rung has no estimates."""
+    configs = rung.configs(problem)
+    figures = [(rung.estimate(problem, config), config) for config in configs]
+    ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
+    room = SHARED_BYTES.get(architecture or "", MOST_SHARED)
+    for us, config in ranked:
+        steps = rung.recipe(problem, config).steps
+        if all(step.shared_bytes <= room for step in steps if isinstance(step, KernelCall)):
+            return config, us
+    return configs[0], None
 
 
 def _from_tables(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,15 @@ from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.ladder import Config, Problem, Rung
+from escalade.tune.samples import Sample
 from escalade.tune.table import Entry
 
 SCREENING_SECONDS = 0.004
 """For each candidate of the first pass."""
 FINAL_SECONDS = 0.05
 _FINALISTS = 4
+HOPELESS = 4.0
+"""Times the least estimate: what is estimated to take longer is not measured."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,22 @@ class Candidate:
 
 
 def candidates(operation: str, problem: Problem, architecture: str | None) -> list[Candidate]:
-    """Every config of every preferred rung that takes the problem as it is."""
+    """Every config of every preferred rung that takes the problem as it is, the hopeless ones apart.
+
+    One thread an output can take a thousand times as long as tensor cores: seconds that nothing is learnt from.
+    """
     asked = ops.operation(operation)
-    found = []
+    found: list[tuple[Candidate, float | None]] = []
+    least = math.inf
     for name in dict.fromkeys(asked.preferred(problem)):
         rung = asked.ladder.rung(name)
-        if rung.refusal(problem, architecture) is None:
-            found += [Candidate(rung, config) for config in rung.configs(problem)]
-    return found
+        if rung.refusal(problem, architecture) is not None or rung.least(problem) > HOPELESS * least:
+            continue
+        for config in rung.configs(problem):
+            us = rung.estimate(problem, config)
+            found.append((Candidate(rung, config), us))
+            least = min(least, math.inf if us is None else us)
+    return [candidate for candidate, us in found if us is None or us <= HOPELESS * least]
 
 
 def programs(operation: str, problems: Iterable[Problem], architecture: str | None) -> list[Program]:
@@ -63,29 +75,66 @@ def fastest(operation: str, problem: Problem, device: torch.device, seed: int = 
 
     Steps that only pack weights are not part of it: a plan does them once.
     """
-    asked = ops.operation(operation)
-    case = Case(asked, problem, device, seed)
-    inputs = case.inputs_in(problem.layout)
-    output = asked.output(problem, device)
-    arms: dict[str, tuple[Candidate, Arm]] = {}
-    failures = []
-    for candidate in candidates(operation, problem, architecture_of(device)):
-        try:
-            outcome = case.check(candidate.rung, problem.layout, candidate.config)
-            if outcome.failed:
-                failures.append(f"{candidate.name}: {outcome.failure}")
-                continue
-            arms[candidate.name] = candidate, _arm(candidate, problem, {**inputs, "y": output}, device)
-        except CompileError as error:
-            failures.append(f"{candidate.name}: {error}")
-    if not arms:
-        raise UnsupportedError(f"nothing that {operation} has does {problem.name}: {'; '.join(failures)}")
-    times = _time([arm for _, arm in arms.values()], device, SCREENING_SECONDS)
+    offered = candidates(operation, problem, architecture_of(device))
+    trial = Trial(operation, problem, device, offered, seed)
+    if not trial.right:
+        failures = "; ".join(f"{name}: {failure}" for name, failure in trial.failures.items())
+        raise UnsupportedError(f"nothing that {operation} has does {problem.name}: {failures}")
+    times = trial.time(trial.right, SCREENING_SECONDS)
     best = sorted(times, key=lambda name: times[name])[:_FINALISTS]
-    final = _time([arms[name][1] for name in best], device, FINAL_SECONDS)
+    final = trial.time(best, FINAL_SECONDS)
     winner = min(final, key=lambda name: final[name])
-    chosen = arms[winner][0]
+    chosen = next(candidate for candidate in offered if candidate.name == winner)
     return Entry(chosen.rung.name, chosen.config.as_dict(), round(final[winner], 3))
+
+
+def samples(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
+    """The time of every candidate, by a short look."""
+    here = architecture_of(device)
+    offered = candidates(operation, problem, here)
+    trial = Trial(operation, problem, device, offered, seed)
+    times = trial.time(trial.right, SCREENING_SECONDS) if trial.right else {}
+    return [
+        Sample(
+            operation, problem.name, problem.dtype, problem.layout, here or "", candidate.rung.name,
+            candidate.config.as_dict(), round(times[candidate.name], 3) if candidate.name in times else None,
+            trial.failures.get(candidate.name, ""), len(offered),
+        )
+        for candidate in offered
+    ]  # fmt: skip
+
+
+class Trial:
+    """The candidates of one problem, verified; those that are right can be timed."""
+
+    def __init__(
+        self, operation: str, problem: Problem, device: torch.device, offered: Sequence[Candidate], seed: int
+    ) -> None:
+        asked = ops.operation(operation)
+        case = Case(asked, problem, device, seed)
+        tensors = {**case.inputs_in(problem.layout), "y": asked.output(problem, device)}
+        self.failures: dict[str, str] = {}
+        self._device = device
+        self._arms: dict[str, Arm] = {}
+        for candidate in offered:
+            try:
+                outcome = case.check(candidate.rung, problem.layout, candidate.config)
+                if outcome.failed:
+                    self.failures[candidate.name] = outcome.failure
+                    continue
+                self._arms[candidate.name] = _arm(candidate, problem, tensors, device)
+            except CompileError as error:
+                self.failures[candidate.name] = str(error)
+
+    @property
+    def right(self) -> list[str]:
+        return list(self._arms)
+
+    def time(self, names: Sequence[str], seconds: float) -> dict[str, float]:
+        """Microseconds by name."""
+        arms = [self._arms[name] for name in names]
+        timings = time_interleaved(arms, self._device, seconds_per_arm=seconds, min_rounds=3, replay_us=200.0)
+        return {name: timing.median_us for name, timing in timings.items()}
 
 
 def _arm(
@@ -101,8 +150,3 @@ def _arm(
     return Arm(
         candidate.name, [Executable(Recipe(each, recipe.workspaces), device, candidate.name).bind(bound)]
     )
-
-
-def _time(arms: Sequence[Arm], device: torch.device, seconds: float) -> dict[str, float]:
-    timings = time_interleaved(arms, device, seconds_per_arm=seconds, min_rounds=3, replay_us=200.0)
-    return {name: timing.median_us for name, timing in timings.items()}

@@ -12,6 +12,10 @@ from escalade.ops.ladder import Operation
 
 Inputs = Mapping[str, torch.Tensor]
 
+AGREEMENT = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 3e-2, "fp8": 0.1}
+"""How far a peer's result may be from the right one, as a whole: enough for Winograd's algorithm, and too little for
+TF32 (3e-4) where fp32 was asked for."""
+
 
 @dataclass(frozen=True)
 class Peer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -51,3 +52,34 @@ def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
         return torch.cudnn_convolution_relu(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
 
     return with_cudnn(p.dtype, compute)
+
+
+def compiled_peer() -> Peer:
+    """PyTorch's compiler with its own search among kernels: tens of seconds a problem, so only when asked for."""
+    return Peer("torch-compile", "nhwc", compiled)
+
+
+def compiled(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
+    """Convolution, bias, residual and ReLU, compiled for this very problem."""
+    call = _compiled(problem)
+    return with_cudnn(
+        problem.dtype,
+        lambda: call(inputs["x"], inputs["weight"], inputs.get("bias"), inputs.get("residual")),
+    )
+
+
+@lru_cache(maxsize=1)
+def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
+    p = problem
+
+    def layer(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        y = F.conv2d(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
+        if residual is not None:
+            y = y + residual
+        return torch.relu(y) if p.relu else y
+
+    # What was compiled before is of no use, and after a few of one function the compiler gives up.
+    torch.compiler.reset()
+    return torch.compile(layer, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from escalade.device.recipe import Im2colMap, TensorMap, TiledMap
-from escalade.device.tensor_map import ELEMENT_BYTES, dense_strides
+from escalade.device.tensor_map import ELEMENT_BYTES, strides_of
 from escalade.errors import UnsupportedError
 
 MAP_BYTES = 128
@@ -17,7 +17,7 @@ _LAYOUT = struct.Struct("=Q 4Q 5I 5H H 3h 3h 5B B B B B 3s")
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
     """A recipe's tensor map over the tensor at `address`."""
-    common = (address, ELEMENT_BYTES[tensor_map.element], tensor_map.sizes, dense_strides(tensor_map))
+    common = (address, ELEMENT_BYTES[tensor_map.element], tensor_map.sizes, strides_of(tensor_map))
     match tensor_map:
         case TiledMap():
             return encode_tiled(*common, tensor_map.box, tensor_map.swizzle)

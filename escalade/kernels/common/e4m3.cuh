@@ -37,3 +37,9 @@ template <>
 __device__ __forceinline__ e4m3 from_float<e4m3>(float value) {
     return {static_cast<unsigned char>(to_e4m3x2(value, 0.f))};
 }
+
+__device__ __forceinline__ float to_float(e4m3 value) {
+    u32 pairs[2];
+    e4m3x4_to_half2(pairs, value.code);
+    return unpack_half2(pairs[0]).x;
+}

@@ -109,6 +109,14 @@ __device__ __forceinline__ void tma_load_2d_multicast(u32 destination, const Ten
                  : "memory");
 }
 
+__device__ __forceinline__ void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x,
+                                                      int y, int z, u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                 : "memory");
+}
+
 // What lies outside the tensor is not written: edges need no mask.
 __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 source, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];\n"
@@ -154,6 +162,10 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// Of one of two warpgroups, or of both, that multiply in a block where others copy.
+__device__ __forceinline__ void warpgroup_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
+__device__ __forceinline__ void consumers_sync() { named_barrier_sync(3, 256); }
+
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
@@ -188,6 +200,23 @@ __device__ __forceinline__ void store_shared(u32 address, float4 v) {
                  :: "r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(u32 address, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" :: "r"(address), "f"(v) : "memory");
+}
+
+__device__ __forceinline__ float load_shared(u32 address) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float4 load_shared_16(u32 address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
 // From the same address in block `rank` of the cluster.
 __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
     float4 v;
@@ -210,7 +239,7 @@ __device__ __forceinline__ void wgmma_wait() {
 // A K-major operand in 128-byte-swizzled rows, its tile aligned to 1024 bytes.
 //   bits 0-13 start >> 4 | 16-29 leading offset >> 4 (unused here) | 32-45 stride between groups of
 //   8 rows >> 4 | 49-51 base offset 0 | 62-63 swizzle mode, 1 = 128 bytes
-// Going 16 elements along K inside the row adds 32 bytes to the start: +2 in the field.
+// Going 32 bytes along K inside the row, as far as a product goes, adds 2 to the start's field.
 __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32)
            | (u64(1) << 62);
@@ -235,36 +264,60 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
 #define ACCUMULATORS_32(i) \
     ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
 
-// d (+)= A * B^T over 16 elements of K; d is overwritten when accumulate is 0.
-#define WGMMA(TYPE, N, REGISTERS, A, B, P) \
+// d (+)= A * B^T over 32 bytes of K, DEPTH elements; d is overwritten when accumulate is 0. MAJORS says that both
+// operands are K-major, where they might not be.
+#define WGMMA(DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"
+    "wgmma.mma_async.sync.aligned.m64n" N "k" DEPTH ".f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B \
+    ", p, 1, 1" MAJORS ";\n}"
 
-#define DEFINE_WGMMA(NAME, TYPE) \
+#define DEFINE_WGMMA(NAME, DEPTH, TYPE, MAJORS) \
     __device__ __forceinline__ void NAME(float (&d)[32], u64 a, u64 b, u32 accumulate) { \
-        asm volatile(WGMMA(TYPE, "64", REGISTERS_0, "%32", "%33", "%34") \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "64", REGISTERS_0, "%32", "%33", "%34") \
                      : ACCUMULATORS_32(0) : "l"(a), "l"(b), "r"(accumulate)); \
     } \
     __device__ __forceinline__ void NAME(float (&d)[64], u64 a, u64 b, u32 accumulate) { \
-        asm volatile(WGMMA(TYPE, "128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66") \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : "l"(a), "l"(b), "r"(accumulate)); \
     } \
+    __device__ __forceinline__ void NAME(float (&d)[96], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "192", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2, "%96", "%97", \
+                           "%98") \
+                     : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64) \
+                     : "l"(a), "l"(b), "r"(accumulate)); \
+    } \
     __device__ __forceinline__ void NAME(float (&d)[116], u64 a, u64 b, u32 accumulate) { \
-        asm volatile(WGMMA(TYPE, "232", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115, \
-                           "%116", "%117", "%118") \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "232", \
+                           REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115, "%116", "%117", \
+                           "%118") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_8(96), \
                        ACCUMULATORS_8(104), ACCUMULATORS_4(112) \
                      : "l"(a), "l"(b), "r"(accumulate)); \
     } \
     __device__ __forceinline__ void NAME(float (&d)[128], u64 a, u64 b, u32 accumulate) { \
-        asm volatile(WGMMA(TYPE, "256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3, \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3, \
                            "%128", "%129", "%130") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96) \
                      : "l"(a), "l"(b), "r"(accumulate)); \
     }
 
-DEFINE_WGMMA(wgmma, "f16")
-DEFINE_WGMMA(wgmma_bf16, "bf16")
+DEFINE_WGMMA(wgmma, "16", "f16", ", 0, 0")
+DEFINE_WGMMA(wgmma_bf16, "16", "bf16", ", 0, 0")
+DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")    // of fp32 elements, whose low 13 bits it ignores
+DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
+
+// An MN-major operand, where the elements of one k lie together: 128-byte-swizzled rows of 64, a row for each k, groups
+// of 8 rows one behind another, from 1024-byte boundaries on; the next 64 along M or N begin `block_stride` bytes further
+// (block_stride need not hold a whole tile: blocks may overlap).
+//   bits 0-13 start >> 4 | 16-29 block_stride >> 4 | 32-45 stride between groups of 8 rows >> 4 | 62-63 swizzle mode 1
+// Going 16 along K adds 2048 bytes: 128 in the start's field.
+__device__ __forceinline__ u64 transposed_descriptor(u32 address, u32 block_stride) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(block_stride >> 4) << 16) | (u64(1024 >> 4) << 32)
+           | (u64(1) << 62);
+}
+
+DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
+DEFINE_WGMMA(wgmma_bf16_transposed, "16", "bf16", ", 1, 1")
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 

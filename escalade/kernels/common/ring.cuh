@@ -10,10 +10,12 @@ struct Ring {
     static constexpr int BYTES = STAGES * (STAGE_BYTES + 16);  // the stages, then their barriers
 
     u32 stages;      // the first one's address
+    u32 barriers;    // likewise
     int stage = 0;   // that comes next
     u32 parity = 0;  // changes with every lap
 
-    __device__ __forceinline__ explicit Ring(u32 stages) : stages(stages) {}
+    __device__ __forceinline__ explicit Ring(u32 stages) : Ring(stages, stages + STAGES * STAGE_BYTES) {}
+    __device__ __forceinline__ Ring(u32 stages, u32 barriers) : stages(stages), barriers(barriers) {}
 
     // By one thread, before a barrier of the block. One arrival fills a stage, `readers` free it.
     __device__ __forceinline__ void init(u32 readers) const {
@@ -24,7 +26,7 @@ struct Ring {
     }
 
     __device__ __forceinline__ u32 address() const { return stages + stage * STAGE_BYTES; }
-    __device__ __forceinline__ u32 full(int stage) const { return stages + STAGES * STAGE_BYTES + 8 * stage; }
+    __device__ __forceinline__ u32 full(int stage) const { return barriers + 8 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8 * STAGES; }
 
     __device__ __forceinline__ void wait_full() const { barrier_wait(full(stage), parity); }

@@ -1,9 +1,15 @@
 // target[row][c] = source[row][c] in the target's type for c < channels, 0 for channels <= c < target_channels
 //
 // Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
-// types, and channels padded with zeros. Four target channels a thread. What bounds it: memory.
+// types, channels padded with zeros, and with ROUNDED values of TF32. Four target channels a thread.
+// What bounds it: memory.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
+
+__device__ __forceinline__ Target converted(Source value) {
+    const float wide = to_float(value);
+    return from_float<Target>(ROUNDED ? __uint_as_float(to_tf32(wide)) : wide);
+}
 
 extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Target* __restrict__ target,
                                           long long rows, int channels, int target_channels) {
@@ -19,10 +25,10 @@ extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Tar
     if (CHANNELS_ALIGNED) {  // no padding then
         const Pack<Source, 4> read = load_pack<Source, 4>(first);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) pack.at[e] = from_float<Target>(to_float(read.at[e]));
+        for (int e = 0; e < 4; ++e) pack.at[e] = converted(read.at[e]);
     } else {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) pack.at[e] = from_float<Target>(channel + e < channels ? to_float(first[e]) : 0.f);
+        for (int e = 0; e < 4; ++e) pack.at[e] = channel + e < channels ? converted(first[e]) : from_float<Target>(0.f);
     }
     store_pack(target + at * 4, pack);
 }

@@ -30,7 +30,7 @@
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
 #include "common/warp.cuh"
-#include "few_channels/halves.cuh"
+#include "common/halves.cuh"
 #include "few_channels/tensor_core.cuh"
 
 constexpr int THREADS = WARPS * 32;

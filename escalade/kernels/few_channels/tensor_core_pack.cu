@@ -6,7 +6,7 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/pairs.cuh"
-#include "few_channels/halves.cuh"
+#include "common/halves.cuh"
 #include "few_channels/tensor_core.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;

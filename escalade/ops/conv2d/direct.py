@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
+from escalade.ops import machine
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.direct_config import (
     CONSTANT_LIMIT,
@@ -13,12 +14,25 @@ from escalade.ops.conv2d.direct_config import (
     DirectConfig,
     candidates,
     constant_bytes,
+    efficiency,
     fitted,
     tile,
 )
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import Config, Rung, ThreadsConfig
+
+NAIVE_RATE = 2.0e6
+"""Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
+SCATTERED_RATE = 0.5e6
+"""The same in NHWC, where they do not, from `SCATTERED` channels on."""
+SCATTERED = 16
+STEP_CLOCKS = 40
+"""An estimate of what a product takes a thread that has nothing to wait with: its operands come from L1."""
+REACHED = 0.92
+"""Of what `efficiency` promises, by the measured ladders."""
+ENDS_US = 15.0
+"""The first loads of a tile and its last stores, where there are no other blocks to hide them; by one image's time."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,11 @@ class Direct(Conv2dRung):
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
+        alone = problem.depth * STEP_CLOCKS / machine.CLOCK
+        return machine.LAUNCH_US + alone + problem.flops / (NAIVE_RATE if neighbours else SCATTERED_RATE)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
@@ -89,6 +108,16 @@ class Tiled(Conv2dRung):
         if "tuned" in self.ideas and "register_blocking" in self.ideas:
             return candidates(problem, self._switches()) or (base,)
         return (base,)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
+        assert isinstance(config, DirectConfig)
+        share = efficiency(problem, config) * REACHED
+        if "tuned" not in self.ideas or not share:
+            return None
+        return ENDS_US + problem.flops / machine.FP32_RATE / share + machine.passing(problem.bytes)
+
+    def least(self, problem: Conv2dProblem) -> float:
+        return ENDS_US + problem.flops / machine.FP32_RATE
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, DirectConfig)

@@ -33,6 +33,8 @@ _MOST_PLANES = 2**30  # of one launch, which counts them in 32 bits
 _PIXELS = 0.44e12
 _MULTIPLY_ADDS = 17e12
 _BANDWIDTH = 4e12
+_SCATTERED = 1.8  # times as long in NHWC, as the ladders measured it
+_STAGE_US = 6.0  # a launch with a single wave of transforms
 
 ProductShape = tuple[int, int, int, int, int]
 
@@ -220,6 +222,13 @@ def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> Kernel
 
 
 class _FftRung(Conv2dRung):
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, TransformConfig)
+        tiling = Tiling.of(problem, config.tile)
+        launches = len(self.recipe(problem, config).after_packing.steps)
+        scattered = _SCATTERED if problem.layout == "nhwc" else 1.0
+        return launches * _STAGE_US + scattered * tiling.seconds(problem) * 1e6
+
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         """A transform spreads the rounding error of each pixel over its whole tile: a few 1e-7 of the output's norm
         whatever the filter, where a direct sum of few products is nearly exact."""

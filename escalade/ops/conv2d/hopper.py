@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, TiledMap
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops import machine
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
+from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.prepare import COPY_BYTES, copied_channels, prepare_for_copies
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
+from escalade.ops.conv2d.tensor_core import product_tolerance
 from escalade.ops.elements import SMS
 from escalade.ops.ladder import Config, Rung
 
-SLAB = 64
-"""Channels of a stage: 128 bytes, what the swizzle spans."""
-MOST_PIXELS = 256
-"""Of a tile."""
-CORNERS = range(-128, 128)
-"""Where a tensor map of four dimensions may have the corners of its windows, relative to the image."""
-MOST_TAPS = 256
-"""Along a side: a tap's offset has eight bits."""
-STRIDES = (1, 2)
-
-PRODUCT_RATE = 2048
-"""Multiplications and additions of a multiprocessor in a cycle, dense fp16."""
+DTYPES = ("fp16", "bf16", "tf32", "fp8")
+SLAB_RATE = 32
+"""Pixels times filters whose slab, 128 bytes of k, a multiprocessor multiplies in a cycle, whatever the type."""
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""
 TILE_CYCLES = 2000.0
 """To fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
+PROMOTE_SLABS = {"fp8": 1}
+"""Slabs whose sum is left to the tensor cores, where they do not keep fp32's bits: in FP8 about 14, and fp16 results
+that round to within 2.0e-4 are then off by 2.4e-4 with one slab, 2.9e-4 with two and 4.0e-4 with four."""
+FILE = 65536
+"""Registers of a multiprocessor."""
+MOST_REGISTERS = 255
+HANDED_OVER = 232
+OTHER_REGISTERS = 48
+"""Of a thread besides its sums."""
+FEW_PRODUCTS = 16384
+"""Up to here some inputs lose clearly more to truncation than the mean."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +56,35 @@ class WgmmaConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """The stages and two barriers each."""
-        return self.stages * ((self.pixels + self.filters) * SLAB * 2 + 16)
+        return self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
 
     def tiles(self, problem: Conv2dProblem) -> int:
-        return blocks(problem.output_pixels, self.pixels) * (problem.filters // self.filters)
+        return blocks(problem.output_pixels, self.pixels) * blocks(problem.filters, self.filters)
+
+    def valid(self, problem: Conv2dProblem) -> bool:
+        """Whether registers hold the sums, twice where they are promoted, and not most of the filters are missing."""
+        sums = self.pixels * self.filters // (self.warpgroups * 128)
+        if problem.dtype in PROMOTE_SLABS:
+            sums *= 2
+        registers = min(MOST_REGISTERS, FILE // (self.threads * self.blocks_per_sm))
+        if self.producer_warps == 4:
+            registers = HANDED_OVER
+        return sums + OTHER_REGISTERS <= registers and (
+            self.filters == 64 or self.filters < 2 * problem.filters
+        )
 
     def cost(self, problem: Conv2dProblem) -> float:
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
-        products = self.pixels * self.filters * SLAB / PRODUCT_RATE
-        copies = (self.pixels + self.filters) * SLAB * 2 / COPY_RATE
-        slabs = problem.taps * problem.channels // SLAB
-        tile = slabs * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
+        products = self.pixels * self.filters / SLAB_RATE
+        copies = (self.pixels + self.filters) * ROW_BYTES / COPY_RATE
+        tile = _slabs(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
         return blocks(self.tiles(problem), SMS) * tile
 
 
 ONE_ROLE = (
     WgmmaConfig(256, 128, 2, 4, 1),
     WgmmaConfig(128, 128, 2, 3, 2),
+    WgmmaConfig(128, 128, 2, 6, 1),
     WgmmaConfig(256, 64, 2, 5, 1),
     WgmmaConfig(128, 64, 1, 4, 2),
     WgmmaConfig(64, 64, 1, 4, 3),
@@ -74,10 +92,16 @@ ONE_ROLE = (
 TWO_ROLES = (
     WgmmaConfig(256, 128, 2, 4, 1, producer_warps=4),
     WgmmaConfig(128, 128, 2, 3, 2, producer_warps=1),
+    WgmmaConfig(128, 128, 2, 6, 1, producer_warps=4),
     WgmmaConfig(256, 64, 2, 5, 1, producer_warps=1),
     WgmmaConfig(128, 64, 1, 4, 2, producer_warps=1),
     WgmmaConfig(64, 64, 1, 4, 3, producer_warps=1),
 )
+
+
+def _slabs(problem: Conv2dProblem) -> int:
+    shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
+    return Windows.of(problem).slabs + shortcut
 
 
 def _unsupported(rung: str, problem: Conv2dProblem) -> str | None:
@@ -86,34 +110,19 @@ def _unsupported(rung: str, problem: Conv2dProblem) -> str | None:
         return f"{rung} takes groups=1, not {p.groups}"
     if p.layout != "nhwc":
         return f"{rung} takes layout nhwc, not {p.layout}"
-    if p.dtype not in ("fp16", "bf16"):
-        return f"{rung} takes fp16 and bf16, not {p.dtype}"
-    if p.dilation != (1, 1):
-        return f"{rung} takes dilation 1, not {p.dilation}; fused_epilogue takes any"
-    if any(stride not in STRIDES for stride in p.stride):
-        return f"{rung} takes strides of 1 and 2, not {p.stride}; fused_epilogue takes any"
-    if p.channels % SLAB or p.filters % SLAB:
-        return f"{rung} takes multiples of {SLAB} channels and filters, not {p.channels} and {p.filters}"
-    if max(p.filter_height, p.filter_width) > MOST_TAPS or not all(
-        corner in CORNERS for corner in (*_lower(p), *_upper(p))
-    ):
+    if p.dtype not in DTYPES:
+        return f"{rung} takes {', '.join(DTYPES)}, not {p.dtype}"
+    copied = COPY_BYTES // p.element_bytes
+    if p.dtype == "fp8" and p.channels % copied:
+        return f"{rung} takes multiples of {copied} channels in fp8, not {p.channels}"
+    if p.shortcut_channels % copied:
         return (
-            f"{rung} leaves windows to the copy engine, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} of "
-            f"the image; padding {p.padding} and filters of {p.filter_height}x{p.filter_width} are beyond"
+            f"{rung} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
         )
-    if p.output_pixels >= 2**31 - MOST_PIXELS:
-        return f"{rung} counts output pixels in 32 bits; {p.output_pixels} are too many"
-    return None
-
-
-def _lower(p: Conv2dProblem) -> tuple[int, int]:
-    """The first window's corner (w, h), relative to the image's."""
-    return -p.padding[1], -p.padding[0]
-
-
-def _upper(p: Conv2dProblem) -> tuple[int, int]:
-    """The last window's corner, relative to the image's last pixel."""
-    return p.padding[1] - (p.filter_width - 1), p.padding[0] - (p.filter_height - 1)
+    sentence = Windows.of(p).unsupported(rung)
+    if sentence is None and p.shortcut_channels:
+        sentence = Windows.of_shortcut(p).unsupported(rung)
+    return sentence
 
 
 @dataclass(frozen=True)
@@ -124,50 +133,93 @@ class Hopper(Conv2dRung):
     def architectures(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
+    @property
+    def takes_shortcut(self) -> bool:
+        return True
+
+    @property
+    def takes_fp8(self) -> bool:
+        return True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         return _unsupported(self.name, problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        fitting = (config for config in self.candidates if problem.filters % config.filters == 0)
-        return tuple(sorted(fitting, key=lambda config: config.cost(problem)))
+        valid = (config for config in self.candidates if config.valid(problem))
+        return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, WgmmaConfig)
+        return config.cost(problem)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
+        p, channels = problem, copied_channels(problem)
+        main = machine.microseconds(self.clocks(p, config), p.bytes)
+        if channels == p.channels:
+            return main
+        return main + machine.microseconds(
+            0, p.batch * p.height * p.width * (p.channels + channels) * p.element_bytes
+        )
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)
-        p = problem
+        p, prepared = problem, prepare_for_copies(problem)
+        output = arguments.output_element(p)
         constants: dict[str, Constant] = {
             "Element": arguments.element(p),
-            "BF16": p.dtype == "bf16",
+            "Output": output,
+            "Bias": Type("float") if p.dtype == "fp8" else output,
             "TILE_M": config.pixels,
             "TILE_N": config.filters,
             "WARPGROUPS": config.warpgroups,
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "PRODUCER_WARPS": config.producer_warps,
+            "PROMOTE_SLABS": PROMOTE_SLABS.get(p.dtype, 0),
+            "SHORTCUT": p.shortcut_channels > 0,
+            "FILTERS_ALIGNED": p.filters % config.filters == 0,
+            "FILTERS_EVEN": p.filters % 2 == 0,
+            "HAS_MASK": False,
             **arguments.epilogue_constants(p),
         }
-        pixels = Im2colMap(
-            Buffer("x"), p.dtype, (p.channels, p.width, p.height, p.batch), _lower(p), _upper(p), SLAB,
-            config.pixels, (p.stride[1], p.stride[0]),
-        )  # fmt: skip
-        weights = TiledMap(
-            Buffer("weight"), p.dtype, (p.taps * p.channels, p.filters), (SLAB, config.filters)
+        windows = Windows.of(prepared.shape)
+        maps = (
+            windows.pixel_map(prepared.x, config.pixels),
+            windows.weight_map(prepared.weight, p.filters, config.filters),
         )
+        shortcut_maps = maps  # unused without a shortcut
+        if p.shortcut_channels:
+            shortcut = Windows.of_shortcut(p)
+            shortcut_maps = (
+                shortcut.pixel_map(Buffer("shortcut"), config.pixels),
+                shortcut.weight_map(prepared.shortcut_weight, p.filters, config.filters),
+            )
         call = KernelCall(
             Program.of("conv2d/hopper.cu", "conv2d_hopper", constants),
             (config.tiles(p), 1, 1),
             (config.threads, 1, 1),
             (
-                pixels,
-                weights,
+                *maps,
+                *shortcut_maps,
                 Buffer("bias", optional=True),
+                Buffer("scale", optional=True),
+                Buffer("scales", optional=True),
                 Buffer("residual", optional=True),
                 Buffer("y"),
-                arguments.shape(p),
+                arguments.shape(prepared.shape),
+                arguments.shortcut_shape(p),
             ),
             shared_bytes=config.shared_bytes,
             overlap=True,
         )
-        return Recipe((call,))
+        return Recipe((*prepared.steps, call), prepared.workspaces)
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """TF32 truncates x, by up to 2^-10, and has the weights rounded, by up to 2^-11: see `prepare_for_copies`."""
+        p, tolerance = problem, product_tolerance(problem, super().tolerance(problem, peer_error))
+        few = p.dtype == "tf32" and p.output_elements * p.depth <= FEW_PRODUCTS
+        return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
 
 
 # Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from escalade.ops.conv2d import direct, fft, gemm, hopper, reference, tensor_core, winograd
+from escalade.ops.conv2d import (
+    direct,
+    fft,
+    gemm,
+    hopper,
+    hopper_persistent,
+    hopper_streamed_window,
+    hopper_window,
+    reference,
+    tensor_core,
+    winograd,
+)
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.ladder import Ladder, Operation
 
@@ -65,11 +76,13 @@ SMALL_PROBLEMS = (
 """Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts, FP8."""
 
 
+HOPPER = ("window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
+"""With Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
     "tf32": ("fused_epilogue", "tuned", "direct"),
-    "fp16": ("fused_epilogue", "tuned", "direct"),
-    "bf16": ("fused_epilogue", "tuned", "direct"),
+    "fp16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
+    "bf16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
     "fp8": ("fused_epilogue",),
 }
 """From the fastest known to the one that can do everything."""
@@ -87,7 +100,7 @@ WINOGRAD_PIXELS = 25_000
 and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
 FEW_CHANNELS = 8
 """Up to here rows of the implicit GEMM are too short for tensor cores in fp32."""
-SHORTCUT = ("fused_epilogue",)
+SHORTCUT = (*HOPPER, "fused_epilogue")
 """What goes on from x to a second image."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
@@ -115,6 +128,9 @@ class Conv2d(Operation[Conv2dProblem]):
             *gemm.RUNGS,
             *tensor_core.RUNGS,
             *hopper.RUNGS,
+            *hopper_persistent.RUNGS,
+            *hopper_window.RUNGS,
+            *hopper_streamed_window.RUNGS,
             *winograd.RUNGS,
             *fft.RUNGS,
         ),

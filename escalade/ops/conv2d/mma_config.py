@@ -79,8 +79,8 @@ class MmaConfig(Config):
         depths = (p.taps * operands.channels, p.shortcut_channels)
         return sum(blocks(depth * operands.element_bytes, self.row_bytes) for depth in depths)
 
-    def cost(self, operands: Operands) -> float:
-        """About the clocks that the busiest multiprocessor takes; only the order matters.
+    def cost(self, operands: Operands, products: int = 1) -> float:
+        """About the clocks that the busiest multiprocessor takes, with so many products for each of the problem's.
 
         Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite;
         filling the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
@@ -92,7 +92,7 @@ class MmaConfig(Config):
         warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
         busy = min(1.0, 0.4 + warps / 13)
         # mma.sync widens 8-bit elements to 16 bits on Hopper: a byte of them is twice the work.
-        rate = PRODUCT_RATE * min(2, operands.element_bytes) / 2
+        rate = PRODUCT_RATE * min(2, operands.element_bytes) / 2 / products
         product = self.tile_m * self.tile_n / (rate * efficiency * busy)
         l2_rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
         delivery = (self.tile_m + self.tile_n) / l2_rate

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from escalade.ops import machine
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.ladder import Rung
+from escalade.ops.ladder import Config, Rung
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,14 @@ class Conv2dRung(Rung[Conv2dProblem]):
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
         return self.limits(problem)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float | None:
+        """About what the busiest multiprocessor takes; what memory takes need not be in it."""
+        return None
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
+        clocks = self.clocks(problem, config)
+        return None if clocks is None else machine.microseconds(clocks, problem.bytes)
 
     @abstractmethod
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops import machine
 from escalade.ops.accuracy import tf32_tolerance
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks, unsupported_reach
 from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
+from escalade.ops.conv2d.prepare import prepare
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Rung
@@ -76,27 +78,10 @@ def _unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> 
     return unsupported_reach(problem, 256, 4)
 
 
-def _tf32_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
+def product_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
+    """For products of tensor cores: at least what TF32 is off by, in TF32."""
     products = problem.output_elements * problem.group_channels * problem.taps
     return tf32_tolerance(problem.dtype, products, tolerance)
-
-
-def _convert(source: str, target: str, rows: int, operands: Operands, weights_only: bool) -> KernelCall:
-    """Into the product's element type, the channels padded."""
-    p = operands.problem
-    constants: dict[str, Constant] = {
-        "Source": arguments.element(p),
-        "Target": operands.element,
-        "CHANNELS_ALIGNED": p.channels % 4 == 0 and not operands.padded,
-    }
-    return KernelCall(
-        Program.of("conv2d/convert.cu", "conv2d_convert", constants),
-        (blocks(rows * operands.channels // 4, 256), 1, 1),
-        (256, 1, 1),
-        (Buffer(source), Buffer(target), Int64(rows), p.channels, operands.channels),
-        weights_only=weights_only,
-        overlap=True,
-    )
 
 
 def _epilogue(problem: Conv2dProblem) -> KernelCall:
@@ -124,36 +109,6 @@ def _epilogue(problem: Conv2dProblem) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Operands that a product can copy: the launches that make them, and their names."""
-
-    steps: tuple[KernelCall, ...]
-    workspaces: tuple[Workspace, ...]
-    x: Buffer
-    weight: Buffer
-    shape: Conv2dProblem
-    """The problem with the channels that the operands now have."""
-
-
-def _prepare(operands: Operands) -> _Prepared:
-    p = operands.problem
-    if not operands.padded and operands.element == arguments.element(p):
-        return _Prepared((), (), Buffer("x"), Buffer("weight"), p)
-    pixels, taps = p.batch * p.height * p.width, p.filters * p.taps
-    row_bytes = operands.channels * operands.element_bytes
-    return _Prepared(
-        (
-            _convert("weight", "converted_weight", taps, operands, weights_only=True),
-            _convert("x", "converted_x", pixels, operands, weights_only=False),
-        ),
-        (Workspace("converted_weight", taps * row_bytes), Workspace("converted_x", pixels * row_bytes)),
-        Buffer("converted_x"),
-        Buffer("converted_weight"),
-        replace(p, channels=operands.channels),
-    )
-
-
-@dataclass(frozen=True)
 class TensorCore(Conv2dRung):
     half_storage: bool = False
 
@@ -166,7 +121,7 @@ class TensorCore(Conv2dRung):
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, MmaConfig)
         operands = self._operands(problem)
-        prepared = _prepare(operands)
+        prepared = prepare(operands)
         output = arguments.element(problem)
         constants = operands.constants(config, output) | {"FILTERS_EVEN": problem.filters % 2 == 0}
         product = KernelCall(
@@ -182,7 +137,7 @@ class TensorCore(Conv2dRung):
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         """Half storage: fp16 keeps as many bits as TF32, so inside its range (6e-5 to 65504) the error is TF32's."""
-        return _tf32_tolerance(problem, super().tolerance(problem, peer_error))
+        return product_tolerance(problem, super().tolerance(problem, peer_error))
 
     def _operands(self, problem: Conv2dProblem) -> Operands:
         return Operands.halves(problem) if self.half_storage else Operands.stored(problem)
@@ -230,10 +185,24 @@ class FusedEpilogue(Conv2dRung):
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         return best_first(self.candidates, Operands.stored(problem), may_split=True)
 
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, MmaConfig)
+        return config.cost(Operands.stored(problem), self.products)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
+        operands = Operands.stored(problem)
+        main = machine.microseconds(self.clocks(problem, config), problem.bytes)
+        if not operands.padded:
+            return main
+        pixels = problem.batch * problem.height * problem.width
+        moved = pixels * (problem.channels + operands.channels) * operands.element_bytes
+        return main + machine.microseconds(0, moved)
+
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, MmaConfig)
         operands = Operands.stored(problem)
-        prepared = _prepare(operands)
+        prepared = prepare(operands)
         tiles = config.grid(problem)[0]
         output = arguments.output_element(problem)
         constants = {
@@ -278,7 +247,7 @@ class FusedEpilogue(Conv2dRung):
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         """Split operands have 22 bits each; of a few products, all may be off by as much as that allows."""
-        tolerance = _tf32_tolerance(problem, super().tolerance(problem, peer_error))
+        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
         return tolerance if self.products == 1 else max(tolerance, 2.0**-21)
 
 

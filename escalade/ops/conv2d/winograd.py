@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
+from escalade.ops import machine
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
@@ -33,6 +34,13 @@ from escalade.ops.ladder import Config
 TOLERANCE = {2: 2e-6, 4: 6e-6}
 """By tile. The transforms add and subtract values larger than the result, so that fp32 rounding weighs more than in
 a direct sum: 3.5e-7 (2x2) and 1.1e-6 (4x4) in numpy on normal deviates with 128 channels, and more with more."""
+
+PRODUCT_RATE = 45e6
+"""Operations in a microsecond of the matrix products, as the ladders have them."""
+SPLIT_RATE = 60e6
+"""The same with three TF32 products for each."""
+STAGE_US = 4.0
+"""To start a stage and to end it, of which the next one needs all: a third of one image's time."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,24 @@ class Staged(Winograd):
             for f in block_filters
             for megabytes in self.chunk_megabytes
         )
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """The three stages of each chunk: V written from x, V read and M written, y written from M."""
+        assert isinstance(config, StagedConfig)
+        tiles = Tiles.of(problem, self.tile)
+        inputs = 4 * tiles.points * tiles.count * tiles.channels
+        products = 4 * tiles.points * tiles.count * tiles.filters
+        x = problem.input_elements * problem.element_bytes
+        rate = SPLIT_RATE if config.split else PRODUCT_RATE
+        whole_tiles = ceil(tiles.count, config.block_tiles) * config.block_tiles
+        whole_filters = ceil(tiles.filters, config.block_filters) * config.block_filters
+        multiplied = 2 * tiles.points * whole_tiles * tiles.channels * whole_filters / rate
+        stages = (
+            machine.passing(x + inputs)
+            + max(machine.passing(inputs + products), multiplied)
+            + machine.passing(problem.bytes - x + products)
+        )
+        return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, StagedConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -125,6 +126,114 @@ def test_a_planted_bug_is_reported(bug: str) -> None:
     edit, expected = BUGS[bug]
     with pytest.raises(TwinError, match=expected):
         _run(planted(PRODUCT, edit), Order(late=True), checks=True)
+
+
+# d[64][COLUMNS] = a[64][...] * b[COLUMNS][...]^T over a panel of 128 bytes, COLUMNS and MULTIPLY from above.
+ONE_PANEL = r"""
+#include "common/hopper.cuh"
+extern "C" __global__ void panel(__grid_constant__ const TensorMap a, __grid_constant__ const TensorMap b, float* d) {
+    __shared__ __align__(1024) unsigned char tiles[(64 + COLUMNS) * 128];
+    __shared__ u64 barrier;
+    const u32 address = shared_address(&barrier), rows = shared_address(tiles), columns = rows + 64 * 128;
+    if (threadIdx.x == 0) {
+        barrier_init(address, 1);
+        barrier_expect(address, sizeof(tiles));
+        tma_load_2d(rows, a, address, 0, 0);
+        tma_load_2d(columns, b, address, 0, 0);
+    }
+    __syncthreads();
+    barrier_wait(address, 0);
+    float sums[COLUMNS / 2];
+    wgmma_fence();
+    for (int k = 0; k < 4; ++k)
+        MULTIPLY(sums, operand_descriptor(rows) + 2 * k, operand_descriptor(columns) + 2 * k, k);
+    wgmma_commit();
+    wgmma_wait<0>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < COLUMNS / 2; ++i)
+        d[(16 * warp + 8 * (i / 2 % 2) + lane / 4) * COLUMNS + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sums[i];
+}
+"""
+
+
+def _truncated(values: torch.Tensor) -> torch.Tensor:
+    return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("columns", [64, 128, 232])
+@pytest.mark.parametrize(
+    ("multiply", "storage", "seen"),
+    [
+        ("wgmma", torch.float16, torch.Tensor.double),
+        ("wgmma_bf16", torch.bfloat16, torch.Tensor.double),
+        ("wgmma_tf32", torch.float32, lambda values: _truncated(values).double()),
+        ("wgmma_e4m3", torch.float8_e4m3fn, torch.Tensor.double),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_products_of_every_type(
+    multiply: str, storage: torch.dtype, seen: Callable[[torch.Tensor], torch.Tensor], columns: int
+) -> None:
+    a, b = (torch.randn(rows, 128 // storage.itemsize).to(storage) for rows in (64, columns))
+    d = torch.full((64, columns), float("nan"))
+    maps = [
+        _Map.from_buffer_copy(
+            encode_tiled(t.data_ptr(), storage.itemsize, t.shape[::-1], (128,), (t.shape[1], t.shape[0]))
+        )
+        for t in (a, b)
+    ]
+    source = f"#define COLUMNS {columns}\n#define MULTIPLY {multiply}\n" + ONE_PANEL
+    build(source, "panel", checks=True).launch((1, 1, 1), (128, 1, 1), [*maps, ctypes.c_void_p(d.data_ptr())])
+    torch.testing.assert_close(d.double(), seen(a) @ seen(b).T, rtol=1e-5, atol=1e-5)
+
+
+# d[64][COLUMNS] = the sum over 32 rows k of a[k][64] * b[k][COLUMNS], both as they lie in memory: b in boxes of 64
+# columns, GAP bytes apart.
+TRANSPOSED = r"""
+#include "common/hopper.cuh"
+extern "C" __global__ void panel(__grid_constant__ const TensorMap a, __grid_constant__ const TensorMap b, float* d) {
+    __shared__ __align__(1024) unsigned char tiles[32 * 128 + COLUMNS / 64 * GAP];
+    __shared__ u64 barrier;
+    const u32 address = shared_address(&barrier), rows = shared_address(tiles), columns = rows + 32 * 128;
+    if (threadIdx.x == 0) {
+        barrier_init(address, 1);
+        barrier_expect(address, 32 * (64 + COLUMNS) * 2);
+        tma_load_2d(rows, a, address, 0, 0);
+        for (int i = 0; i < COLUMNS / 64; ++i) tma_load_2d(columns + i * GAP, b, address, i * 64, 0);
+    }
+    __syncthreads();
+    barrier_wait(address, 0);
+    float sums[COLUMNS / 2];
+    wgmma_fence();
+    for (int k = 0; k < 2; ++k)
+        MULTIPLY(sums, transposed_descriptor(rows + 2048 * k, 0), transposed_descriptor(columns + 2048 * k, GAP), k);
+    wgmma_commit();
+    wgmma_wait<0>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < COLUMNS / 2; ++i)
+        d[(16 * warp + 8 * (i / 2 % 2) + lane / 4) * COLUMNS + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sums[i];
+}
+"""
+
+
+@pytest.mark.parametrize(("columns", "gap"), [(64, 4096), (192, 4096), (256, 6144)])
+@pytest.mark.parametrize(
+    ("multiply", "storage"),
+    [("wgmma_transposed", torch.float16), ("wgmma_bf16_transposed", torch.bfloat16)],
+    ids=["fp16", "bf16"],
+)
+def test_products_of_transposed_operands(multiply: str, storage: torch.dtype, columns: int, gap: int) -> None:
+    a, b = (torch.randn(32, width).to(storage) for width in (64, columns))
+    d = torch.full((64, columns), float("nan"))
+    maps = [
+        _Map.from_buffer_copy(
+            encode_tiled(t.data_ptr(), 2, t.shape[::-1], (2 * t.shape[1],), (64, t.shape[0]))
+        )
+        for t in (a, b)
+    ]
+    source = f"#define COLUMNS {columns}\n#define GAP {gap}\n#define MULTIPLY {multiply}\n" + TRANSPOSED
+    build(source, "panel", checks=True).launch((1, 1, 1), (128, 1, 1), [*maps, ctypes.c_void_p(d.data_ptr())])
+    torch.testing.assert_close(d.double(), a.double().T @ b.double(), rtol=1e-5, atol=1e-5)
 
 
 CLUSTER = r"""

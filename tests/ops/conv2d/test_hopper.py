@@ -12,6 +12,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
+from escalade.ops.accuracy import relative_error
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.elements import MOST_SHARED
 from escalade.ops.ladder import Rung
@@ -42,6 +43,32 @@ PROBLEMS = {
     "column_filter": half(1, 64, 9, 6, 64, 5, 1, (1, 2), (1, 0)),
     "wide_padding": half(1, 64, 3, 2, 64, 2, 3, padding=(3, 2), bias=True),
     "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="bf16"),
+    "stride_8": half(1, 64, 19, 25, 64, 3, 2, (8, 5), (1, 0), bias=True),
+    "dilation": half(2, 64, 9, 11, 64, 3, 3, padding=(2, 3), dilation=(2, 3), residual=True),
+    "channels_end_in_a_slab": half(2, 72, 6, 5, 64, 3, 3, padding=(1, 1)),
+    "fewer_channels_than_a_slab": half(1, 8, 9, 7, 64, 3, 3, padding=(1, 1), relu=True),
+    "padded_channels": half(2, 67, 5, 6, 64, 3, 1, bias=True),
+    "filters_end_in_a_tile": half(2, 64, 7, 5, 140, 1, 1, bias=True, residual=True, relu=True),
+    "odd_filters": half(2, 40, 5, 7, 71, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True),
+    "one_filter": half(1, 64, 5, 7, 1, 3, 3, bias=True, residual=True),
+    "shortcut": half(
+        3, 64, 7, 6, 64, 3, 3, padding=(1, 1), bias=True, relu=True, shortcut_channels=136, shortcut_stride=2
+    ),
+    "shortcut_odd": half(
+        1, 5, 7, 6, 67, 3, 3, padding=(1, 1), residual=True, shortcut_channels=8, shortcut_size=(7, 6)
+    ),
+    "tf32": half(2, 72, 6, 5, 100, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="tf32"),
+    "tf32_padded": half(2, 35, 6, 5, 67, 2, 2, bias=True, residual=True, dtype="tf32"),
+    "tf32_shortcut": half(
+        1, 32, 6, 5, 64, 3, 3, padding=(1, 1), dtype="tf32", shortcut_channels=36, shortcut_stride=3
+    ),
+    "fp8": half(2, 272, 6, 5, 136, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="fp8"),
+    "fp8_to_half": half(2, 48, 6, 5, 64, 1, 1, residual=True, dtype="fp8", output="fp16"),
+    "fp8_odd_filters": half(2, 16, 6, 5, 73, 3, 3, bias=True, residual=True, dtype="fp8", output="fp16"),
+    "fp8_odd_bytes": half(2, 16, 6, 5, 73, 3, 3, residual=True, relu=True, dtype="fp8"),
+    "fp8_shortcut": half(
+        1, 144, 5, 7, 64, 3, 1, padding=(1, 0), bias=True, dtype="fp8", output="fp16", shortcut_channels=160
+    ),
 }
 
 
@@ -53,24 +80,37 @@ def test_small_odd_sizes(rung: Rung[Conv2dProblem], problem: Conv2dProblem, seed
 
 @each_rung
 def test_every_tile_is_right_where_the_last_is_not_full(rung: Rung[Conv2dProblem], seed: int) -> None:
-    problem = half(3, 64, 9, 11, 128, 2, 1, bias=True, residual=True, relu=True)
-    configs = rung.configs(problem)
-    assert len(configs) == 5
-    for config in configs:
-        check(CONV2D, rung, problem, config, CPU, seed)
+    halves = half(3, 64, 9, 11, 128, 2, 1, bias=True, residual=True, relu=True)
+    bytes_ = replace(halves, channels=144, dtype="fp8", output="fp16")
+    for problem, count in {halves: 6, bytes_: 4}.items():
+        configs = rung.configs(problem)
+        assert len(configs) == count
+        for config in configs:
+            check(CONV2D, rung, problem, config, CPU, seed)
 
 
 @each_rung
-def test_stages_are_reused_without_a_race(rung: Rung[Conv2dProblem], seed: int) -> None:
+@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp8"])
+def test_stages_are_reused_without_a_race(rung: Rung[Conv2dProblem], dtype: str, seed: int) -> None:
     """Copies and products as late as allowed, in the tile that two warpgroups share."""
-    problem = half(1, 128, 4, 5, 128, 3, 1, padding=(1, 0))
-    (config,) = (
+    problem = half(1, 128, 4, 5, 128, 3, 1, padding=(1, 0), dtype=dtype, shortcut_channels=128)
+    config = next(
         config
         for config in rung.configs(problem)
         if config.as_dict()["pixels"] == 128 == config.as_dict()["filters"]
     )
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     check(CONV2D, rung, problem, config, CPU, seed, options)
+
+
+@each_rung
+def test_tf32_weights_are_rounded_not_cut_off(rung: Rung[Conv2dProblem], seed: int) -> None:
+    """With both operands cut off the error would be 7.7e-4."""
+    problem = half(1, 64, 12, 12, 64, 3, 3, padding=(1, 1), dtype="tf32")
+    inputs = CONV2D.inputs(problem, CPU, seed)
+    y = CONV2D.output(problem, CPU)
+    bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, "y": y})()
+    assert 4.2e-4 < relative_error(y, CONV2D.reference(problem, inputs)) < 5.1e-4
 
 
 @each_rung
@@ -89,18 +129,16 @@ def test_nan_and_infinity_reach_the_pixels_that_see_them(rung: Rung[Conv2dProble
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "fp32"}, "fp16 and bf16"),
-        ({"dtype": "tf32"}, "fp16 and bf16"),
-        ({"dtype": "fp8"}, "no products of e4m3"),
+        ({"dtype": "fp32"}, "fp16, bf16, tf32, fp8"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 2}, "groups=1"),
-        ({"dilation": (2, 2)}, "dilation 1"),
-        ({"stride": (3, 3)}, "strides of 1 and 2"),
-        ({"channels": 96}, "multiples of 64"),
-        ({"filters": 96}, "multiples of 64"),
+        ({"stride": (9, 9)}, "strides up to 8"),
+        ({"dtype": "fp8", "channels": 136}, "multiples of 16 channels"),
         ({"padding": (129, 1)}, "corners"),
         ({"filter_width": 131, "width": 200}, "corners"),
-        ({"shortcut_channels": 64}, "shortcut"),
+        ({"dilation": (65, 1), "height": 200}, "corners"),
+        ({"shortcut_channels": 60}, "shortcut's 60"),
+        ({"shortcut_channels": 64, "shortcut_stride": 9}, "strides up to 8"),
     ],
 )
 def test_what_is_refused(rung: Rung[Conv2dProblem], changes: dict[str, Any], reason: str) -> None:
@@ -123,9 +161,11 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Rung[Conv2dProblem]) -> None:
 
 
 @each_rung
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "tf32", "fp8"])
 def test_no_config_spills(rung: Rung[Conv2dProblem], dtype: str) -> None:
-    problem = replace(LARGE, dtype=dtype, bias=True, residual=True, relu=True)
+    problem = replace(
+        LARGE, dtype=dtype, bias=True, residual=True, relu=True, shortcut_channels=64, filters=129
+    )
     for config in rung.configs(problem):
-        (program,) = rung.recipe(problem, config).programs
+        program = rung.recipe(problem, config).programs[-1]
         assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

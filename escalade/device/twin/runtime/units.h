@@ -50,6 +50,7 @@ struct Product {  // one wgmma of a warpgroup: 64 x n, without the accumulators
     Element element;
     u64 a, b;
     int n;
+    bool transposed;  // both operands are MN-major
     Where where;
     int taken = 0;
     std::vector<float> values;  // empty: not computed yet

@@ -9,15 +9,26 @@ namespace {
 
 constexpr int ROWS = 64, CHUNK_BYTES = 16, DEPTH_BYTES = 32;  // every wgmma takes 32 bytes of each row
 
-struct Operand {  // K-major, from a descriptor
-    u32 start, stride, mode;
-    explicit Operand(u64 descriptor)
-        : start((descriptor & 0x3FFF) << 4), stride((descriptor >> 32 & 0x3FFF) << 4),
-          mode((4 - (descriptor >> 62)) & 3) {}
+// From a descriptor. K-major, a row of memory holds elements along K, and `stride` leads to the next 8 rows.
+// Transposed (MN-major, of 16-bit elements), a row holds 64 elements along M or N of one k; `stride` leads to the next 8
+// of K, `leading` to the next 64 along M or N.
+struct Operand {
+    u32 start, leading, stride, mode;
+    bool transposed;
+    Operand(u64 descriptor, bool transposed)
+        : start((descriptor & 0x3FFF) << 4), leading((descriptor >> 16 & 0x3FFF) << 4),
+          stride((descriptor >> 32 & 0x3FFF) << 4), mode((4 - (descriptor >> 62)) & 3), transposed(transposed) {}
     u32 pitch() const { return 16u << mode; }
-    u32 first() const { return start & ~(pitch() - 1); }
-    u32 bytes(int rows) const { return (rows / 8 - 1) * stride + 8 * pitch(); }
+    // visit(offset, bytes) for the ranges that it lies in.
+    template <class Visit>
+    void for_each_range(int rows, Visit visit) const {
+        const u32 first = start & ~(pitch() - 1);
+        if (!transposed) return visit(first, (rows / 8 - 1) * stride + 8 * pitch());
+        for (int block = 0; block * 64 < rows; ++block) visit(first + block * leading, stride + 8 * pitch());
+    }
 };
+
+int bytes_of(Element element) { return element == Element::tf32 ? 4 : element == Element::e4m3 ? 1 : 2; }
 
 int elements(Element element, const unsigned char* chunk, float* values) {  // of 16 bytes
     if (element == Element::tf32) {
@@ -28,6 +39,10 @@ int elements(Element element, const unsigned char* chunk, float* values) {  // o
         }
         return 4;
     }
+    if (element == Element::e4m3) {
+        for (int i = 0; i < CHUNK_BYTES; ++i) values[i] = from_e4m3(chunk[i]);
+        return CHUNK_BYTES;
+    }
     for (int i = 0; i < 8; ++i) {
         u16 bits;
         std::memcpy(&bits, chunk + 2 * i, 2);
@@ -37,32 +52,41 @@ int elements(Element element, const unsigned char* chunk, float* values) {  // o
     return 8;
 }
 
-// put(row, first element along K, values, how many) for the rows of an operand.
+// put(row, k, value) for the elements of an operand; its rows are those of A, or columns of B.
 template <class Put>
-void for_each_chunk(Element element, u64 descriptor, int rows, Put put) {
-    const Operand operand(descriptor);
-    float values[8];
+void for_each_element(Element element, const Operand& operand, int rows, Put put) {
+    float values[CHUNK_BYTES];
+    if (operand.transposed) {
+        for (int k = 0; k < 16; ++k)
+            for (int row = 0; row < rows; row += 8) {
+                const u32 linear = operand.start + row / 64 * operand.leading + k / 8 * operand.stride +
+                                   k % 8 * operand.pitch() + row % 64 * 2;
+                elements(element, self()->owner->arena + swizzled(linear, operand.mode), values);
+                for (int i = 0; i < 8; ++i) put(row + i, k, values[i]);
+            }
+        return;
+    }
     for (int row = 0; row < rows; ++row)
         for (int chunk = 0; chunk < DEPTH_BYTES / CHUNK_BYTES; ++chunk) {
             const u32 first = operand.start + row / 8 * operand.stride + row % 8 * operand.pitch();
             const u32 linear = first + chunk * CHUNK_BYTES;
             const int count = elements(element, self()->owner->arena + swizzled(linear, operand.mode), values);
-            put(row, chunk * count, values, count);
+            for (int i = 0; i < count; ++i) put(row, chunk * count + i, values[i]);
         }
 }
 
 void compute(Product& product) {
-    float a[ROWS][16], b[16][256];
-    const Operand rows(product.a), columns(product.b);
-    use_shared(own_rank(), rows.first(), rows.bytes(ROWS), false, true, "wgmma (rows)", product.where);
-    use_shared(own_rank(), columns.first(), columns.bytes(product.n), false, true, "wgmma (columns)", product.where);
-    for_each_chunk(product.element, product.a, ROWS, [&](int row, int k, const float* values, int count) {
-        std::copy(values, values + count, &a[row][k]);
+    float a[ROWS][DEPTH_BYTES], b[DEPTH_BYTES][256];
+    const Operand rows(product.a, product.transposed), columns(product.b, product.transposed);
+    rows.for_each_range(ROWS, [&](u32 offset, u32 bytes) {
+        use_shared(own_rank(), offset, bytes, false, true, "wgmma (rows)", product.where);
     });
-    for_each_chunk(product.element, product.b, product.n, [&](int row, int k, const float* values, int count) {
-        for (int i = 0; i < count; ++i) b[k + i][row] = values[i];
+    columns.for_each_range(product.n, [&](u32 offset, u32 bytes) {
+        use_shared(own_rank(), offset, bytes, false, true, "wgmma (columns)", product.where);
     });
-    const int depth = product.element == Element::tf32 ? 8 : 16;
+    for_each_element(product.element, rows, ROWS, [&](int row, int k, float value) { a[row][k] = value; });
+    for_each_element(product.element, columns, product.n, [&](int row, int k, float value) { b[k][row] = value; });
+    const int depth = DEPTH_BYTES / bytes_of(product.element);
     product.values.assign(ROWS * product.n, 0.f);
     for (int m = 0; m < ROWS; ++m) {
         float* sum = &product.values[m * product.n];
@@ -95,21 +119,27 @@ void apply(const Fragment& fragment) {
 }  // namespace
 
 bool still_reads(const Product& product, u32 offset, u32 bytes) {
-    const Operand a(product.a), b(product.b);
-    return overlap(a.first(), a.bytes(ROWS), offset, bytes) || overlap(b.first(), b.bytes(product.n), offset, bytes);
+    const Operand a(product.a, product.transposed), b(product.b, product.transposed);
+    bool found = false;
+    const auto look = [&](u32 first, u32 length) { found = found || overlap(first, length, offset, bytes); };
+    a.for_each_range(ROWS, look);
+    b.for_each_range(product.n, look);
+    return found;
 }
 
-void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where) {
+void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where, bool transposed) {
     for (u64 descriptor : {a, b})
         if (!(descriptor >> 62) || descriptor >> 49 & 7)
             fail(where, "the twin knows wgmma operands that are swizzled, with base offset 0; this descriptor is %#llx",
                  descriptor);
+    if (transposed && (a >> 62 != 1 || b >> 62 != 1))
+        fail(where, "the twin knows transposed wgmma operands that are swizzled within 128 bytes");
     if (self()->number / 128 * 128 + 128 > machine->launch->block_threads())
         fail(where, "wgmma in a warpgroup of fewer than 128 threads");
     Warpgroup& group = warpgroup();
     const u64 number = mine().products++;
     if (number == group.first + group.products.size()) {
-        group.products.push_back({element, a, b, n, where, 0, {}});
+        group.products.push_back({element, a, b, n, transposed, where, 0, {}});
     } else {
         const Product& product = group.products[number - group.first];
         if (product.a != a || product.b != b || product.n != n || product.where.line != where.line)

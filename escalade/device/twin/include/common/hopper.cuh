@@ -20,7 +20,8 @@ void tensor_store_close_group();
 void tensor_store_wait(u32 pending);
 void fence_proxy();
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where);
-void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where);
+void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where,
+                 bool transposed = false);
 void wgmma_close_group();
 void wgmma_wait_groups(u32 pending);
 
@@ -79,6 +80,11 @@ inline void tma_load_2d_multicast(u32 destination, const TensorMap& map, u32 bar
     const int at[] = {x, y};
     twin::tensor_load(destination, map, barrier, at, 2, nullptr, blocks, where);
 }
+inline void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x, int y, int z, u16 blocks,
+                                  TWIN_WHERE) {
+    const int at[] = {x, y, z};
+    twin::tensor_load(destination, map, barrier, at, 3, nullptr, blocks, where);
+}
 // A store is a group of its own, as the kernels' functions commit each.
 inline void tma_store_2d(const TensorMap& map, u32 source, int x, int y, TWIN_WHERE) {
     const int at[] = {x, y};
@@ -121,6 +127,19 @@ void claim_registers() {}
 inline void store_shared(u32 address, float4 v, TWIN_WHERE) {
     std::memcpy(twin::shared_bytes(address, twin::own_rank(), 16, true, where), &v, 16);
 }
+inline void store_shared(u32 address, float v, TWIN_WHERE) {
+    std::memcpy(twin::shared_bytes(address, twin::own_rank(), 4, true, where), &v, 4);
+}
+inline float load_shared(u32 address, TWIN_WHERE) {
+    float v;
+    std::memcpy(&v, twin::shared_bytes(address, twin::own_rank(), 4, false, where), 4);
+    return v;
+}
+inline float4 load_shared_16(u32 address, TWIN_WHERE) {
+    float4 v;
+    std::memcpy(&v, twin::shared_bytes(address, twin::own_rank(), 16, false, where), 16);
+    return v;
+}
 inline float4 load_cluster(u32 address, u32 rank, TWIN_WHERE) {
     float4 v;
     std::memcpy(&v, twin::shared_bytes(address, rank, 16, false, where), 16);
@@ -156,6 +175,24 @@ template <size_t REGISTERS>
 void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wgmma_issue(twin::Element::tf32, d, 2 * REGISTERS, a, b, accumulate, where);
 }
+template <size_t REGISTERS>
+void wgmma_e4m3(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::e4m3, d, 2 * REGISTERS, a, b, accumulate, where);
+}
+
+// An MN-major operand in 128-byte-swizzled rows of 64, one for each k; the next 64 begin block_stride bytes further.
+inline u64 transposed_descriptor(u32 address, u32 block_stride) {
+    return u64((address & 0x3FFFF) >> 4) | u64(block_stride >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+template <size_t REGISTERS>
+void wgmma_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true);
+}
+template <size_t REGISTERS>
+void wgmma_bf16_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true);
+}
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 
@@ -165,18 +202,22 @@ inline u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
 
 namespace twin {
 
-// At once, warp by warp: a product of every 8 columns, whose fragments a lane finds in the unswizzled operand.
+// At once, warp by warp: a product of every 8 columns, whose fragments a lane finds in an operand without swizzle or
+// with 128-byte-swizzled rows.
 template <size_t REGISTERS>
 void wgmma_from_registers(Element element, float (&d)[REGISTERS], const u32 (&a)[4], u64 b, bool accumulate,
                           Where where) {
     const u32 start = (b & 0x3FFF) << 4, k_stride = (b >> 16 & 0x3FFF) << 4, row_stride = (b >> 32 & 0x3FFF) << 4;
     const u32 lane = threadIdx.x % 32;
+    const bool swizzled_rows = b >> 62 == 1;
     if (!accumulate)
         for (float& sum : d) sum = 0.f;
     for (u32 block = 0; block < REGISTERS / 4; ++block) {
         u32 columns[2];
         for (u32 half = 0; half < 2; ++half) {
-            const u32 address = start + block * row_stride + half * k_stride + lane / 4 * 16 + lane % 4 * 4;
+            const u32 first = start + block * row_stride + lane % 4 * 4, row = lane / 4;
+            const u32 linear = first + (swizzled_rows ? half * 16 + row * 128 : half * k_stride + row * 16);
+            const u32 address = swizzled_rows ? linear ^ (linear >> 3 & 0x70) : linear;
             std::memcpy(&columns[half], shared_bytes(address, own_rank(), 4, false, where), 4);
         }
         wait::multiply(element, &d[4 * block], a, columns, where);

@@ -18,6 +18,18 @@ __device__ __forceinline__ int scaling_exponent(u32 largest_bits) {
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
+// Two numbers that multiply to 2^-exponent. For two exponents of scaling_exponent, the products of one's and the other's
+// are normal numbers too, where 2^-(sum of both) need not be.
+__device__ __forceinline__ float2 undoing_factors(int exponent) {
+    return make_float2(power_of_two(-(exponent / 2)), power_of_two(exponent / 2 - exponent));
+}
+
+// Grows with a number's magnitude, and is least of all for what is not finite: the exponent 255 goes round to 0.
+__device__ __forceinline__ u32 magnitude_key(float value) { return 2 * __float_as_uint(value) + 0x01000000; }
+
+// The magnitude's bits; 0 for what is not finite.
+__device__ __forceinline__ u32 magnitude_bits(u32 key) { return key < 0x01000000 ? 0 : (key - 0x01000000) / 2; }
+
 struct Halves {
     u32 upper, lower;  // of two numbers each
 };

@@ -1,0 +1,121 @@
+"""One layer: our way chosen, it and its peers verified, all of them timed in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade import ops
+from escalade.bench import verify
+from escalade.bench.arms import Bench, Settings, Verified, blank_record
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.figures import with_gains
+from escalade.bench.ladder import Say, free
+from escalade.bench.layers import rivals
+from escalade.bench.layers.sets import Layer
+from escalade.bench.store import Record
+from escalade.device.program import Program
+from escalade.errors import UnsupportedError
+from escalade.ops.ladder import Config, Rung
+from escalade.tune import search
+from escalade.tune.choose import choose
+
+TRAINED = ("conv2d_input_gradient", "conv2d_weight_gradient")
+"""Where weights change with every call; elsewhere what depends on nothing but weights is done once."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How we do a layer."""
+
+    rung: Rung[Any]
+    config: Config
+    problem: Any
+    why: str
+
+
+def way_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Way:
+    """What a call would take; or the fastest of all configs of all preferred rungs, found by measuring them."""
+    if not tune:
+        found = choose(layer.operation, layer.problem, device)
+        return Way(found.rung, found.config, found.problem, found.why)
+    entry = search.fastest(layer.operation, layer.problem, device, seed)
+    rung = ops.operation(layer.operation).ladder.rung(entry.rung)
+    config = next(c for c in rung.configs(layer.problem) if c.as_dict() == entry.config)
+    return Way(rung, config, layer.problem, "the fastest of all configs of the preferred rungs")
+
+
+def programs(layers: Iterable[Layer], device: torch.device, architecture: str, tune: bool) -> list[Program]:
+    """What measuring them compiles. A layer that nothing does is left for the measurement to report."""
+    found: dict[Program, None] = {}
+    for layer in layers:
+        if tune:
+            wanted: Sequence[Program] = search.programs(layer.operation, (layer.problem,), architecture)
+        else:
+            try:
+                way = way_for(layer, device, tune=False)
+            except UnsupportedError:
+                continue
+            wanted = way.rung.recipe(way.problem, way.config).programs
+        found.update(dict.fromkeys(wanted))
+    return list(found)
+
+
+def measure(
+    layer: Layer,
+    device: torch.device,
+    peers: Sequence[str],
+    settings: Settings,
+    ceilings: Ceilings | None,
+    workload: str,
+    say: Say,
+    note: Say,
+) -> list[Record]:
+    """A record of ours (a failure if it is wrong) and one of every peer; none if nothing of ours does the layer.
+
+    `say` is told what is being done, `note` what was left out.
+    """
+    operation, problem = ops.operation(layer.operation), layer.problem
+    label = f"{problem.name} {problem.dtype}"
+    say(f"{label}: {'tuning' if settings.tune else 'choosing'}")
+    try:
+        way = way_for(layer, device, settings.tune, settings.seed)
+    except UnsupportedError as refused:
+        note(f"{label}: {refused}")
+        return []
+    say(f"{label}: verifying {way.rung.name} and peers")
+    case = verify.Case(operation, problem, device, settings.seed)
+    outcome = case.check(way.rung, way.problem.layout, way.config)
+    ours = Verified(way.rung, way.problem, way.config, outcome, _note(way, problem))
+    found = (
+        rivals.verified(rivals.candidates(layer, peers, note), case, note) if device.type == "cuda" else []
+    )
+    del case
+    recipe = way.rung.recipe(way.problem, way.config)
+    settings = replace(settings, weights_stay=layer.operation not in TRAINED)
+    bench = Bench(operation, problem, device, [recipe], settings, ceilings)
+    records = bench.measure([ours] if outcome.passed else [], [(rival.peer, error) for rival, error in found])
+    notes = {rival.peer.system: rival.note() for rival, _ in found}
+    records = [replace(record, note=_joined(notes.get(record.system, ""), record.note)) for record in records]
+    if not outcome.passed:
+        wrong = blank_record(operation, way.problem, "escalade", way.rung.name)
+        records.append(
+            replace(wrong, config=way.config.as_dict(), failure=outcome.failure, error=outcome.error)
+        )
+    del bench
+    free(device)
+    return [replace(record, workload=workload) for record in with_gains(records, operation.ladder)]
+
+
+def _note(way: Way, problem: Any) -> str:
+    elsewhere = way.problem.layout != problem.layout
+    return _joined(
+        way.why, f"in layout {way.problem.layout}, not counting the conversion" if elsewhere else ""
+    )
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))

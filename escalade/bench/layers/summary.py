@@ -1,0 +1,119 @@
+"""What the records of layers come to: a table of them, means over a set, and FP8 beside fp16."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from escalade.bench.layers.sets import Layer
+from escalade.bench.store import Record
+from escalade.report import cells
+
+Measured = Mapping[tuple[str, object], Sequence[Record]]
+"""Records by a layer's key."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer with our record and that of its fastest peer, where they were timed."""
+
+    layer: Layer
+    ours: Record | None
+    peer: Record | None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the fastest peer we are."""
+        return self.peer.time / self.ours.time if self.ours and self.peer else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Over the layers of a set that both we and a peer were timed on."""
+
+    layers: int
+    geomean: float
+    worst: Row
+    ours_us: float
+    """Of all the layers that a network has, one after another."""
+    peers_us: float
+    tflops: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers: {self.geomean:.3f}× the fastest peer's speed in the geometric mean; worst "
+            f"{self.worst.ratio or 0.0:.3f}× ({self.worst.layer.problem.name}); in all {self.ours_us:,.0f} µs "
+            f"({self.tflops:.0f} TFLOP/s) against {self.peers_us:,.0f} µs, {self.peers_us / self.ours_us:.3f}×"
+        )
+
+
+def rows(layers: Iterable[Layer], measured: Measured) -> list[Row]:
+    return [_row(layer, measured.get(layer.key, ())) for layer in layers]
+
+
+def _row(layer: Layer, records: Sequence[Record]) -> Row:
+    timed = [record for record in records if record.median_us is not None]
+    ours = [record for record in timed if record.system == "escalade"]
+    peers = [record for record in timed if record.system != "escalade"]
+    return Row(
+        layer, min(ours, key=lambda r: r.time, default=None), min(peers, key=lambda r: r.time, default=None)
+    )
+
+
+def summary(found: Sequence[Row]) -> Summary | None:
+    """None where nothing can be compared."""
+    both = [(row, row.ours, row.peer, row.ratio) for row in found]
+    compared = [(row, ours, peer, ratio) for row, ours, peer, ratio in both if ours and peer and ratio]
+    if not compared:
+        return None
+    ours_us = sum(row.layer.count * ours.time for row, ours, _, _ in compared)
+    flops = sum(row.layer.count * row.layer.problem.flops for row, *_ in compared)
+    return Summary(
+        len(compared),
+        statistics.geometric_mean(ratio for *_, ratio in compared),
+        min(compared, key=lambda one: one[3])[0],
+        ours_us,
+        sum(row.layer.count * peer.time for row, _, peer, _ in compared),
+        flops / ours_us / 1e6,
+    )
+
+
+def table(title: str, found: Sequence[Row]) -> Table:
+    shown = Table(title=title, title_justify="left")
+    numbers = ("×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
+    for heading in ("layer", "×", "rung", "µs", "TFLOP/s", "% of floor", "peer", "peer's µs", "ratio"):
+        right = heading in numbers
+        shown.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for row in found:
+        pooled = "" if row.layer.operation != "stem" else " (stem)"
+        ours, peer = row.ours, row.peer
+        shown.add_row(
+            row.layer.problem.name + pooled,
+            str(row.layer.count),
+            ours.rung if ours else "",
+            cells.figure(ours.median_us if ours else None),
+            cells.whole(ours.tflops if ours else None),
+            cells.percent(100 * ours.floor_us / ours.time if ours and ours.floor_us else None),
+            peer.system if peer else "",
+            cells.figure(peer.median_us if peer else None),
+            cells.times(row.ratio),
+        )
+    return shown
+
+
+def over_fp16(found: Sequence[Row]) -> list[tuple[Row, float]]:
+    """How many times as fast as our own fp16 our FP8 is, for the layers that both were timed on."""
+    halves = {
+        (row.layer.operation, row.layer.problem.name): row.ours
+        for row in found
+        if row.ours and row.layer.problem.dtype == "fp16"
+    }
+    compared = []
+    for row in found:
+        half = halves.get((row.layer.operation, row.layer.problem.name))
+        if row.ours and half and row.layer.problem.dtype == "fp8":
+            compared.append((row, half.time / row.ours.time))
+    return compared

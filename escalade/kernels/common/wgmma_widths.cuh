@@ -1,0 +1,68 @@
+// wgmma of more widths than common/hopper.cuh has: every multiple of 16 columns, and 248. For kernels whose tiles
+// follow from the size of an image. Templates give way to the functions there, where both have a width.
+#pragma once
+
+#include "common/hopper.cuh"
+
+#define FIRST_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FIRST_16 FIRST_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define FIRST_24 FIRST_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define FIRST_32 FIRST_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define FIRST_40 FIRST_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define FIRST_48 FIRST_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define FIRST_56 FIRST_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define FIRST_64 FIRST_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define FIRST_72 FIRST_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define FIRST_80 FIRST_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define FIRST_88 FIRST_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define FIRST_96 FIRST_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define FIRST_104 FIRST_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define FIRST_112 FIRST_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define FIRST_120 FIRST_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define FIRST_124 FIRST_120 ",%120,%121,%122,%123"
+
+#define SUMS_8 ACCUMULATORS_8(0)
+#define SUMS_16 SUMS_8, ACCUMULATORS_8(8)
+#define SUMS_24 SUMS_16, ACCUMULATORS_8(16)
+#define SUMS_32 SUMS_24, ACCUMULATORS_8(24)
+#define SUMS_40 SUMS_32, ACCUMULATORS_8(32)
+#define SUMS_48 SUMS_40, ACCUMULATORS_8(40)
+#define SUMS_56 SUMS_48, ACCUMULATORS_8(48)
+#define SUMS_64 SUMS_56, ACCUMULATORS_8(56)
+#define SUMS_72 SUMS_64, ACCUMULATORS_8(64)
+#define SUMS_80 SUMS_72, ACCUMULATORS_8(72)
+#define SUMS_88 SUMS_80, ACCUMULATORS_8(80)
+#define SUMS_96 SUMS_88, ACCUMULATORS_8(88)
+#define SUMS_104 SUMS_96, ACCUMULATORS_8(96)
+#define SUMS_112 SUMS_104, ACCUMULATORS_8(104)
+#define SUMS_120 SUMS_112, ACCUMULATORS_8(112)
+#define SUMS_124 SUMS_120, ACCUMULATORS_4(120)
+
+template <int REGISTERS>
+__device__ void wgmma(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
+template <int REGISTERS>
+__device__ void wgmma_bf16(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
+
+#define DEFINE_WGMMA_OF_TYPE(NAME, TYPE, N, REGISTERS, A, B, P) \
+    template <> \
+    __device__ __forceinline__ void NAME<REGISTERS>(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA("16", TYPE, ", 0, 0", N, FIRST_##REGISTERS, A, B, P) \
+                     : SUMS_##REGISTERS : "l"(a), "l"(b), "r"(accumulate)); \
+    }
+#define DEFINE_WGMMA_WIDTH(N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma, "f16", N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_bf16, "bf16", N, REGISTERS, A, B, P)
+
+DEFINE_WGMMA_WIDTH("16", 8, "%8", "%9", "%10")
+DEFINE_WGMMA_WIDTH("32", 16, "%16", "%17", "%18")
+DEFINE_WGMMA_WIDTH("48", 24, "%24", "%25", "%26")
+DEFINE_WGMMA_WIDTH("80", 40, "%40", "%41", "%42")
+DEFINE_WGMMA_WIDTH("96", 48, "%48", "%49", "%50")
+DEFINE_WGMMA_WIDTH("112", 56, "%56", "%57", "%58")
+DEFINE_WGMMA_WIDTH("144", 72, "%72", "%73", "%74")
+DEFINE_WGMMA_WIDTH("160", 80, "%80", "%81", "%82")
+DEFINE_WGMMA_WIDTH("176", 88, "%88", "%89", "%90")
+DEFINE_WGMMA_WIDTH("208", 104, "%104", "%105", "%106")
+DEFINE_WGMMA_WIDTH("224", 112, "%112", "%113", "%114")
+DEFINE_WGMMA_WIDTH("240", 120, "%120", "%121", "%122")
+DEFINE_WGMMA_WIDTH("248", 124, "%124", "%125", "%126")

@@ -1,0 +1,232 @@
+// y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride + r*dilation - pad][...] * w[c][r][s]
+//
+// A filter for every channel: few products for each byte, so what bounds it is memory, and from 5x5 on in 16 bits the
+// multiply-adds of CUDA cores. A thread owns VECTOR channels (in NCHW one) and STRIP neighbouring output columns, and
+// walks down ROWS output rows. It holds its weights and the sums of all output rows that an input row reaches in
+// registers, so that it reads every input once, while it multiplies the row before. Strips that share columns are
+// neighbours and meet in the L1 cache.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int OPEN = ((FILTER_HEIGHT - 1) * DILATION_H + STRIDE_H) / STRIDE_H;  // output rows that an input row reaches
+constexpr int WINDOW = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
+constexpr int CHANNELS = LANES * VECTOR;  // of a block, in NHWC
+constexpr int WEIGHT_PITCH = CHANNELS + VECTOR;
+constexpr int POSITIONS = THREADS / LANES;
+static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
+
+constexpr int COLUMN_STEP = NHWC ? IMAGE_CHANNELS : 1;  // known to the compiler, so that columns are fixed offsets
+
+// COUNT elements as they are loaded and stored: held as words, because 16-bit numbers in a loop are taken apart and put
+// together again.
+template <int REST>
+struct WordOf {
+    using Type = u16;
+};
+template <>
+struct WordOf<0> {
+    using Type = u32;
+};
+
+template <int COUNT>
+struct alignas(sizeof(Element) * COUNT) Words {
+    static constexpr int BYTES = sizeof(Element) * COUNT;
+    using Word = typename WordOf<BYTES % 4>::Type;
+    Word at[BYTES / sizeof(Word)];
+
+    __device__ __forceinline__ Pack<Element, COUNT> elements() const {
+        Pack<Element, COUNT> pack;
+        memcpy(&pack, at, BYTES);
+        return pack;
+    }
+};
+
+struct Place {  // of a thread: its channels and the corner of its outputs
+    int image, channel, row, column;
+    bool exists;
+};
+
+// Neighbouring threads are neighbours in memory: channels in NHWC, strips in NCHW.
+__device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
+    const int strips = (shape.output_width + STRIP - 1) / STRIP;
+    const int segments = (shape.output_height + ROWS - 1) / ROWS;
+    Place place;
+    if (NHWC) {
+        const int channel_blocks = (IMAGE_CHANNELS + CHANNELS - 1) / CHANNELS;
+        const int position = blockIdx.x / channel_blocks * POSITIONS + threadIdx.x / LANES;
+        place.channel = blockIdx.x % channel_blocks * CHANNELS + threadIdx.x % LANES * VECTOR;
+        place.column = position % strips * STRIP;
+        place.row = position / strips % segments * ROWS;
+        place.image = position / strips / segments;
+    } else {
+        long long position = 1LL * blockIdx.x * THREADS + threadIdx.x;
+        place.column = position % strips * STRIP, position /= strips;
+        place.row = position % segments * ROWS, position /= segments;
+        place.channel = position % IMAGE_CHANNELS, place.image = position / IMAGE_CHANNELS;
+    }
+    place.exists = place.image < shape.batch && place.channel < IMAGE_CHANNELS;
+    return place;
+}
+
+// A thread's weights. In NHWC they lie TAPS apart, so a block turns them over on the way.
+__device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const Place& place) {
+    if (NHWC) {
+        __shared__ __align__(16) float turned[TAPS * WEIGHT_PITCH];
+        const int first_channel = place.channel - threadIdx.x % LANES * VECTOR;
+        const int here = min(CHANNELS, IMAGE_CHANNELS - first_channel) * TAPS;
+        const Element* const block_weights = weight + 1LL * first_channel * TAPS;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < here; i += THREADS)
+            turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(block_weights[i]);
+        __syncthreads();
+        if (!place.exists) return;
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) {
+            constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;
+#pragma unroll
+            for (int v = 0; v < VECTOR; v += WIDTH) {
+                const int at = tap * WEIGHT_PITCH + threadIdx.x % LANES * VECTOR + v;
+                const Pack<float, WIDTH> pack = load_pack<float, WIDTH>(turned + at);
+#pragma unroll
+                for (int e = 0; e < WIDTH; ++e) w[tap][v + e] = pack.at[e];
+            }
+        }
+    } else if (place.exists) {
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) w[tap][0] = to_float(weight[1LL * place.channel * TAPS + tap]);
+    }
+}
+
+__device__ __forceinline__ bool is_between(int value, int end) {
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+}
+
+// One row of a strip's inputs, from `first` on, which is in `column`. What is not inside the image is left as it is:
+// columns are zero from the start, and rows are not used.
+__device__ __forceinline__ void load_row(Words<VECTOR> (&inputs)[WINDOW], const Element* first, int column, bool row_inside,
+                                         const ConvShape& shape) {
+    if (!row_inside) return;
+#pragma unroll
+    for (int i = 0; i < WINDOW; ++i)
+        if (is_between(column + i, shape.width))
+            inputs[i] = *reinterpret_cast<const Words<VECTOR>*>(first + i * COLUMN_STEP);
+}
+
+// The products of one input row and one row of taps.
+__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&inputs)[WINDOW][VECTOR],
+                                             const float (&w)[TAPS][VECTOR], int tap_row) {
+#pragma unroll
+    for (int s = 0; s < FILTER_WIDTH; ++s)
+#pragma unroll
+        for (int p = 0; p < STRIP; ++p)
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v)
+                sums[p][v] += inputs[p * STRIDE_W + s * DILATION_W][v] * w[tap_row * FILTER_WIDTH + s][v];
+}
+
+// COUNT outputs that are neighbours in memory.
+template <int COUNT>
+__device__ __forceinline__ void store(Element* y, const Element* residual, const float (&bias)[VECTOR], long long at,
+                                      const float (&sums)[COUNT]) {
+    Pack<Element, COUNT> residuals, outputs;
+    if (HAS_RESIDUAL) residuals = load_pack<Element, COUNT>(residual + at);
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e)
+        outputs.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(HAS_BIAS ? sums[e] + bias[NHWC ? e : 0] : sums[e],
+                                                                       nullptr, 0, residuals.at, e);
+    Words<COUNT> words;
+    memcpy(words.at, &outputs, words.BYTES);
+    *reinterpret_cast<Words<COUNT>*>(y + at) = words;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
+                     ConvShape shape) {
+    const Place place = place_of_thread(shape);
+    float w[TAPS][VECTOR];
+    load_weights(w, weight, place);
+    if (!place.exists) return;
+    float channel_bias[VECTOR] = {};
+    if (HAS_BIAS) {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) channel_bias[v] = to_float(bias[place.channel + v]);
+    }
+    wait_for_previous_launch();
+
+    const int row_step = shape.width * COLUMN_STEP;
+    const int rows = min(ROWS, shape.output_height - place.row);
+    const int first_row = place.row * STRIDE_H - shape.pad_h, first_column = place.column * STRIDE_W - shape.pad_w;
+    const Element* inputs = x + 1LL * place.image * IMAGE_CHANNELS * shape.height * shape.width +
+                            1LL * place.channel * (NHWC ? 1 : shape.height * shape.width) + 1LL * first_row * row_step +
+                            first_column * COLUMN_STEP;
+    long long outputs = 1LL * place.image * IMAGE_CHANNELS * shape.output_height * shape.output_width +
+                        1LL * place.channel * (NHWC ? 1 : shape.output_height * shape.output_width) +
+                        (place.row * shape.output_width + place.column) * COLUMN_STEP;
+
+    // Step by step STRIDE_H input rows come in, and one output row is complete. The sums of output row `step - a` are
+    // open[a], and move on with every step; with PHASES = OPEN they stay, and their numbers go round.
+    float open[OPEN][STRIP][VECTOR] = {};
+    Words<VECTOR> ahead[STRIDE_H][WINDOW] = {};
+#pragma unroll
+    for (int q = 0; q < STRIDE_H; ++q, inputs += row_step)
+        load_row(ahead[q], inputs, first_column, is_between(first_row + q, shape.height), shape);
+    const int steps = rows + OPEN - 1;
+#pragma unroll 1
+    for (int first_step = 0; first_step < steps; first_step += PHASES) {
+#pragma unroll
+        for (int phase = 0; phase < PHASES; ++phase) {
+            const int step = first_step + phase;
+            if (step >= steps) break;
+#pragma unroll
+            for (int q = 0; q < STRIDE_H; ++q, inputs += row_step) {
+                const int row = first_row + step * STRIDE_H + q;
+                float values[WINDOW][VECTOR];
+#pragma unroll
+                for (int i = 0; i < WINDOW; ++i) {
+                    const Pack<Element, VECTOR> pack = ahead[q][i].elements();
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) values[i][v] = to_float(pack.at[v]);
+                }
+                load_row(ahead[q], inputs, first_column, is_between(row + STRIDE_H, shape.height), shape);
+                if (!is_between(row, shape.height)) continue;
+#pragma unroll
+                for (int a = 0; a < OPEN; ++a) {
+                    const int reach = q + a * STRIDE_H;
+                    if (reach % DILATION_H == 0 && reach / DILATION_H < FILTER_HEIGHT)
+                        if (is_between(step - a, rows))
+                            multiply_add(open[PHASES == 1 ? a : (phase + OPEN - a) % OPEN], values, w,
+                                         reach / DILATION_H);
+                }
+            }
+            float(&complete)[STRIP][VECTOR] = open[PHASES == 1 ? OPEN - 1 : (phase + 1) % OPEN];
+            if (step >= OPEN - 1) {
+                if constexpr (NHWC) {
+#pragma unroll
+                    for (int p = 0; p < STRIP; ++p)
+                        if (place.column + p < shape.output_width)
+                            store(y, residual, channel_bias, outputs + p * COLUMN_STEP, complete[p]);
+                } else {
+                    float sums[STRIP];
+#pragma unroll
+                    for (int p = 0; p < STRIP; ++p) sums[p] = complete[p][0];
+                    store(y, residual, channel_bias, outputs, sums);
+                }
+                outputs += shape.output_width * COLUMN_STEP;
+            }
+#pragma unroll
+            for (int p = 0; p < STRIP; ++p)
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v) {
+                    if (PHASES == 1) {
+#pragma unroll
+                        for (int a = OPEN - 1; a > 0; --a) open[a][p][v] = open[a - 1][p][v];
+                        open[0][p][v] = 0.f;
+                    } else {
+                        complete[p][v] = 0.f;
+                    }
+                }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+// What becomes of a finished sum, for kernels whose lanes hold neighbouring filters or pixels in pairs:
+//   relu(sum + bias + residual), the last two with units of their own in FP8 (common/epilogue.cuh), or
+//   sum where the mask is positive and 0 elsewhere: the gradient of a ReLU. The mask comes in the residual's place.
+#pragma once
+
+#include "common/e4m3.cuh"
+#include "common/epilogue.cuh"
+#include "common/pairs.cuh"
+
+constexpr bool SCALED = sizeof(Element) == 1;
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU || SCALED), "a mask comes alone");
+
+struct FilterPair {  // what two neighbouring filters bring to their sums
+    float2 bias, scale;
+};
+
+struct Finish {
+    const Bias* bias;
+    const float* scale;  // of every filter's sum
+    const Element* residual;
+    int filters;
+    float residual_scale, result_scale;
+
+    // `scales`: of the residual, and one over that of the result.
+    __device__ __forceinline__ Finish(const Bias* bias, const float* scale, const float* scales,
+                                      const Element* residual, int filters)
+        : bias(bias), scale(scale), residual(residual), filters(filters),
+          residual_scale(SCALED && HAS_RESIDUAL ? scales[0] : 1.f), result_scale(SCALED ? scales[1] : 1.f) {}
+
+    // Filters `filter` (even) and the next, as far as they exist. For several pixels at once, read before them.
+    __device__ __forceinline__ FilterPair of(int filter) const {
+        return {HAS_BIAS ? load_existing(bias, filter) : make_float2(0.f, 0.f),
+                SCALED ? load_existing(scale, filter) : make_float2(1.f, 1.f)};
+    }
+
+    __device__ __forceinline__ float value(float sum, int filter, float companion) const {
+        const bool inside = FILTERS_ALIGNED || filter < filters;
+        return value(sum, HAS_BIAS && inside ? to_float(bias[filter]) : 0.f, SCALED && inside ? scale[filter] : 0.f,
+                     companion);
+    }
+
+    __device__ __forceinline__ float value(float sum, float added, float unit, float companion) const {
+        if constexpr (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch: a NaN lets the gradient through
+        else if constexpr (SCALED)
+            return finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, unit, added, companion, residual_scale,
+                                                                   result_scale);
+        else {
+            if (HAS_BIAS) sum += added;
+            if (HAS_RESIDUAL) sum += companion;
+            return HAS_RELU ? relu(sum) : sum;
+        }
+    }
+
+    // Two results of 16 bits, and their companions, in one register. A template, since other results have no such pairs.
+    template <class Half = Output>
+    __device__ __forceinline__ u32 packed(float low, float high, int low_filter, int high_filter, u32 companions) const {
+        const float2 two = HAS_COMPANION ? unpack_pair<Half>(companions) : make_float2(0.f, 0.f);
+        return pack_pair<Half>(value(low, low_filter, two.x), value(high, high_filter, two.y));
+    }
+
+    // Filters `filter` (even) and the next of the pixel that begins at `at`.
+    __device__ __forceinline__ void store_pair(float low, float high, int filter, long long at, Output* y) const {
+        store_pair(low, high, of(filter), filter, at, y);
+    }
+
+    __device__ __forceinline__ void store_pair(float low, float high, const FilterPair& pair, int filter, long long at,
+                                               Output* y) const {
+        if (!FILTERS_ALIGNED && filter >= filters) return;
+        at += filter;
+        if constexpr (FILTERS_EVEN) {
+            const float2 companions = companion_pair(at);
+            store_two(y + at, value(low, pair.bias.x, pair.scale.x, companions.x),
+                      value(high, pair.bias.y, pair.scale.y, companions.y));
+        } else {
+            store_one(y + at, value(low, pair.bias.x, pair.scale.x, companion_one(at)));
+            if (filter + 1 < filters)
+                store_one(y + at + 1, value(high, pair.bias.y, pair.scale.y, companion_one(at + 1)));
+        }
+    }
+
+private:
+    template <class T>
+    __device__ __forceinline__ float2 load_existing(const T* of_filters, int filter) const {
+        if (FILTERS_ALIGNED || filter + 1 < filters) return load_two(of_filters + filter);
+        return make_float2(filter < filters ? to_float(of_filters[filter]) : 0.f, 0.f);
+    }
+
+    __device__ __forceinline__ float companion_one(long long at) const {
+        if constexpr (!HAS_COMPANION) return 0.f;
+        else return to_float(residual[at]);
+    }
+
+    __device__ __forceinline__ float2 companion_pair(long long at) const {
+        if constexpr (!HAS_COMPANION) return make_float2(0.f, 0.f);
+        else return load_two(residual + at);
+    }
+
+    template <class Companion>
+    __device__ __forceinline__ static float2 load_two(const Companion* from) {
+        if constexpr (sizeof(Companion) == 1) {
+            u32 pairs[2];
+            e4m3x4_to_half2(pairs, *reinterpret_cast<const u16*>(from));
+            return unpack_half2(pairs[0]);
+        } else {
+            const Pack<Companion, 2> pair = load_pack<Companion, 2>(from);
+            return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
+        }
+    }
+
+    __device__ __forceinline__ static void store_one(Output* to, float value) { *to = from_float<Output>(value); }
+
+    template <class Result>
+    __device__ __forceinline__ static void store_two(Result* to, float low, float high) {
+        if constexpr (sizeof(Result) == 1) *reinterpret_cast<u16*>(to) = to_e4m3x2(low, high);
+        else if constexpr (sizeof(Result) == 2) *reinterpret_cast<u32*>(to) = pack_pair<Result>(low, high);
+        else *reinterpret_cast<float2*>(to) = make_float2(low, high);
+    }
+};

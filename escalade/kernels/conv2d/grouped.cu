@@ -1,0 +1,312 @@
+// y[pixel][filter] = sum over taps and the channels of the filter's group of x[pixel at tap][channel] * w[filter][tap][...]
+//
+// Groups are small products, so what bounds it is memory: each input should be read once and each tap found in shared
+// memory. A block takes the channels of a few groups and walks from tile to tile of output pixels. It copies the window
+// of a tile (halo included) while it multiplies the tile before. The window lies in planes of 8 channels, 16 bytes a
+// pixel: a row of an `ldmatrix`, whichever the tap, so that a step of the product (16 deep) takes any two of such units.
+//
+// Where groups have fewer than 8 channels, or no multiple of 8, a BUNDLE of them is multiplied as one, with zeros where
+// filter and channel are not of the same group. A zero times a NaN or an infinity of another group is a NaN: every NaN
+// is summed anew from its own group before it is stored.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/mma_tile.cuh"
+
+constexpr int UNIT = 8;  // channels
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int DEPTH = BUNDLE * GROUP_CHANNELS, WIDTH = BUNDLE * GROUP_FILTERS;  // of a bundle
+constexpr int UNITS = DEPTH / UNIT, TILES_N = WIDTH / 8;
+constexpr int DEEP = TAPS * UNITS, STEPS = (DEEP + 1) / 2;  // in units; two a step
+constexpr int BLOCK_UNITS = BUNDLES * UNITS, BLOCK_FILTERS = BUNDLES * WIDTH;
+constexpr int THREADS = BUNDLES * WARPS_M * 32;
+constexpr int IMAGE_PIXELS = TILE_ROWS * TILE_COLUMNS, PIXELS = TILE_IMAGES * IMAGE_PIXELS;  // of a tile
+constexpr int PIXEL_STEP = WARPS_M * 16;
+static_assert(DEPTH % UNIT == 0 && WIDTH % 8 == 0, "bundles are whole units");
+static_assert(PIXELS <= TILES_M * PIXEL_STEP, "every pixel has a warp");
+
+// Columns of the window lie in the order of their remainder by the stride, so that neighbouring outputs read neighbours.
+constexpr int WINDOW_ROWS = (TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
+constexpr int WINDOW_COLUMNS = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
+constexpr int PART = PITCH / STRIDE_W;
+static_assert(PITCH % STRIDE_W == 0 && PITCH >= WINDOW_COLUMNS, "a row has room for every remainder");
+// Neighbouring threads copy to neighbouring planes, which begin in neighbouring banks.
+constexpr int PLANE_BYTES = (TILE_IMAGES * WINDOW_ROWS * PITCH * 16 + 127) / 128 * 128 + 16;
+constexpr int RESULT_PITCH = BLOCK_FILTERS * 2 + 16;  // bytes
+constexpr int WINDOW_BYTES = BLOCK_UNITS * PLANE_BYTES, RESULT_BYTES = PIXELS * RESULT_PITCH;
+constexpr int STAGE_BYTES = ((WINDOW_BYTES > RESULT_BYTES ? WINDOW_BYTES : RESULT_BYTES) + 127) / 128 * 128;
+constexpr int WEIGHT_BYTES = BUNDLES * STEPS * TILES_N * 32 * 8;
+constexpr int ZERO_BYTES = 128;
+
+__device__ __forceinline__ constexpr int column_in_window(int column) {
+    return column % STRIDE_W * PART + column / STRIDE_W;
+}
+
+// Where a unit of the depth lies in the window, relative to the pixel's.
+__device__ __forceinline__ constexpr int unit_offset(int unit) {
+    const int tap = unit / UNITS;
+    const int pixel = tap / FILTER_WIDTH * DILATION_H * PITCH + column_in_window(tap % FILTER_WIDTH * DILATION_W);
+    return unit % UNITS * PLANE_BYTES + pixel * 16;
+}
+
+struct Tile {  // the first output pixel
+    int image, row, column;
+};
+
+struct Pixel {  // of a tile
+    int image, row, column;
+    bool exists;
+    long long output;  // its number among all
+
+    __device__ __forceinline__ static Pixel of(int number, Tile tile, const ConvShape& shape) {
+        Pixel pixel;
+        const int image = TILE_IMAGES == 1 ? 0 : number / IMAGE_PIXELS, within = number - image * IMAGE_PIXELS;
+        pixel.image = tile.image + image;
+        pixel.row = tile.row + within / TILE_COLUMNS, pixel.column = tile.column + within % TILE_COLUMNS;
+        pixel.exists = number < PIXELS && (TILE_IMAGES == 1 || pixel.image < shape.batch) && pixel.row < shape.output_height &&
+                       pixel.column < shape.output_width;
+        pixel.output = (1LL * pixel.image * shape.output_height + pixel.row) * shape.output_width + pixel.column;
+        return pixel;
+    }
+};
+
+__device__ __forceinline__ int tile_count(const ConvShape& shape) {
+    return (shape.batch + TILE_IMAGES - 1) / TILE_IMAGES * ((shape.output_height + TILE_ROWS - 1) / TILE_ROWS) *
+           ((shape.output_width + TILE_COLUMNS - 1) / TILE_COLUMNS);
+}
+
+__device__ __forceinline__ Tile tile_at(int tile, const ConvShape& shape) {
+    const int across = (shape.output_width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const int down = (shape.output_height + TILE_ROWS - 1) / TILE_ROWS;
+    return {tile / across / down * TILE_IMAGES, tile / across % down * TILE_ROWS, tile % across * TILE_COLUMNS};
+}
+
+__device__ __forceinline__ bool is_between(int value, int end) {
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+}
+
+// The weights of the block as lanes hold them: fragments[bundle][step][block of 8 filters][lane], two registers each.
+__device__ __forceinline__ void stage_weights(Element* fragments, const Element* weight, int first_filter) {
+    constexpr int VECTOR = GROUP_CHANNELS % 8 == 0 ? 8 : GROUP_CHANNELS % 4 == 0 ? 4 : GROUP_CHANNELS % 2 == 0 ? 2 : 1;
+    constexpr int PARTS = UNIT / VECTOR;
+    constexpr int PAIR = VECTOR < 2 ? 1 : 2;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < BLOCK_FILTERS * STEPS * 2 * PARTS; i += THREADS) {
+        const int unit = i / PARTS % (STEPS * 2), filter = i / PARTS / (STEPS * 2);
+        const int in_unit = i % PARTS * VECTOR, channel = unit % UNITS * UNIT + in_unit;
+        const bool theirs = filter % WIDTH / GROUP_FILTERS == channel / GROUP_CHANNELS && unit < DEEP;
+        const long long at = (1LL * (first_filter + filter) * TAPS + unit / UNITS) * GROUP_CHANNELS;
+        Pack<Element, VECTOR> pack = {};
+        if (theirs) pack = load_pack<Element, VECTOR>(weight + at + channel % GROUP_CHANNELS);
+        const int block = (filter / WIDTH * STEPS + unit / 2) * TILES_N + filter % WIDTH / 8;
+#pragma unroll
+        for (int v = 0; v < VECTOR; v += PAIR) {
+            const int lane = filter % 8 * 4 + (in_unit + v) / 2;
+            Pack<Element, PAIR> pair;
+#pragma unroll
+            for (int e = 0; e < PAIR; ++e) pair.at[e] = pack.at[v + e];
+            store_pack(fragments + ((block * 32 + lane) * 2 + unit % 2) * 2 + (in_unit + v) % 2, pair);
+        }
+    }
+}
+
+// A thread copies the same unit of the same column in several rows, so what depends on these is worked out once; its
+// number is read anew, so that nothing of that is kept in registers while products are summed.
+__device__ __forceinline__ void copy_window(u32 stage, const Element* x, Tile tile, int first_channel,
+                                            const ConvShape& shape) {
+    constexpr int LINE = WINDOW_COLUMNS * BLOCK_UNITS, ACROSS = LINE < THREADS ? LINE : THREADS;
+    constexpr int TOGETHER = THREADS / ACROSS;  // rows under way at once
+    const int thread = thread_number();
+    if (thread / ACROSS >= TOGETHER) return;
+    const int first_row = tile.row * STRIDE_H - shape.pad_h, row_size = shape.width * shape.channels;
+#pragma unroll 1
+    for (int place = thread % ACROSS; place < LINE; place += ACROSS) {
+        const int unit = place % BLOCK_UNITS, window_column = place / BLOCK_UNITS;
+        const int column = tile.column * STRIDE_W - shape.pad_w + window_column;
+        const bool column_inside = is_between(column, shape.width);
+        const Element* const top = x + (1LL * tile.image * shape.height + first_row) * row_size +
+                                   (1LL * column * shape.channels + first_channel + unit * UNIT);
+        const u32 target = stage + unit * PLANE_BYTES + column_in_window(window_column) * 16;
+#pragma unroll 4
+        for (int line = thread / ACROSS; line < TILE_IMAGES * WINDOW_ROWS; line += TOGETHER) {
+            const int image = TILE_IMAGES == 1 ? 0 : line / WINDOW_ROWS, row = line - image * WINDOW_ROWS;
+            const bool inside = column_inside && is_between(first_row + row, shape.height) &&
+                                (TILE_IMAGES == 1 || tile.image + image < shape.batch);
+            copy_async_16(target + line * PITCH * 16, top + (1LL * image * shape.height + row) * row_size, inside);
+        }
+    }
+}
+
+// One sum from the filter's own group alone.
+__device__ __forceinline__ float own_sum(const Element* x, const Element* weight, const Pixel& output, int filter,
+                                         const ConvShape& shape) {
+    const int first_channel = filter / GROUP_FILTERS * GROUP_CHANNELS;
+    float sum = 0.f;
+#pragma unroll 1
+    for (int tap = 0; tap < TAPS; ++tap) {
+        const int row = output.row * STRIDE_H - shape.pad_h + tap / FILTER_WIDTH * DILATION_H;
+        const int column = output.column * STRIDE_W - shape.pad_w + tap % FILTER_WIDTH * DILATION_W;
+        if (!is_between(row, shape.height) || !is_between(column, shape.width)) continue;
+        const long long pixel = (1LL * output.image * shape.height + row) * shape.width + column;
+        const Element* const inputs = x + pixel * shape.channels + first_channel;
+        const Element* const weights = weight + (1LL * filter * TAPS + tap) * GROUP_CHANNELS;
+#pragma unroll 1
+        for (int c = 0; c < GROUP_CHANNELS; ++c) sum += to_float(inputs[c]) * to_float(weights[c]);
+    }
+    return sum;
+}
+
+// Sums those results of a tile anew that are no numbers: another group may have made them so.
+__device__ __forceinline__ void restore_nans(unsigned char* results, const Element* x, const Element* weight,
+                                             const Element* bias, const Element* residual, Tile tile, int first_filter,
+                                             const ConvShape& shape) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < PIXELS * BLOCK_FILTERS; i += THREADS) {
+        const int pixel = i / BLOCK_FILTERS, filter = i % BLOCK_FILTERS;
+        const Pixel output = Pixel::of(pixel, tile, shape);
+        Element& result = reinterpret_cast<Element*>(results + pixel * RESULT_PITCH)[filter];
+        if (!output.exists || to_float(result) == to_float(result)) continue;
+        const long long at = output.output * shape.filters + first_filter + filter;
+        const float sum = own_sum(x, weight, output, first_filter + filter, shape);
+        result = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias, first_filter + filter, residual, at);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_grouped(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
+                   ConvShape shape) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const fragments = reinterpret_cast<Element*>(shared_memory);
+    const u32 zeros = shared_address(shared_memory) + WEIGHT_BYTES;
+    const u32 stages = zeros + ZERO_BYTES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int bundle = warp % BUNDLES, first_pixel = warp / BUNDLES * 16;  // and on from there in steps of PIXEL_STEP
+
+    const int channel_blocks = shape.channels / (BLOCK_UNITS * UNIT);
+    const int first_filter = blockIdx.x % channel_blocks * BLOCK_FILTERS;
+    const int first_channel = blockIdx.x % channel_blocks * BLOCK_UNITS * UNIT;
+    const int tiles = tile_count(shape);
+
+    stage_weights(fragments, weight, first_filter);
+    if (threadIdx.x < ZERO_BYTES / 4) reinterpret_cast<u32*>(shared_memory + WEIGHT_BYTES)[threadIdx.x] = 0;
+
+    // What a lane reads for ldmatrix: a pixel of each block of 16, and one of the two units of a step.
+    u32 pixels[TILES_M], second_unit[STEPS];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) {
+        int pixel = first_pixel + m * PIXEL_STEP + lane % 16;
+        if (pixel >= PIXELS) pixel = 0;  // of what comes out nothing is stored
+        const int image = pixel / IMAGE_PIXELS, within = pixel % IMAGE_PIXELS;
+        const int row = image * WINDOW_ROWS + within / TILE_COLUMNS * STRIDE_H;
+        pixels[m] = (row * PITCH + within % TILE_COLUMNS) * 16 + bundle * UNITS * PLANE_BYTES;
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+        second_unit[step] = lane < 16 ? 0 : unit_offset(step * 2 + 1) - unit_offset(step * 2);
+
+    const uint2* const lane_fragments =
+        reinterpret_cast<const uint2*>(shared_memory) + bundle * STEPS * TILES_N * 32 + lane;
+    uint2 kept[REGISTER_WEIGHTS ? STEPS : 1][TILES_N];
+    if (REGISTER_WEIGHTS) {
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int j = 0; j < TILES_N; ++j) kept[step][j] = lane_fragments[(step * TILES_N + j) * 32];
+    }
+
+    wait_for_previous_launch();
+    int number = blockIdx.x / channel_blocks;
+    const int workers = gridDim.x / channel_blocks;
+    int stage_number = 0;
+    if (number < tiles) copy_window(stages, x, tile_at(number, shape), first_channel, shape);
+    copy_async_commit();
+#pragma unroll 1
+    for (; number < tiles; number += workers) {
+        const u32 stage = stages + stage_number * STAGE_BYTES;
+        copy_async_wait<0>();
+        __syncthreads();  // this window is there, and the results that lay in the other stage are stored
+        if (number + workers < tiles)
+            copy_window(stages + (1 - stage_number) * STAGE_BYTES, x, tile_at(number + workers, shape), first_channel,
+                        shape);
+        copy_async_commit();
+
+        __align__(16) float sums[TILES_M][TILES_N][4] = {};  // aligned for the CPU, which clears 16 bytes at once
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            u32 b[TILES_N][2];
+#pragma unroll
+            for (int j = 0; j < TILES_N; ++j) {
+                const uint2 pair = REGISTER_WEIGHTS ? kept[REGISTER_WEIGHTS ? step : 0][j]
+                                                    : lane_fragments[(step * TILES_N + j) * 32];
+                b[j][0] = pair.x, b[j][1] = pair.y;
+            }
+#pragma unroll
+            for (int m = 0; m < TILES_M; ++m) {
+                constexpr int BLOCKS = (PIXELS + 15) / 16;  // of which a warp may have one less than another
+                if ((m + 1) * WARPS_M > BLOCKS && first_pixel + m * PIXEL_STEP >= PIXELS) continue;
+                u32 a[4], at = stage + pixels[m] + unit_offset(step * 2) + second_unit[step];
+                if (step * 2 + 1 >= DEEP && lane >= 16) at = zeros;
+                load_matrices(a, at);
+#pragma unroll
+                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[m][j], a, b[j]);
+            }
+        }
+        __syncthreads();  // the window has been read: results may lie in its place
+
+        const Tile tile = tile_at(number, shape);
+        unsigned char* const results = shared_memory + WEIGHT_BYTES + ZERO_BYTES + stage_number * STAGE_BYTES;
+        const int lane_pixel = anew(first_pixel + lane / 4);
+        const int lane_filter = bundle * WIDTH + lane % 4 * 2;
+        float biases[TILES_N][2] = {};
+        if (HAS_BIAS) {
+#pragma unroll
+            for (int j = 0; j < TILES_N; ++j) {
+                const Pack<Element, 2> pair = load_pack<Element, 2>(bias + first_filter + lane_filter + j * 8);
+                biases[j][0] = to_float(pair.at[0]), biases[j][1] = to_float(pair.at[1]);
+            }
+        }
+        float all_sums = 0.f;  // a NaN if one of them is
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int pixel = lane_pixel + m * PIXEL_STEP + half * 8;
+                if ((m + 1) * PIXEL_STEP > PIXELS && pixel >= PIXELS) continue;
+                Element* const result = reinterpret_cast<Element*>(results + pixel * RESULT_PITCH) + lane_filter;
+                const Element* residuals = residual;  // of a pixel that does not exist any will do
+                if (HAS_RESIDUAL) {
+                    const Pixel output = Pixel::of(pixel, tile, shape);
+                    if (output.exists) residuals += output.output * shape.filters + first_filter + lane_filter;
+                }
+#pragma unroll
+                for (int j = 0; j < TILES_N; ++j) {
+                    Pack<Element, 2> added, pair;
+                    if (HAS_RESIDUAL) added = load_pack<Element, 2>(residuals + j * 8);
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const float sum = sums[m][j][half * 2 + e];
+                        if (BUNDLE > 1) all_sums += sum;
+                        pair.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU>(
+                            HAS_BIAS ? sum + biases[j][e] : sum, static_cast<const Element*>(nullptr), 0, added.at, e);
+                    }
+                    store_pack(result + j * 8, pair);
+                }
+            }
+        if (__syncthreads_or(BUNDLE > 1 && all_sums != all_sums)) {
+            restore_nans(results, x, weight, bias, residual, tile, first_filter, shape);
+            __syncthreads();
+        }
+
+        constexpr int CHUNKS = BLOCK_FILTERS / UNIT;
+#pragma unroll 2
+        for (int i = thread_number(); i < PIXELS * CHUNKS; i += THREADS) {
+            const int pixel = i / CHUNKS, filter = i % CHUNKS * UNIT;
+            const Pixel output = Pixel::of(pixel, tile, shape);
+            if (!output.exists) continue;
+            const long long at = output.output * shape.filters + first_filter + filter;
+            const Element* const result = reinterpret_cast<const Element*>(results + pixel * RESULT_PITCH) + filter;
+            store_pack(y + at, load_pack<Element, UNIT>(result));
+        }
+        stage_number = 1 - stage_number;
+    }
+}

@@ -1,0 +1,42 @@
+// flipped[c][r'][s'][k] = w[k][first_r + (taps_h - 1 - r')*step_h][first_s + (taps_w - 1 - s')*step_w][c]      (NHWC)
+// flipped[c][k][r'][s'] = w[k][c][...][...]                                                                  (NCHW)
+//
+// The filter whose convolution with dy is the gradient of x: channels and filters change places, and the taps run
+// backwards; of a strided convolution, those taps that meet one class of pixels. A block turns 32 x 32 of channels and
+// filters at one tap through shared memory, so that both sides move along what lies side by side in NHWC.
+// What bounds it: memory, and at these sizes the launch.
+#include "common/ptx.cuh"
+
+constexpr int TILE = 32;
+
+struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/classes.py, in this order
+    int filters, channels, filter_height, filter_width;
+    int first_r, first_s, step_h, step_w, taps_h, taps_w;
+};
+
+extern "C" __global__ void conv2d_input_gradient_flip(const Element* weight, Element* flipped, SubFilter sub) {
+    wait_for_previous_launch();
+    __shared__ __align__(4) unsigned char shared_memory[TILE * (TILE + 1) * sizeof(Element)];
+    auto tile = reinterpret_cast<Element(*)[TILE + 1]>(shared_memory);
+    const int taps = sub.filter_height * sub.filter_width, sub_taps = sub.taps_h * sub.taps_w;
+    const int tiles_c = (sub.channels + TILE - 1) / TILE, tiles_k = (sub.filters + TILE - 1) / TILE;
+    const int first_c = blockIdx.x % tiles_c * TILE, first_k = blockIdx.x / tiles_c % tiles_k * TILE;
+    const int sub_tap = blockIdx.x / tiles_c / tiles_k;
+    const int r = sub.first_r + (sub.taps_h - 1 - sub_tap / sub.taps_w) * sub.step_h;
+    const int s = sub.first_s + (sub.taps_w - 1 - sub_tap % sub.taps_w) * sub.step_w;
+    const int tap = r * sub.filter_width + s;
+#pragma unroll
+    for (int row = threadIdx.y; row < TILE; row += ROWS) {
+        const int k = first_k + row, c = first_c + threadIdx.x;
+        if (k < sub.filters && c < sub.channels)
+            tile[row][threadIdx.x] = weight[NHWC ? (k * taps + tap) * sub.channels + c : (k * sub.channels + c) * taps + tap];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int row = threadIdx.y; row < TILE; row += ROWS) {
+        const int c = first_c + row, k = first_k + threadIdx.x;
+        if (k < sub.filters && c < sub.channels)
+            flipped[NHWC ? (c * sub_taps + sub_tap) * sub.filters + k : (c * sub.filters + k) * sub_taps + sub_tap] =
+                tile[threadIdx.x][row];
+    }
+}

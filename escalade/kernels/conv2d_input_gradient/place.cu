@@ -1,0 +1,47 @@
+// y[n][i*step_h + offset_h][j*step_w + offset_w] = source[n][i + shift_h][j + shift_w], in every channel
+//
+// Where a stride leaves every so many pixels of dx to a convolution of their own, its results are brought to their
+// places; a class of pixels that no tap meets has NO_SOURCE, and gets zeros. With HAS_MASK the gradient passes where the
+// mask, which lies as y does, is positive. A source that lies as y does too may be y itself.
+// Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. What bounds it: memory.
+#include "common/ptx.cuh"
+#include "conv2d_input_gradient/mask.cuh"
+
+struct Places {  // filled by escalade/ops/conv2d_input_gradient/classes.py, in this order
+    int batch, channels, rows, columns;                     // of the class
+    int step_h, step_w, offset_h, offset_w, height, width;  // where they lie in y
+    int shift_h, shift_w, source_height, source_width;      // and in the source
+};
+
+extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* mask, Element* y,
+                                                       Places places) {
+    wait_for_previous_launch();
+    const int planes = NHWC ? 1 : places.channels;  // of an image, one behind another
+    const int inside = NHWC ? places.channels : 1;  // elements of a pixel, side by side
+    const int row = blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= places.batch * planes * places.rows) return;
+    const long long plane = row / places.rows;
+    const int i = row % places.rows;
+    const long long y_row = (plane * places.height + i * places.step_h + places.offset_h) * places.width;
+    const long long source_row = (plane * places.source_height + i + places.shift_h) * places.source_width;
+
+    const int packs = inside / VECTOR;  // of a pixel
+    for (int at = threadIdx.x; at < places.columns * packs; at += blockDim.x) {
+        const int j = at / packs, c = at % packs * VECTOR;
+        const long long to = (y_row + j * places.step_w + places.offset_w) * inside + c;
+        Pack<Element, VECTOR> values;
+        if (NO_SOURCE) {
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) values.at[e] = from_float<Element>(0.f);
+        } else {
+            values = load_pack<Element, VECTOR>(source + (source_row + j + places.shift_w) * inside + c);
+        }
+        if (HAS_MASK && !NO_SOURCE) {
+            const Pack<Element, VECTOR> masks = load_pack<Element, VECTOR>(mask + to);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                values.at[e] = from_float<Element>(masked(to_float(values.at[e]), masks.at[e]));
+        }
+        store_pack(y + to, values);
+    }
+}

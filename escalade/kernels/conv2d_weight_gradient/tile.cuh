@@ -1,0 +1,65 @@
+// What the kernels on tensor cores share: a product of pixels as they lie in memory, sums on their way to a part, and the
+// bias gradient's sums. A tile is made of boxes, rows of 64 filters or channels (128 bytes, swizzled), one for a pixel.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/ring.cuh"
+#include "common/warp.cuh"
+
+constexpr int BOX = 64;  // filters or channels
+constexpr int ROW_BYTES = BOX * sizeof(Element);
+static_assert(ROW_BYTES == 128, "a row is what the swizzle spans");
+constexpr int STEP_PIXELS = 16;  // of one product
+constexpr int STEP_BYTES = STEP_PIXELS * ROW_BYTES;
+
+// sums[64 filters][columns] += gradients * inputs over 16 pixels.
+template <int COUNT>
+__device__ __forceinline__ void multiply(float (&sums)[COUNT], u64 gradients, u64 inputs) {
+    if constexpr (BF16) wgmma_bf16_transposed(sums, gradients, inputs, 1);
+    else wgmma_transposed(sums, gradients, inputs, 1);
+}
+
+// 64 filters x 64 channels of one tap, sums[FIRST] and the 31 behind it. `to` is the first filter's first channel, the
+// next filter's lies `pitch` further; no more than so many filters and channels exist. Four lanes write 32 bytes together.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void store_box(const float (&sums)[COUNT], float* to, long long pitch, int filters,
+                                          int channels) {
+    const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row + half * 8;
+        if (row >= filters) continue;
+#pragma unroll
+        for (int block = 0; block < BOX / 8; ++block)
+            if (block * 8 < channels)  // a multiple of 8
+                store_pack(to + row * pitch + block * 8 + column,
+                           Pack<float, 2>{{sums[FIRST + block * 4 + half * 2], sums[FIRST + block * 4 + half * 2 + 1]}});
+    }
+}
+
+// A warp's sums over pixels of a box of gradients: every lane 8 filters of every fourth pixel.
+struct BiasSums {
+    float sums[8] = {};
+
+    __device__ __forceinline__ void add(const unsigned char* box, int pixels) {
+        const int lane = threadIdx.x % 32;
+        for (int pixel = lane / 8; pixel < pixels; pixel += 4) {
+            const unsigned char* row = box + pixel * ROW_BYTES;
+            const auto pack = *reinterpret_cast<const Pack<Element, 8>*>(row + ((lane % 8 ^ pixel % 8) << 4));
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sums[e] += to_float(pack.at[e]);
+        }
+    }
+
+    // No more than so many filters exist, a multiple of 8.
+    __device__ __forceinline__ void store(float* to, int filters) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            float sum = sums[e];
+            sum += __shfl_xor_sync(ALL_LANES, sum, 8);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 16);
+            if (lane < 8 && lane * 8 < filters) to[lane * 8 + e] = sum;
+        }
+    }
+};

@@ -1,0 +1,349 @@
+"""The implicit GEMM with Hopper's own units by blocks that stay, and what that allows: turns, copies out, clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, TensorMap, TiledMap
+from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.gemm import blocks
+from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
+from escalade.ops.elements import MOST_SHARED, SMS
+from escalade.ops.ladder import Config, Rung
+
+TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
+"""How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""
+PANEL = 64
+"""Pixels and filters of a panel of results."""
+THREADS = 384
+MOST_SPLITS = 8
+"""Blocks of a cluster, on any Hopper GPU."""
+
+MOST_CONFIGS = 16
+"""Worth a measurement."""
+
+COPY_RATE = 52.0
+"""Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
+MEETING_CYCLES = 1500.0
+"""For the blocks of a cluster to lay down their parts and add them up."""
+TILE_CYCLES = 1800.0
+"""To fill the ring, and to store where nothing else is multiplied."""
+
+
+@dataclass(frozen=True)
+class PersistentConfig(Config):
+    pixels: int
+    """Of a tile."""
+    filters: int
+    share: str
+    """By two warpgroups: turns, pixels, filters or depth."""
+    stages: int
+    buffers: int = 0
+    """Panels of results a warpgroup has in shared memory; none: results go straight to y."""
+    swapped: bool = False
+    """Filters are the rows of the product."""
+    cluster: int = 1
+    """Blocks that share their weights."""
+    splits: int = 1
+    """Blocks that share the sum of a tile."""
+
+    @property
+    def warpgroup_tile(self) -> tuple[int, int]:
+        return (
+            self.pixels // (2 if self.share == PIXELS else 1),
+            self.filters // (2 if self.share == FILTERS else 1),
+        )
+
+    @property
+    def parts(self) -> int:
+        """That the sums of a tile come in."""
+        return self.splits * (2 if self.share == DEPTH else 1)
+
+    @property
+    def columns(self) -> int:
+        return self.warpgroup_tile[0 if self.swapped else 1]
+
+    def shared_bytes(self, output_bytes: int) -> int:
+        """Panels, stages, and the barriers of both and of turns."""
+        panels = 2 * self.buffers * PANEL * PANEL * output_bytes
+        stages = self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
+        return panels + stages + 2 * self.buffers * 8 + 16
+
+    def fitted(self, output_bytes: int) -> PersistentConfig | None:
+        """With as many stages as there is room for, up to those it has; three at least."""
+        for stages in range(self.stages, 2, -2 if self.share == DEPTH else -1):
+            config = replace(self, stages=stages)
+            if config.shared_bytes(output_bytes) <= MOST_SHARED:
+                return config
+        return None
+
+    def tiles(self, pixels: int, filters: int) -> int:
+        """Of a cluster of blocks that share weights, a tile is as many."""
+        return blocks(blocks(pixels, self.pixels), self.cluster) * blocks(filters, self.filters)
+
+    def clusters(self, pixels: int, filters: int) -> int:
+        tiles = self.tiles(pixels, filters)
+        return tiles if self.parts > 1 else min(tiles, SMS // self.cluster)
+
+    def cost(self, pixels: int, filters: int, slabs: int) -> float:
+        """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
+        products = self.pixels * self.filters / 32
+        if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
+            products *= 1.25
+        copies = (self.pixels / 1 + self.filters / self.cluster) * ROW_BYTES / COPY_RATE
+        rounds = blocks(self.tiles(pixels, filters), SMS // (self.cluster * self.splits))
+        end = TILE_CYCLES / 6 if self.share == TURNS and rounds > 1 else TILE_CYCLES / (2 if self.buffers else 1)
+        meeting = 0.0
+        if self.parts > 1:
+            meeting = MEETING_CYCLES + self.pixels * self.filters * 4 / COPY_RATE
+        return rounds * (blocks(slabs, self.splits) * max(products, copies) + end + meeting) + TILE_CYCLES
+
+
+def placed(step: tuple[int, int], offset: tuple[int, int], size: tuple[int, int]) -> Ints:
+    """`Placement` of kernels/conv2d/hopper_persistent.cu: y is every so many rows and columns of a larger image."""
+    return Ints((*step, *offset, *size))
+
+
+UNPLACED = placed((1, 1), (0, 0), (0, 0))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a product does with its sums."""
+
+    output: str
+    """The dtype of y."""
+    bias: bool = False
+    residual: bool = False
+    relu: bool = False
+    mask: bool = False
+    """The buffer in the residual's place lets through where it is positive: the gradient of a ReLU."""
+
+    def constants(self, dtype: str) -> dict[str, Constant]:
+        output = Type(arguments.ELEMENTS[self.output])
+        return {
+            "Output": output,
+            "Bias": Type("float") if dtype == "fp8" else output,
+            "HAS_BIAS": self.bias,
+            "HAS_RESIDUAL": self.residual,
+            "HAS_RELU": self.relu,
+            "HAS_MASK": self.mask,
+        }
+
+
+def product(
+    windows: Windows,
+    filters: int,
+    config: PersistentConfig,
+    ends: Ends,
+    *,
+    x: str = "x",
+    weight: str = "weight",
+    residual: str = "residual",
+    shortcut: Windows | None = None,
+    placement: Ints = UNPLACED,
+    lane: int = 0,
+) -> KernelCall:
+    """One launch: y = ends(sum over the taps and channels of x's windows times weight [filters][taps][channels])."""
+    wg_pixels, wg_filters = config.warpgroup_tile
+    dtype, output_bytes = windows.dtype, ELEMENT_BYTES[ends.output]
+    constants: dict[str, Constant] = {
+        "Element": Type(arguments.ELEMENTS[dtype]),
+        "WG_PIXELS": wg_pixels,
+        "WG_FILTERS": wg_filters,
+        "SHARE": (TURNS, PIXELS, FILTERS, DEPTH).index(config.share),
+        "SWAPPED": config.swapped,
+        "STAGES": config.stages,
+        "BUFFERS": config.buffers,
+        "CLUSTER": config.cluster,
+        "SPLITS": config.splits,
+        "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
+        "SHORTCUT": shortcut is not None,
+        "PLACED": placement != UNPLACED,
+        "FILTERS_ALIGNED": filters % config.filters == 0,
+        "FILTERS_EVEN": filters % 2 == 0,
+        **ends.constants(dtype),
+    }
+    pixel_map = windows.pixel_map(Buffer(x), config.pixels)
+    weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
+    maps: list[TensorMap] = [pixel_map, weight_map]
+    if shortcut is not None:
+        maps.append(shortcut.pixel_map(Buffer("shortcut"), config.pixels))
+        maps.append(
+            shortcut.weight_map(Buffer("shortcut_weight"), filters, config.filters // config.cluster)
+        )
+    else:
+        maps += [pixel_map, weight_map]
+
+    def panel_map(buffer: str) -> TensorMap:
+        if not config.buffers:
+            return pixel_map
+        box = (ROW_BYTES // output_bytes, PANEL)
+        return TiledMap(Buffer(buffer), ends.output, (filters, windows.pixels), box)
+
+    maps += [panel_map(residual if ends.residual or ends.mask else "y"), panel_map("y")]
+    group = config.cluster * config.splits
+    return KernelCall(
+        Program.of("conv2d/hopper_persistent.cu", "conv2d_hopper_persistent", constants),
+        (config.clusters(windows.pixels, filters) * group, 1, 1),
+        (THREADS, 1, 1),
+        (
+            *maps,
+            Buffer("bias", optional=True),
+            Buffer("scale", optional=True),
+            Buffer("scales", optional=True),
+            Buffer(residual, optional=True),
+            Buffer("y"),
+            windows.shape(filters),
+            Ints((0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])),
+            placement,
+        ),
+        shared_bytes=config.shared_bytes(output_bytes),
+        cluster=(group, 1, 1),
+        overlap=True,
+        lane=lane,
+    )
+
+
+@dataclass(frozen=True)
+class Persistent(Conv2dRung):
+    candidates: tuple[PersistentConfig, ...]
+    may_split: bool = False
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    @property
+    def takes_shortcut(self) -> bool:
+        return True
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p = problem
+        if p.groups != 1:
+            return f"{self.name} takes groups=1, not {p.groups}"
+        if p.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {p.layout}"
+        if p.dtype not in ("fp16", "bf16"):
+            return f"{self.name} takes fp16 and bf16, not {p.dtype}"
+        for what, channels in {"channels": p.channels, "shortcut channels": p.shortcut_channels}.items():
+            if channels * p.element_bytes % 16:
+                return f"{self.name} copies 16 bytes at once; {channels} {what} are no multiple"
+        sentence = Windows.of(p).unsupported(self.name)
+        if sentence is None and p.shortcut_channels:
+            sentence = Windows.of_shortcut(p).unsupported(self.name)
+        if sentence is None and not self.configs(p):
+            return f"no tile of {self.name} suits {p.filters} filters"
+        return sentence
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        p = problem
+        slabs = self._slabs(p)
+        found = []
+        for candidate in self.candidates:
+            fitted = candidate.fitted(p.output_bytes)
+            if fitted is None or (candidate.buffers and p.filters * p.output_bytes % 16):
+                continue
+            if self.may_split:
+                tiles = fitted.tiles(p.output_pixels, p.filters)
+                deep = fitted.share == DEPTH
+                most = min(MOST_SPLITS, slabs // (2 if deep else 1), SMS // tiles)
+                found += [replace(fitted, splits=splits) for splits in range(1 if deep else 2, most + 1)]
+            elif fitted.filters < 2 * p.filters:
+                found.append(fitted)
+        return tuple(sorted(found, key=lambda config: config.cost(p.output_pixels, p.filters, slabs))[:MOST_CONFIGS])
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, PersistentConfig)
+        p = problem
+        shortcut = Windows.of_shortcut(p) if p.shortcut_channels else None
+        ends = Ends(p.output or p.dtype, p.bias, p.residual, p.relu)
+        return Recipe((product(Windows.of(p), p.filters, config, ends, shortcut=shortcut),))
+
+    @staticmethod
+    def _slabs(problem: Conv2dProblem) -> int:
+        shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
+        return Windows.of(problem).slabs + shortcut
+
+
+_TILES = (
+    PersistentConfig(128, 128, TURNS, 6),
+    PersistentConfig(256, 128, PIXELS, 4),
+    PersistentConfig(128, 256, PIXELS, 4),
+    PersistentConfig(128, 128, PIXELS, 6),
+    PersistentConfig(128, 64, TURNS, 8),
+    PersistentConfig(64, 64, TURNS, 8),
+    PersistentConfig(64, 128, FILTERS, 8),
+)
+_SWAPPED = (
+    PersistentConfig(256, 64, TURNS, 4, buffers=4, swapped=True),
+    PersistentConfig(256, 128, FILTERS, 4, buffers=2, swapped=True),
+    PersistentConfig(128, 64, TURNS, 7, buffers=2, swapped=True),
+    PersistentConfig(128, 128, FILTERS, 6, buffers=2, swapped=True),
+)
+_STORED = tuple(replace(tile, buffers=2 if max(tile.warpgroup_tile) > 64 else 1) for tile in _TILES)
+_SPLIT = (
+    PersistentConfig(64, 32, DEPTH, 12),
+    PersistentConfig(64, 64, DEPTH, 10),
+    PersistentConfig(128, 64, DEPTH, 8),
+    PersistentConfig(64, 128, FILTERS, 8),
+    PersistentConfig(128, 64, PIXELS, 8),
+    PersistentConfig(128, 128, PIXELS, 6),
+    PersistentConfig(256, 128, PIXELS, 4),
+    PersistentConfig(128, 256, PIXELS, 4),
+)
+
+# Predictions for 128to128_28_k3 at batch 256, 59 GFLOP, where no other is named.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Persistent(
+        "persistent",
+        "as many blocks as multiprocessors take tile after tile; copies run ahead over the ends of tiles, and two "
+        "warpgroups take turns at tiles of their own, so that one stores while the other multiplies",
+        below="producer_consumer",
+        # Of the 24 slabs' time that a tile of 18 takes, 5 went to filling and storing; now one is left: 560 -> 640.
+        predicted_gain=1.12,
+        candidates=_TILES,
+    ),
+    Persistent(
+        "overlapped_store",
+        "results leave through panels in shared memory by the copy engine, whole lines at a time, and residuals come "
+        "the same way under the products",
+        below="persistent",
+        # 4-byte stores of quarters of a line keep a warpgroup for 1500 cycles of a tile's 9200; half of them lie under
+        # the other's products already.
+        predicted_gain=1.06,
+        candidates=_STORED,
+    ),
+    Persistent(
+        "swapped_operands",
+        "filters are the rows of the product and pixels its columns: 64 filters multiply at the full rate, for what is "
+        "read again for every 64 rows is then the small operand",
+        below="overlapped_store",
+        # For 64to64_56_k3: 128x64 asks L2 for 43 operations a byte's worth, 256x64 for 51: 9 TB/s allow 390 and 460.
+        predicted_gain=1.15,
+        candidates=_SWAPPED,
+    ),
+    Persistent(
+        "cluster_multicast",
+        "two neighbouring blocks share their weights: each copies half of them to both",
+        below="overlapped_store",
+        # L2 is asked for a quarter less, but it was not the limit, and the blocks now wait for each other.
+        predicted_gain=0.97,
+        candidates=tuple(
+            replace(tile, cluster=2) for tile in (*_STORED[:3], *_SWAPPED[:2])
+        ),
+    ),
+    Persistent(
+        "cluster_split_k",
+        "where tiles are fewer than multiprocessors, the blocks of a cluster share the sum of one tile and add up "
+        "through each other's shared memory",
+        below="persistent",
+        # 512to512_7_k3 at batch 1: 4 blocks of 72 slabs become 32 of 9: 72 * 330 cycles + 3 us against 9 * 330 + 4 us.
+        predicted_gain=3.0,
+        candidates=_SPLIT,
+        may_split=True,
+    ),
+)

@@ -1,0 +1,120 @@
+"""What Hopper's copy engine is told of a convolution: where the windows of its output pixels lie in an NHWC image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.recipe import Buffer, Im2colMap, Ints, TiledMap
+from escalade.ops.conv2d.problem import Conv2dProblem
+
+ROW_BYTES = 128
+"""What the swizzle spans: a slab of so many bytes of channels is a row of a stage."""
+CORNERS = range(-128, 128)
+"""Where a tensor map of four dimensions may have the corners of its windows, relative to the image."""
+MOST_TAPS = 256
+"""Along a side: a tap's offset has eight bits."""
+MOST_STRIDE = 8
+MOST_PIXELS = 256
+"""Of a tile."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Pairs are height and width."""
+
+    dtype: str
+    element_bytes: int
+    batch: int
+    channels: int
+    image: tuple[int, int]
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    """In front; how far windows reach behind the image follows from the output."""
+    dilation: tuple[int, int]
+    output: tuple[int, int]
+
+    @staticmethod
+    def of(problem: Conv2dProblem) -> Windows:
+        p = problem
+        return Windows(
+            p.dtype, p.element_bytes, p.batch, p.channels, (p.height, p.width), (p.filter_height, p.filter_width),
+            p.stride, p.padding, p.dilation, (p.output_height, p.output_width),
+        )  # fmt: skip
+
+    @staticmethod
+    def of_shortcut(problem: Conv2dProblem) -> Windows:
+        p = problem
+        return Windows(
+            p.dtype, p.element_bytes, p.batch, p.shortcut_channels, p.shortcut_size, (1, 1),
+            (p.shortcut_stride, p.shortcut_stride), (0, 0), (1, 1), (p.output_height, p.output_width),
+        )  # fmt: skip
+
+    @property
+    def slab(self) -> int:
+        """Channels of a stage."""
+        return ROW_BYTES // self.element_bytes
+
+    @property
+    def slabs(self) -> int:
+        """That the sum of an output pixel goes through."""
+        return self.taps[0] * self.taps[1] * -(-self.channels // self.slab)
+
+    @property
+    def pixels(self) -> int:
+        return self.batch * self.output[0] * self.output[1]
+
+    @property
+    def _lower(self) -> tuple[int, int]:
+        """The first window's corner, relative to the image's."""
+        return -self.padding[0], -self.padding[1]
+
+    @property
+    def _upper(self) -> tuple[int, int]:
+        """The last window's corner, relative to the image's last pixel."""
+        first, second = (
+            (self.output[d] - 1) * self.stride[d] - self.padding[d] - (self.image[d] - 1) for d in (0, 1)
+        )
+        return first, second
+
+    def unsupported(self, rung: str) -> str | None:
+        reach = [(taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True)]
+        if max(reach) >= MOST_TAPS or not all(
+            corner in CORNERS for corner in (*self._lower, *self._upper)
+        ):
+            return (
+                f"{rung} leaves windows to the copy engine, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} "
+                f"of the image; padding {self.padding} and filters that reach over {reach[0] + 1}x{reach[1] + 1} "
+                "pixels are beyond"
+            )
+        if max(self.stride) > MOST_STRIDE:
+            return f"{rung} takes strides up to {MOST_STRIDE}, not {self.stride}"
+        if self.pixels >= 2**31 - MOST_PIXELS:
+            return f"{rung} counts output pixels in 32 bits; {self.pixels} are too many"
+        return None
+
+    def pixel_map(self, buffer: Buffer, pixels: int) -> Im2colMap:
+        """A slab of the windows of so many output pixels, which the copy engine walks over rows and images."""
+        return Im2colMap(
+            buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
+            (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.slab, pixels,
+            (self.stride[1], self.stride[0]),
+        )  # fmt: skip
+
+    def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
+        """A slab of one tap of `box` filters; where channels end before the slab there are zeros."""
+        return TiledMap(
+            buffer,
+            self.dtype,
+            (self.channels, self.taps[0] * self.taps[1], filters),
+            (self.slab, 1, box),
+        )
+
+    def shape(self, filters: int) -> Ints:
+        """`ConvShape` of kernels/common/conv_shape.cuh."""
+        return Ints(
+            (
+                self.batch, self.channels, *self.image, filters, *self.taps, *self.stride, *self.padding,
+                *self.dilation, 1, *self.output,
+            )
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""`conv2d_input_gradient` as a PyTorch operator: the chosen rung on CUDA tensors, the same on the twin on the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.call import ready
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d_input_gradient.duality import MOST_CLASSES
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.reference import empty_output
+from escalade.ops.elements import NAMES
+from escalade.ops.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
+from escalade.ops.operator import define, require_rung, without_launch
+from escalade.ops.pooling import two
+
+_SCHEMA = (
+    "conv2d_input_gradient(Tensor gradient, Tensor weight, SymInt[2] size, Tensor? mask=None, int[2] stride=1, "
+    "int[2] padding=0, int[2] dilation=1, int groups=1, bool tf32=False, str? rung=None) -> Tensor"
+)
+
+
+def conv2d_input_gradient(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    size: Sequence[int],
+    mask: torch.Tensor | None = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The gradient of x in y = conv2d(x, weight), from that of y; `size` is the height and width of x.
+
+    With a mask, x as it came out of a ReLU, the result is that of what went into the ReLU: zero where the mask is not
+    positive. Shapes are PyTorch's; the result has the gradient's layout. The same inputs give the same bits every
+    time. `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
+    """
+    return torch.ops.escalade.conv2d_input_gradient(
+        gradient, weight, list(size), mask, two(stride, "stride"), two(padding, "padding"),
+        two(dilation, "dilation"), groups, tf32, rung,
+    )  # fmt: skip
+
+
+def is_worthwhile(stride: Sequence[int], groups: int) -> bool:
+    """Whether more than the foot of the ladder is there for such a convolution."""
+    return groups == 1 and stride[0] * stride[-1] <= MOST_CLASSES
+
+
+def _check(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    size: Sequence[int],
+    mask: torch.Tensor | None,
+    groups: int,
+    tf32: bool,
+) -> None:
+    """What can be said without the sizes of images and batch, which may be symbols while a program is traced."""
+    if gradient.dim() != 4 or weight.dim() != 4 or len(size) != 2:
+        raise UnsupportedError(
+            f"gradient has {gradient.dim()} dimensions, weight {weight.dim()}, and size {len(size)} numbers; "
+            "conv2d_input_gradient takes a gradient [N, K, OH, OW], a weight [K, C/groups, R, S] and the size (H, W)"
+        )
+    if gradient.dtype not in NAMES:
+        raise UnsupportedError(
+            f"gradient is {gradient.dtype}; conv2d_input_gradient takes float32, float16 and bfloat16"
+        )
+    for name, tensor in {"weight": weight, "mask": mask}.items():
+        if tensor is not None and (tensor.dtype, tensor.device) != (gradient.dtype, gradient.device):
+            raise UnsupportedError(
+                f"gradient is {gradient.dtype} on {gradient.device} but {name} {tensor.dtype} on {tensor.device}; "
+                "they must be of one dtype and on one device"
+            )
+    if gradient.shape[1] != weight.shape[0]:
+        raise UnsupportedError(
+            f"gradient has {gradient.shape[1]} channels, but weight {tuple(weight.shape)} has {weight.shape[0]} filters"
+        )
+    if groups < 1:
+        raise UnsupportedError(f"groups={groups}: there is at least one")
+    if tf32 and gradient.dtype != torch.float32:
+        raise UnsupportedError(
+            f"tf32=True is a way to multiply float32 tensors; gradient is {gradient.dtype}"
+        )
+
+
+def _run(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    size: Sequence[int],
+    mask: torch.Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    tf32: bool = False,
+    rung: str | None = None,
+    *,
+    launch: bool = True,
+) -> torch.Tensor:
+    _check(gradient, weight, size, mask, groups, tf32)
+    channels = weight.shape[1] * groups
+    if not launch:
+        return empty_beside(gradient, (gradient.shape[0], channels, *size))
+    filters, _, filter_height, filter_width = weight.shape
+    forward = Conv2dProblem(
+        gradient.shape[0], channels, size[0], size[1], filters, filter_height, filter_width,
+        (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
+        "tf32" if tf32 else NAMES[gradient.dtype], layout_of(gradient),
+    )  # fmt: skip
+    problem = Conv2dInputGradientProblem(forward, mask is not None)
+    _check_sizes(forward, gradient, mask)
+    if problem.batch == 0:
+        require_rung("conv2d_input_gradient", rung)
+        return empty_output(problem, gradient.device)
+    prepared = ready("conv2d_input_gradient", problem, gradient.device, rung)
+    given = {"gradient": gradient, "weight": weight, "mask": mask}
+    tensors = {
+        name: None if tensor is None else laid_out(tensor, prepared.problem.layout)
+        for name, tensor in given.items()
+    }
+    y = empty_output(prepared.problem, gradient.device)
+    prepared.run({**tensors, "y": y})
+    return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+
+
+def _check_sizes(forward: Conv2dProblem, gradient: torch.Tensor, mask: torch.Tensor | None) -> None:
+    f = forward
+    expected = (f.batch, f.filters, f.output_height, f.output_width)
+    if gradient.shape != expected:
+        raise UnsupportedError(
+            f"gradient has shape {tuple(gradient.shape)}; for an image of {f.height}x{f.width} it must be {expected}"
+        )
+    image = (f.batch, f.channels, f.height, f.width)
+    if mask is not None and mask.shape != image:
+        raise UnsupportedError(f"mask has shape {tuple(mask.shape)}; it must be the input's, {image}")
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    gradient, weight, _, mask, *settings = inputs
+    ctx.save_for_backward(gradient, weight, mask)
+    ctx.settings = tuple(settings[:5])
+    ctx.given = len(inputs)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """The result is linear in the output's gradient and in the weights: a convolution, and its weights' gradient."""
+    of_output, weight, mask = ctx.saved_tensors
+    stride, padding, dilation, groups, tf32 = ctx.settings
+    if mask is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, mask, 0)
+    need_output, need_weight = ctx.needs_input_grad[:2]
+    results: list[Any] = [None] * ctx.given
+    if need_output:
+        results[0] = torch.ops.escalade.conv2d(
+            gradient, weight, None, None, stride, padding, dilation, groups, False, tf32
+        )
+    if need_weight:
+        results[1] = torch.ops.aten.convolution_backward(
+            of_output, gradient, weight, None, stride, padding, dilation, False, [0, 0], groups,
+            [False, True, False],
+        )[1]  # fmt: skip
+    return tuple(results)
+
+
+define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)

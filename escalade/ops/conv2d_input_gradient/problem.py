@@ -1,0 +1,82 @@
+"""The gradient of a convolution's input as a problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from escalade.errors import UnsupportedError
+from escalade.ops.checks import require
+from escalade.ops.conv2d.problem import Conv2dProblem
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+_MASK = "_mask"
+
+
+@dataclass(frozen=True)
+class Conv2dInputGradientProblem:
+    """dx of y = conv2d(x, weight), from `gradient`, which is that of y, and `weight`; the result is buffer `y`.
+
+    With a mask, which is x as it came out of a ReLU, dx is zero where the mask is not positive: what the ReLU's own
+    backward pass would do. All tensors are stored and laid out as the convolution's are.
+    """
+
+    forward: Conv2dProblem
+    """What it is the gradient of, without an epilogue."""
+    mask: bool = False
+    dtype: str = ""
+    """Empty: the convolution's, which otherwise follows."""
+    layout: str = ""
+    """The same."""
+
+    def __post_init__(self) -> None:
+        dtype, layout = self.dtype or self.forward.dtype, self.layout or self.forward.layout
+        require("conv2d_input_gradient", "dtype", dtype, DTYPES)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "forward", replace(self.forward, dtype=dtype, layout=layout))
+        f = self.forward
+        if f.bias or f.residual or f.relu or f.shortcut_channels or f.output:
+            raise UnsupportedError(
+                f"{f.name} has an epilogue; conv2d_input_gradient goes back through the convolution alone"
+            )
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dInputGradientProblem:
+        """The problem of a name such as `64to64_56_k3s1_b256_mask`: that of the convolution, then _mask for one."""
+        forward = Conv2dProblem.parse(name.removesuffix(_MASK), dtype, layout)
+        return Conv2dInputGradientProblem(forward, name.endswith(_MASK))
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        return self.forward.name + (_MASK if self.mask else "")
+
+    @property
+    def batch(self) -> int:
+        return self.forward.batch
+
+    @property
+    def elements(self) -> int:
+        """Of dx."""
+        return self.forward.input_elements
+
+    @property
+    def flops(self) -> int:
+        return self.forward.flops
+
+    @property
+    def bytes(self) -> int:
+        f = self.forward
+        return f.element_bytes * (f.output_elements + f.weight_elements + self.elements * (1 + self.mask))
+
+    @property
+    def depth(self) -> float:
+        """The products in a sum, on average: a stride leaves a pixel only some of the taps."""
+        f = self.forward
+        return max(1.0, f.group_filters * f.taps / math.prod(f.stride))
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.depth / 6)

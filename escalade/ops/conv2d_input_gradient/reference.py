@@ -1,0 +1,92 @@
+"""What the gradient is: the one reference, and PyTorch's own answer to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.ops.conv2d.reference import round_to_tf32
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.elements import STORAGE
+from escalade.ops.images import MEMORY_FORMAT, empty_images
+from escalade.ops.precision import precision
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def random_inputs(
+    problem: Conv2dInputGradientProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Normal deviates; the weights scaled so that results are of order one whatever the filter's size."""
+    p, f = problem, problem.forward
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
+        return values.to(STORAGE[p.dtype]).contiguous(memory_format=MEMORY_FORMAT[p.layout])
+
+    inputs = {
+        "gradient": normal(f.batch, f.filters, f.output_height, f.output_width),
+        "weight": normal(f.filters, f.group_channels, f.filter_height, f.filter_width, scale=p.depth**-0.5),
+    }
+    if p.mask:
+        inputs["mask"] = normal(f.batch, f.channels, f.height, f.width)
+    return inputs
+
+
+def empty_output(problem: Conv2dInputGradientProblem, device: torch.device) -> torch.Tensor:
+    f = problem.forward
+    return empty_images(problem, (f.batch, f.channels, f.height, f.width), device)
+
+
+def _convolve_back(
+    problem: Conv2dInputGradientProblem, gradient: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """By PyTorch, in the dtype of the inputs. Of x it wants only to know the shape and the layout."""
+    f = problem.forward
+    x = torch.empty(
+        (f.batch, f.channels, f.height, f.width),
+        dtype=gradient.dtype, device=gradient.device, memory_format=MEMORY_FORMAT[problem.layout],
+    )  # fmt: skip
+    result = torch.ops.aten.convolution_backward(
+        gradient,
+        x,
+        weight,
+        None,
+        f.stride,
+        f.padding,
+        f.dilation,
+        False,
+        [0, 0],
+        f.groups,
+        [True, False, False],
+    )
+    return result[0]
+
+
+def _finish(dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0) if "mask" in inputs else dx
+
+
+def reference(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
+    """In float64."""
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    return _finish(_convolve_back(problem, wide["gradient"], wide["weight"]), wide)
+
+
+def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU: cuDNN at its best, then the ReLU's backward pass.
+
+    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
+    sum 16-bit products in 16 bits.
+    """
+    gradient, weight = inputs["gradient"], inputs["weight"]
+    if gradient.is_cuda:
+        with precision(problem.dtype):
+            return _finish(_convolve_back(problem, gradient, weight), inputs)
+    if problem.dtype == "tf32":
+        dx = _convolve_back(problem, round_to_tf32(gradient), round_to_tf32(weight))
+    else:
+        dx = _convolve_back(problem, gradient.float(), weight.float()).to(gradient.dtype)
+    return _finish(dx, inputs)

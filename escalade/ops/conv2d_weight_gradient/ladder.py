@@ -1,0 +1,95 @@
+"""The ladder of conv2d_weight_gradient, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from escalade.ops.conv2d_weight_gradient import reference
+from escalade.ops.conv2d_weight_gradient.direct import DIRECT
+from escalade.ops.conv2d_weight_gradient.hopper import WGMMA, WINDOW
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.elements import DTYPES
+from escalade.ops.images import LAYOUTS
+from escalade.ops.ladder import Ladder, Operation
+
+PROBLEMS = tuple(
+    Conv2dWeightGradientProblem.parse(name)
+    for name in (
+        # ResNet-18 and the 3x3 of ResNet-50
+        "64to64_56_k3s1_b256",
+        "64to128_56_k3s2_b256",
+        "64to128_56_k1s2_b256",
+        "128to128_28_k3s1_b256",
+        "128to256_28_k3s2_b256",
+        "256to256_14_k3s1_b256",
+        "256to512_14_k3s2_b256",
+        "512to512_7_k3s1_b256",
+        # ResNet-50's 1x1
+        "64to256_56_k1s1_b256",
+        "256to64_56_k1s1_b256",
+        "512to128_28_k1s1_b256",
+        "256to1024_14_k1s1_b256",
+        "1024to256_14_k1s1_b256",
+        "512to2048_7_k1s1_b256",
+        "64to64_56_k3s1_b32",
+        "256to256_14_k3s1_b32",
+        "64to64_56_k3s1_b256_bias",
+    )
+)
+
+SMALL_PROBLEMS = tuple(
+    Conv2dWeightGradientProblem.parse(name)
+    for name in (
+        "3to5_7x6_k3s1_b2_bias",
+        "8to12_9_k3s2p0d2g4_b2",  # groups and dilation
+        "8to8_6_k5x2s2x1p3x1_b1_bias",
+        "64to64_5x6_k3s1_b2_bias",
+        "72to136_4x5_k3s2_b3",  # channels and filters that fill no tile
+        "8to24_9_k3s1p0_b18_bias",  # two groups of images, the second nearly empty
+        "64to192_7x5_k1s2_b5",
+        "40to72_6x9_k2x3s1p1d2_b2_bias",  # several taps in a tile, and dilation
+        "1to1_1_k1s1_b1",
+    )
+)
+
+
+class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
+    name = "conv2d_weight_gradient"
+    ladder = Ladder("conv2d_weight_gradient", (DIRECT, WGMMA, WINDOW))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
+        return ("window", "wgmma", "direct")
+
+    def forms(
+        self, rung: str, problem: Conv2dWeightGradientProblem
+    ) -> tuple[Conv2dWeightGradientProblem, ...]:
+        """Tensor cores gain more than two transpositions cost."""
+        if rung == "direct" or problem.layout == "nhwc":
+            return (problem,)
+        return (problem, replace(problem, layout="nhwc"))
+
+    def parse(self, name: str) -> Conv2dWeightGradientProblem:
+        return Conv2dWeightGradientProblem.parse(name)
+
+    def inputs(
+        self, problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
+    ) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(
+        self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)

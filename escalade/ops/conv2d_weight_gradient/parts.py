@@ -1,0 +1,76 @@
+"""Parts of the pixels: each block's sums go to a workspace, and a second launch adds them up in a fixed order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops import machine
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.elements import SMS, blocks, ceil_div, element
+
+PARTS = "parts"
+_SUM_LANES = 8
+_REDUCTION_RATE = 20.0 * SMS
+"""Bytes of parts that the card writes or reads in a cycle, about 5 TB/s."""
+_START_CYCLES = 4000.0
+"""To fill a block's ring and to store its sums."""
+_MOST_PARTS = 4096
+_WAVES = (0.25, 0.5, 0.75, 1, 2, 3, 4, 5, 6, 7, 8)
+"""Of blocks, that are worth a thought; less than one where adding up is the larger work."""
+
+
+def constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
+    """What all kernels are told."""
+    return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias}
+
+
+def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int) -> Recipe:
+    """A launch that fills so many parts, and the one that adds them up."""
+    elements, weights = problem.part_elements, problem.forward.weight_elements
+    vector = 4 if elements % 4 == 0 and weights % 4 == 0 else 1
+    arguments: tuple[Argument, ...] = (
+        Buffer(PARTS), Buffer("y"), Buffer("bias_gradient", optional=True), parts, Int64(weights), Int64(elements),
+    )  # fmt: skip
+    total = KernelCall(
+        Program.of(
+            "conv2d_weight_gradient/sum_parts.cu",
+            "conv2d_weight_gradient_sum_parts",
+            {"Element": element(problem.dtype), "LANES": _SUM_LANES, "VECTOR": vector},
+        ),
+        (blocks(elements, 32 * vector), 1, 1),
+        (32 * _SUM_LANES, 1, 1),
+        arguments,
+        overlap=True,
+    )
+    return Recipe((product, total), (Workspace(PARTS, 4 * parts * elements),))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be cut into parts: every tile has so many pieces of so many cycles each."""
+
+    tiles: int
+    pieces: int
+    cycles: float
+    slots: int
+    """Blocks that run at once."""
+    elements: int
+    """Of a part, over all tiles."""
+
+    def cost(self, each: int) -> float:
+        """Cycles where a part has so many pieces: waves of blocks, and adding up."""
+        parts = ceil_div(self.pieces, each)
+        waves = ceil_div(self.tiles * parts, self.slots)
+        return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / _REDUCTION_RATE
+
+    def best(self) -> int:
+        """Pieces of a part."""
+        wanted = {
+            max(1, min(self.pieces, _MOST_PARTS, int(waves * self.slots) // self.tiles)) for waves in _WAVES
+        }
+        return min((ceil_div(self.pieces, parts) for parts in wanted), key=self.cost)
+
+    def microseconds(self, problem: Conv2dWeightGradientProblem, each: int) -> float:
+        return machine.microseconds(self.cost(each), problem.bytes, launches=2)

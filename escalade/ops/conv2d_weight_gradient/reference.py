@@ -1,0 +1,73 @@
+"""What the gradient of a convolution's weights is: the one reference, and PyTorch's own to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.ops.conv2d.reference import with_cudnn
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.elements import STORAGE
+from escalade.ops.images import MEMORY_FORMAT, layout_of
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def random_inputs(
+    problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Normal deviates; the gradient scaled so that results are of order one whatever the image's size."""
+    f = problem.forward
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.randn(size, generator=generator, device=device).mul_(scale).to(STORAGE[problem.dtype])
+        return values.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+
+    return {
+        "x": normal(f.batch, f.channels, f.height, f.width),
+        "gradient": normal(
+            f.batch, f.filters, f.output_height, f.output_width, scale=max(1, f.output_pixels) ** -0.5
+        ),
+    }
+
+
+def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
+    f = problem.forward
+    return torch.empty(
+        (f.filters, f.group_channels, f.filter_height, f.filter_width),
+        dtype=STORAGE[problem.dtype],
+        device=device,
+        memory_format=MEMORY_FORMAT[problem.layout],
+    )
+
+
+def compute(
+    problem: Conv2dWeightGradientProblem, inputs: Tensors
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """By PyTorch, in the dtype of the inputs: the gradients of weights and bias."""
+    f, x = problem.forward, inputs["x"]
+    weight = torch.empty(  # whose size alone is looked at
+        (f.filters, f.group_channels, f.filter_height, f.filter_width),
+        dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
+    )  # fmt: skip
+    _, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        inputs["gradient"], x, weight, [f.filters] if f.bias else None, f.stride, f.padding, f.dilation, False,
+        [0, 0], f.groups, [False, True, f.bias],
+    )  # fmt: skip
+    return of_weight, of_bias
+
+
+def reference(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
+    """In float64."""
+    return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})[0]
+
+
+def peer(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
+    """PyTorch in the problem's dtype; on the CPU, where some processors sum 16-bit products in 16 bits, in fp32 and
+    rounded at the end."""
+    if inputs["x"].is_cuda:
+        return with_cudnn(problem.dtype, lambda: compute(problem, inputs)[0])
+    wide = compute(problem, {name: tensor.float() for name, tensor in inputs.items()})[0]
+    return wide.to(STORAGE[problem.dtype])

@@ -1,0 +1,410 @@
+"""Layers beside their peers: which there are, what is timed, and what the figures come to."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from escalade import cli, models, ops
+from escalade.bench import arms, store
+from escalade.bench.arms import Settings
+from escalade.bench.layers import command, measure, rivals, sets, summary
+from escalade.bench.layers.sets import Layer
+from escalade.bench.peers import Peer, torch_conv2d
+from escalade.bench.peers.stem import convolution, in_two_steps
+from escalade.bench.store import Record
+from escalade.bench.verify import Case, Outcome
+from escalade.device.recipe import Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.accuracy import relative_error
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.stem.problem import StemProblem
+from tests.bench.fake import Scale, ScaleProblem, rung
+
+CPU = torch.device("cpu")
+SMALL = "8to16_9_k3s1_b2_bias+relu"
+
+
+def shapes_in(name: str) -> Counter[tuple[int, ...]]:
+    """Channels, filters, size, filter and stride of every convolution that a network runs at 224."""
+    model, _ = models.model(name)
+    found: Counter[tuple[int, ...]] = Counter()
+
+    def note(conv: Any, given: tuple[torch.Tensor, ...], result: object) -> None:
+        size = given[0].shape[-1]
+        found[conv.in_channels, conv.out_channels, size, conv.kernel_size[0], conv.stride[0]] += 1
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    model.to("meta")(torch.empty(1, 3, 224, 224, device="meta"))
+    return found
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_the_layers_of_a_resnet_are_those_that_it_runs(name: str) -> None:
+    found: Counter[tuple[int, ...]] = Counter()
+    for layer in sets.named(name, 32, "bf16"):
+        p = layer.problem
+        assert (p.batch, p.dtype, p.layout, p.bias) == (32, "bf16", "nhwc", True)
+        found[p.channels, p.filters, p.height, p.filter_height, p.stride[0]] += layer.count
+    assert found == shapes_in(name)
+
+
+def test_what_ends_a_block_adds_its_shortcut_and_what_is_one_has_no_relu() -> None:
+    layers = sets.named("resnet50", 1, "fp16")
+    assert sum(layer.count for layer in layers if layer.problem.residual) == 16
+    assert sum(layer.count for layer in layers if not layer.problem.relu) == 4
+    assert all(layer.problem.relu for layer in layers if layer.problem.residual)
+
+
+def test_layers_that_repeat_are_measured_once() -> None:
+    layers = sets.named("resnet18", 256, "fp16")
+    assert len({layer.key for layer in layers}) == len(layers) == 15
+    assert sum(layer.count for layer in layers) == 20
+
+
+def test_the_other_sets() -> None:
+    first, pooled = sets.named("stem", 8, "tf32")
+    assert first.problem.name == "3to64_224_k7s2_b8_bias+relu"
+    assert pooled.operation == "stem" and pooled.problem.source == "fp32" and pooled.problem.pool == (3, 2, 1)
+    assert [layer.operation for layer in sets.named("stem", 8, "fp8")] == ["conv2d"]
+    assert all(layer.problem.groups == layer.problem.channels for layer in sets.named("depthwise", 8, "fp16"))
+    assert {layer.problem.dtype for layer in sets.named("untuned", 8, "bf16")} == {"bf16"}
+    (named,) = sets.named(SMALL, 256, "fp32")
+    assert named.problem.name == SMALL and named.problem.batch == 2
+    with pytest.raises(UnsupportedError, match="neither a set of layers .*resnet18"):
+        sets.named("resnet19", 8, "fp16")
+
+
+@pytest.mark.parametrize(("direction", "left_out"), [("input_gradient", 1), ("weight_gradient", 0)])
+def test_gradients_of_layers_keep_their_number_and_lose_their_epilogue(direction: str, left_out: int) -> None:
+    if sets.DIRECTIONS[direction] not in ops.OPERATIONS:
+        pytest.skip("there is no such operation yet")
+    forward = sets.named("resnet50", 4, "fp16")
+    layers = sets.in_direction(forward, direction)
+    assert sum(layer.count for layer in layers) == sum(layer.count for layer in forward) - left_out
+    assert len({layer.key for layer in layers}) == len(layers)
+    assert {(layer.problem.dtype, layer.problem.layout) for layer in layers} == {("fp16", "nhwc")}
+    assert not any("bias" in layer.problem.name for layer in layers)
+
+
+def test_an_unknown_direction_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="forward, input_gradient"):
+        sets.in_direction(sets.named(SMALL, 1, "fp16"), "sideways")
+
+
+def test_a_set_with_batches_of_its_own_is_measured_once() -> None:
+    options = command.LayerOptions(("untuned", "resnet18"), (8, 32), ("fp16",))
+    titles = [part.title for part in command.parts(options)]
+    assert len(titles) == 3 and sum(title.startswith("untuned") for title in titles) == 1
+    assert "resnet18, forward, fp16, batch 32" in titles
+    with pytest.raises(UnsupportedError, match="no dtype 'fp15'"):
+        command.parts(command.LayerOptions(("resnet18",), (), ("fp15",)))
+
+
+# Peers
+
+
+def case(name: str = SMALL, dtype: str = "fp16") -> Case:
+    return Case(ops.operation("conv2d"), Conv2dProblem.parse(name, dtype, "nhwc"), CPU, 0)
+
+
+def test_a_peer_that_is_wrong_or_fails_is_left_out_and_said() -> None:
+    conv2d = ops.operation("conv2d")
+
+    def wrong(problem: Any, inputs: Any) -> torch.Tensor:
+        return 1.01 * conv2d.peer(problem, inputs)
+
+    def broken(problem: Any, inputs: Any) -> torch.Tensor:
+        raise KeyError("whatever\nmore of it")
+
+    given = [
+        rivals.Rival(Peer("right", "nhwc", conv2d.peer)),
+        rivals.Rival(Peer("wrong", "nchw", wrong)),
+        rivals.Rival(Peer("broken", "nhwc", broken)),
+    ]
+    said: list[str] = []
+    found = rivals.verified(given, case(), said.append)
+    assert [rival.peer.system for rival, _ in found] == ["right"] and found[0][1] < 1e-3
+    assert "wrong is wrong: its error is 1.0" in said[0] and "broken refuses" in said[1]
+
+
+def test_without_cudnn_s_package_the_other_peers_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise UnsupportedError("it needs a package")
+
+    monkeypatch.setattr(rivals, "frontend", missing)
+    said: list[str] = []
+    assert rivals.available(("cudnn-graph", "torch"), said.append) == ("torch",)
+    assert said == ["no cudnn-graph: it needs a package"]
+    assert rivals.available(("torch",), said.append) == ("torch",) and len(said) == 1
+
+
+def test_which_peers_there_are() -> None:
+    def systems(name: str, dtype: str, *names: str) -> list[str]:
+        (layer,) = sets.named(name, 1, dtype)
+        return [rival.peer.system for rival in rivals.candidates(layer, names, lambda text: None)]
+
+    assert systems(SMALL, "fp32", "torch") == [
+        "torch-nchw", "torch-nhwc", "cudnn-fused-nchw", "cudnn-fused-nhwc"
+    ]  # fmt: skip
+    assert systems(SMALL, "fp16", "compile") == ["torch-compile"]
+    assert systems(SMALL, "fp8", "torch", "compile") == []
+    assert rivals.chosen(("none",)) == () and rivals.chosen(("torch", "torch")) == ("torch",)
+    with pytest.raises(UnsupportedError, match="no peer 'tensorrt'"):
+        rivals.chosen(("tensorrt",))
+
+
+def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
+    stem = ops.operation("stem")
+    problem = StemProblem(2, 3, 22, 18, 8, 7, 7, (2, 2), (3, 3), "fp32", "nhwc", pool=(3, 2, 1), dtype="fp32")
+    inputs = stem.inputs(problem, CPU, 0)
+    calls = []
+
+    def run(asked: Conv2dProblem, given: Any) -> torch.Tensor:
+        calls.append((asked, given["weight"]))
+        assert given["x"].is_contiguous(memory_format=torch.channels_last)
+        return torch_conv2d.eager(asked, given)
+
+    peer = in_two_steps(Peer("torch-nhwc", "nhwc", run))
+    for _ in range(2):
+        assert relative_error(peer.run(problem, inputs), stem.reference(problem, inputs)) < 1e-6
+    assert calls[0][0].name == "3to8_22x18_k7s2_b2_bias+relu"
+    assert calls[0][1] is calls[1][1], "filters are laid out once"
+    with pytest.raises(UnsupportedError, match="normalised before"):
+        convolution(replace(problem, source="uint8"))
+    layer = Layer("stem", problem)
+    found = rivals.candidates(layer, ("torch", "compile"), lambda text: None)
+    assert [rival.peer.system for rival in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
+
+
+@pytest.mark.parametrize("name", ["8to16_9_k3s2_b2_bias+res+relu", "8to16_9_k3s1g4_b2"])
+def test_what_is_compiled_is_the_layer_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compile(function: Any, **options: Any) -> Any:
+        made.append(options["mode"])
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    torch_conv2d._compiled.cache_clear()
+    asked = case(name, "fp32")
+    peer = torch_conv2d.compiled_peer()
+    for _ in range(2):
+        result = peer.run(replace(asked.problem, layout="nhwc"), asked.inputs_in("nhwc"))
+        assert relative_error(result, asked.expected) < 1e-6
+    assert made == ["max-autotune-no-cudagraphs"]
+    torch_conv2d._compiled.cache_clear()
+
+
+# Measuring
+
+
+def silent(text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    found = {"scale": Scale(rung("right")), "conv2d_input_gradient": Scale(rung("wrong", "wrong_element"))}
+    monkeypatch.setattr(ops, "OPERATIONS", found)
+    return found
+
+
+def measured(operation: str, tune: bool = False) -> list[Record]:
+    layer = Layer(operation, ScaleProblem(100))
+    return measure.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_ours_is_verified_and_then_timed(scales: dict[str, Any], tune: bool) -> None:
+    (record,) = measured("scale", tune)
+    assert (record.workload, record.rung, record.failure) == ("layers", "right", "")
+    assert record.median_us is not None and record.config["threads"] in (32, 64, 128)
+    assert ("fastest of all" if tune else "preferred") in record.note
+
+
+def test_what_is_wrong_is_a_failure_and_has_no_time(scales: dict[str, Any]) -> None:
+    (record,) = measured("conv2d_input_gradient")
+    assert record.rung == "wrong" and record.failure and record.median_us is None
+
+
+def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
+    said: list[str] = []
+    layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
+    assert measure.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
+    assert len(said) == 1 and "no rung of scale can do" in said[0]
+    assert measure.programs([layer], CPU, "sm_90a", False) == []
+
+
+@pytest.mark.parametrize(("operation", "stay"), [("scale", True), ("conv2d_input_gradient", False)])
+def test_packing_weights_counts_where_they_change(
+    scales: dict[str, Any], operation: str, stay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Settings] = []
+    real = measure.Bench
+
+    def spy(*arguments: Any) -> Any:
+        given.append(arguments[4])
+        return real(*arguments)
+
+    monkeypatch.setattr(measure, "Bench", spy)
+    measured(operation)
+    assert [settings.weights_stay for settings in given] == [stay]
+
+
+@pytest.mark.parametrize(("stay", "timed_steps"), [(True, 1), (False, 2)])
+def test_what_stays_is_packed_before_the_clock_starts(
+    stay: bool, timed_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stem packs its weights and then convolves."""
+    ran: list[int] = []
+
+    class Fake:
+        def __init__(self, recipe: Recipe, *rest: object) -> None:
+            self.recipe = recipe
+
+        def bind(self, tensors: object) -> Fake:
+            return self
+
+        def __call__(self) -> None:
+            ran.append(len(self.recipe.steps))
+
+    monkeypatch.setattr(arms, "Executable", Fake)
+    stem = ops.operation("stem")
+    problem = StemProblem(1, 3, 16, 16, 16, 3, 3, (1, 1), (1, 1), "fp16", "nhwc")
+    best = stem.ladder.rung("tensor_core")
+    config = best.configs(problem)[0]
+    verified = arms.Verified(best, problem, config, Outcome(best.name, problem, config, True))
+    recipe = best.recipe(problem, config)
+    bench = arms.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
+    bench.measure([verified], [])
+    assert ran[-1] == timed_steps and sum(ran) == 2
+
+
+def test_what_will_be_compiled_is_known_before(scales: dict[str, Any]) -> None:
+    layers = [Layer("scale", ScaleProblem(size)) for size in (100, 200)]
+    assert len(measure.programs(layers, CPU, "sm_90a", tune=True)) == 1
+    assert len(measure.programs(layers, CPU, "sm_90a", tune=False)) == 1
+
+
+# Figures
+
+
+def timed(system: str, us: float, problem: Conv2dProblem) -> Record:
+    rung = "best" if system == "escalade" else ""
+    return Record(
+        "layers",
+        problem.name,
+        problem.dtype,
+        "nhwc",
+        problem.batch,
+        system,
+        rung,
+        median_us=us,
+        floor_us=us / 2,
+    )
+
+
+def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> None:
+    one, two, alone = (
+        Conv2dProblem.square(64, 64, size, 3, layout="nhwc", dtype="fp16") for size in (8, 9, 10)
+    )
+    layers = (Layer("conv2d", one, 3), Layer("conv2d", two), Layer("conv2d", alone))
+    found = summary.rows(
+        layers,
+        {
+            layers[0].key: [
+                timed("escalade", 10.0, one),
+                timed("torch", 40.0, one),
+                timed("cudnn", 20.0, one),
+            ],
+            layers[1].key: [timed("escalade", 8.0, two), timed("torch", 4.0, two)],
+            layers[2].key: [timed("escalade", 8.0, alone)],
+        },
+    )
+    assert [row.ratio for row in found] == [2.0, 0.5, None]
+    assert found[0].peer is not None and found[0].peer.system == "cudnn"
+    total = summary.summary(found)
+    assert total is not None and total.layers == 2
+    assert total.geomean == pytest.approx(1.0) and total.worst.layer.problem == two
+    assert (total.ours_us, total.peers_us) == (38.0, 64.0)
+    assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
+    assert "2 layers" in str(total) and "0.500×" in str(total)
+    assert summary.table("a set", found).row_count == 3
+    assert summary.summary(found[2:]) is None
+
+
+def test_fp8_is_compared_with_our_own_fp16_of_the_same_layer() -> None:
+    half = Conv2dProblem.square(64, 64, 8, 3, layout="nhwc", dtype="fp16")
+    eight, other = replace(half, dtype="fp8"), replace(half, dtype="fp8", batch=2)
+    layers = [Layer("conv2d", problem) for problem in (half, eight, other)]
+    times = {half: 10.0, eight: 4.0, other: 1.0}
+    found = summary.rows(
+        layers, {layer.key: [timed("escalade", times[layer.problem], layer.problem)] for layer in layers}
+    )
+    assert [(row.layer.problem, ratio) for row, ratio in summary.over_fp16(found)] == [(eight, 2.5)]
+
+
+# The command
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, ["layers", *arguments])
+
+
+def test_the_command_on_the_twin_checks_and_files(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "records.jsonl"
+    result = run(SMALL, "--device", "twin", "-t", "fp16", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert "nothing here is a speed" in result.output and "right" in result.output
+    (record,) = store.load(path)
+    assert (record.workload, record.problem, record.system) == ("layers", SMALL, "escalade")
+    assert record.tflops is None and record.error is not None
+
+
+def test_the_command_fails_if_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "OPERATIONS", {"conv2d": Scale(rung("wrong", "wrong_element"))})
+    monkeypatch.setattr(command, "named", lambda name, batch, dtype: (Layer("conv2d", ScaleProblem(100)),))
+    result = run("anything", "--device", "twin")
+    assert result.exit_code == 1 and "failed: scale_100 wrong" in result.output
+
+
+def test_a_layer_that_breaks_is_a_failure_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(layer: Layer, *rest: Any) -> list[Record]:
+        if layer.problem.batch == 2:
+            raise torch.OutOfMemoryError("no room\nat all")
+        return [timed("escalade", 1.0, layer.problem)]
+
+    monkeypatch.setattr(command, "measure", out_of_memory)
+    result = run("8to8_4_k1s1_b2", "8to8_4_k1s1_b3", "--device", "twin", "-t", "fp16")
+    assert result.exit_code == 1 and "failed: 8to8_4_k1s1_b2" in result.output and "no room" in result.output
+    assert "8to8_4_k1s1_b3" in result.output
+
+
+def test_the_command_names_what_it_does_not_know() -> None:
+    for arguments, sentence in (
+        (["resnet19"], "neither a set"),
+        (["resnet18", "--peers", "tensorrt"], "no peer"),
+        (["resnet18", "-d", "sideways"], "no direction"),
+    ):
+        result = run(*arguments, "--device", "twin")
+        assert result.exit_code != 0 and sentence in str(result.exception)
+
+
+@pytest.mark.gpu
+def test_a_layer_on_the_gpu_beside_its_peers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "records.jsonl"
+    result = run("64to64_28_k3s1_b8_bias+relu", "-t", "fp16", "--seconds", "0.01", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    assert {"escalade", "torch-nhwc", "cudnn-fused-nhwc"} <= {record.system for record in records}
+    assert "geometric mean" in result.output

@@ -1,0 +1,320 @@
+"""Random convolutions, how every candidate of them is measured, and how choices are judged by that."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from escalade import cli
+from escalade.bench import store, untuned
+from escalade.bench.arms import Settings
+from escalade.errors import UnsupportedError
+from escalade.ops.conv2d import Conv2dProblem
+from escalade.tune import commands, judge, samples, search
+from escalade.tune.choose import estimated
+from escalade.tune.samples import Sample, SamplesError
+from escalade.tune.sweep import MOST_BYTES, MOST_FLOPS, UNTUNED, problems
+from escalade.tune.table import SHIPPED, key_of, read
+from tests.bench.fake import Scale, ScaleProblem, rung
+
+CPU = torch.device("cpu")
+PROBLEM = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp32", "nhwc")
+
+
+# --- the problems
+
+
+def test_the_sweep_is_the_same_every_time_and_a_larger_one_goes_on() -> None:
+    assert problems(40) == problems(60)[:40]
+    assert problems(40) != problems(40, seed=1)
+    assert len(set(problems(300))) == 300
+
+
+def test_the_sweep_stays_within_bounds_and_has_everything() -> None:
+    swept = problems(300)
+    assert all(p.flops <= MOST_FLOPS and p.bytes <= MOST_BYTES for p in swept)
+    assert all(min(p.channels, p.filters) >= 3 and 1 <= p.batch <= 256 for p in swept)
+    assert {p.dtype for p in swept} == {"fp16", "bf16", "fp32", "tf32", "fp8"}
+    assert {(p.filter_height, p.filter_width) for p in swept} == {
+        (1, 1),
+        (3, 3),
+        (5, 5),
+        (7, 7),
+        (1, 7),
+        (7, 1),
+    }
+    assert {p.stride for p in swept} == {(1, 1), (2, 2)} and {p.dilation for p in swept} == {(1, 1), (2, 2)}
+    assert any(1 < p.groups < p.channels for p in swept)
+    assert any(1 < p.groups == p.channels for p in swept)
+    assert any(p.channels % 8 for p in swept) and sum(p.channels % 64 == 0 for p in swept) > 100
+
+
+def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
+    for problem in (*problems(60), *UNTUNED):
+        assert Conv2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
+        assert estimated("conv2d", problem, "sm_90a").problem == problem
+
+
+def test_nobody_tuned_for_these() -> None:
+    assert len(set(UNTUNED)) == 20 and {p.batch for p in UNTUNED} == {3}
+    assert all(7 <= p.channels <= 300 for p in UNTUNED)
+    assert {(5, 5), (1, 7)} <= {(p.filter_height, p.filter_width) for p in UNTUNED}
+    assert any(p.dilation == (2, 2) for p in UNTUNED)
+    for path in SHIPPED.glob("*.json"):
+        assert not any(key_of("conv2d", p) in read(path, "shipped").entries for p in UNTUNED)
+
+
+# --- measuring
+
+
+def sample(
+    rung: str, us: float | None, config: dict[str, Any] | None = None, of: int = 1, **rest: Any
+) -> Sample:
+    problem = rest.pop("problem", PROBLEM)
+    return Sample(
+        "conv2d", problem.name, problem.dtype, problem.layout, "sm_90a", rung, config or {}, us,
+        "" if us else "it is wrong", of,
+    )  # fmt: skip
+
+
+def test_samples_come_back_and_what_was_cut_off_is_dropped(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "folder" / "sweep.jsonl"
+    other = replace(PROBLEM, batch=9)
+    whole = [sample("a", 1.5, {"tile": 4}, of=2), sample("b", None, of=2)]
+    samples.append(path, whole)
+    samples.append(path, [sample("a", 2.0, of=2, problem=other)])
+    assert samples.load(path) == {key_of("conv2d", PROBLEM): whole}
+    with path.open("a") as file:
+        file.write('{"operation": "conv')
+    assert samples.resume(path) == {key_of("conv2d", PROBLEM): whole}
+    assert len(path.read_text().splitlines()) == 2 and len(list(path.parent.iterdir())) == 1
+
+
+def test_a_file_of_something_else_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    with pytest.raises(SamplesError, match=r"other.jsonl, line 1, is no measured candidate"):
+        samples.load(path)
+    assert samples.load(tmp_path / "none.jsonl") == {}
+
+
+@pytest.fixture
+def with_operation(monkeypatch: pytest.MonkeyPatch) -> Scale:
+    operation = Scale(rung("right"), rung("wrong", "wrong_element", below="right"))
+    monkeypatch.setattr("escalade.ops.OPERATIONS", {"scale": operation})
+    return operation
+
+
+def test_every_config_is_measured_and_wrong_ones_have_no_time(with_operation: Scale) -> None:
+    found = search.samples("scale", ScaleProblem(100), CPU)
+    assert [(s.rung, s.config["threads"]) for s in found] == [
+        (name, threads) for name in ("right", "wrong") for threads in (64, 32, 128)
+    ]
+    assert all(s.us and not s.failure for s in found[:3])
+    assert all(s.us is None and s.failure for s in found[3:])
+    assert {s.of for s in found} == {6}
+
+
+def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
+    entry = search.fastest("scale", ScaleProblem(100), CPU)
+    assert entry.rung == "right" and entry.median_us > 0
+
+
+def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
+    found = search.candidates("conv2d", PROBLEM, "sm_90a")
+    assert "direct" not in {candidate.rung.name for candidate in found}
+    estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
+    figures = [us for us in estimates if us is not None]
+    assert len(figures) > 3 and max(figures) <= search.HOPELESS * min(figures)
+
+
+@pytest.fixture
+def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[..., None]:
+    """The CPU in the place of a GPU: kernels run on the twin and need no compiling ahead."""
+    monkeypatch.setattr(commands, "_gpu", lambda: CPU)
+    monkeypatch.setattr(commands, "architecture", lambda index: "sm_90a")
+    monkeypatch.setattr(commands, "precompile", lambda programs, here, done: [done(p) for p in programs])
+    monkeypatch.setattr(
+        commands.sweep, "problems", lambda count, seed: tuple(ScaleProblem(100 + n) for n in range(count))
+    )
+    monkeypatch.setattr(commands, "SWEPT", "scale")
+
+    def interrupted_after(count: int) -> None:
+        real, left = search.samples, [count]
+
+        def limited(*arguments: Any) -> list[Sample]:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return real(*arguments)
+
+        monkeypatch.setattr(search, "samples", limited)
+
+    return interrupted_after
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(
+    as_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    real = search.samples
+    as_gpu(2)
+    with pytest.raises(KeyboardInterrupt):
+        commands.sweep_into(path, 4, 0)
+    stopped = samples.load(path)
+    assert len(stopped) == 2
+    monkeypatch.setattr(search, "samples", real)
+    assert commands.sweep_into(path, 4, 0) == 0
+    found = samples.load(path)
+    assert len(found) == 4 and all(found[key] == stopped[key] for key in stopped)
+
+
+def test_a_sweep_measures_only_what_is_missing(
+    as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    assert commands.sweep_into(path, 1, 0) == 0
+    first = path.read_text()
+    made = with_operation.inputs_made
+    assert commands.sweep_into(path, 3, 0) == 0
+    assert with_operation.inputs_made == made + 2
+    assert path.read_text().startswith(first) and len(samples.load(path)) == 3
+
+
+def test_named_problems_are_tuned_into_a_table_once(
+    as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "card.json"
+    options = commands.TuneOptions(("scale",), ("scale_50", "scale_60"), ("fp32",), ("nchw",), table=path)
+    assert commands.tune(options) == 0
+    entries = read(path, "mine").entries
+    assert set(entries) == {"scale scale_50 fp32 nchw", "scale scale_60 fp32 nchw"}
+    made = with_operation.inputs_made
+    assert commands.tune(options) == 0 and with_operation.inputs_made == made
+    assert commands.tune(replace(options, again=True)) == 0 and with_operation.inputs_made > made
+
+
+def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: pathlib.Path) -> None:
+    for names in ((), ("scale", "scale")):
+        with pytest.raises(UnsupportedError, match="problems are of one operation"):
+            commands.tune(commands.TuneOptions(names, ("scale_50",), table=tmp_path / "card.json"))
+    with pytest.raises(UnsupportedError, match="nothing to tune is named"):
+        commands.tune(commands.TuneOptions((), table=tmp_path / "card.json"))
+
+
+# --- judging
+
+
+def swept(path: pathlib.Path, chosen_us: float | None, best_us: float = 10.0) -> None:
+    choice = estimated("conv2d", PROBLEM, "sm_90a")
+    other = next(config for config in choice.rung.configs(PROBLEM) if config != choice.config)
+    samples.append(
+        path,
+        [
+            sample(choice.rung.name, chosen_us, choice.config.as_dict(), of=2),
+            sample(choice.rung.name, best_us, other.as_dict(), of=2),
+        ],
+    )
+
+
+@pytest.mark.parametrize(("chosen_us", "code"), [(10.0, 0), (19.9, 0), (20.1, 1), (None, 1)])
+def test_a_choice_beyond_twice_the_best_fails(
+    tmp_path: pathlib.Path, chosen_us: float | None, code: int
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    swept(path, chosen_us)
+    text = io.StringIO()
+    assert commands.judge(path, Console(file=text, width=160)) == code
+    assert PROBLEM.name in text.getvalue()
+    if chosen_us:
+        assert f"{chosen_us / 10:.2f} at worst" in text.getvalue()
+
+
+def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
+    (verdict,) = judge.judge(samples.load(path))
+    assert verdict.chosen_us is None and verdict.reason.startswith("not measured")
+    assert commands.judge(path, Console(file=io.StringIO())) == 1
+
+
+def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
+    choice = estimated("conv2d", PROBLEM, "sm_90a")
+    us = choice.rung.estimate(PROBLEM, choice.config)
+    assert us is not None
+    other = replace(PROBLEM, batch=9)
+    path = tmp_path / "sweep.jsonl"
+    swept(path, 3 * us, us)
+    samples.append(path, [sample("fused_epilogue", None, {}, problem=other)])
+    verdicts = judge.judge(samples.load(path))
+    assert [verdict.key for verdict in verdicts] == [key_of("conv2d", other), key_of("conv2d", PROBLEM)]
+    assert verdicts[1].ratio == pytest.approx(3.0)
+    (calibration,) = judge.calibrations(samples.load(path))
+    assert calibration.rung == choice.rung.name and calibration.count == 2
+    assert calibration.high > 2.0
+
+
+def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UnsupportedError, match="no measured problems"):
+        commands.judge(tmp_path / "none.jsonl")
+
+
+# --- the command line
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, ["tune", *arguments])
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_the_command_judges_a_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    swept(path, 25.0)
+    code, output = run("--judge", str(path))
+    assert code == 1 and "2.50 at worst; 1 beyond 2" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--sweep", "3", "--untuned"), ("resnet18", "--sweep", "3"), ("--judge", "x", "--problem", "y")],
+)
+def test_one_thing_at_a_time(arguments: tuple[str, ...]) -> None:
+    code, output = run(*arguments)
+    assert code == 2 and "exclude each other" in output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+@pytest.mark.parametrize("arguments", [("resnet18",), ("--sweep", "3"), ("conv2d", "-p", "8to8_9_k3s1_b1")])
+def test_measuring_needs_a_gpu(arguments: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    code, output = run(*arguments)
+    assert code == 1 and "there is no GPU here" in output
+
+
+# --- beside peers
+
+
+def test_untuned_problems_are_verified_and_shown(tmp_path: pathlib.Path) -> None:
+    problem = Conv2dProblem.parse("7to9_11_k3s1_b1_bias+relu", "fp16", "nhwc")
+    said: list[str] = []
+    (record,) = untuned.measure(problem, CPU, Settings(), None, said.append)
+    assert record.workload == untuned.WORKLOAD and not record.failure and record.median_us
+    assert "estimate" in record.note and "estimate" in said[0]
+    peers = [
+        replace(record, timing="graph", median_us=10.0, peer_gain=2.0, peer="torch-nhwc"),
+        replace(record, timing="graph", median_us=10.0, peer_gain=0.5, peer="torch-nhwc"),
+        replace(record, system="torch-nhwc", rung="", median_us=20.0),
+    ]
+    shown = untuned.table(peers)
+    assert shown.row_count == 2 and "2 problems: 1.00 times" in str(shown.caption)
+    path = tmp_path / "records.jsonl"
+    store.write(path, [record])
+    assert json.loads(path.read_text())["problem"] == problem.name
