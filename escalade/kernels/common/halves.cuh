@@ -18,8 +18,8 @@ __device__ __forceinline__ int scaling_exponent(u32 largest_bits) {
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
-// Two numbers that multiply to 2^-exponent. For two exponents of scaling_exponent, the products of one's and the other's
-// are normal numbers too, where 2^-(sum of both) need not be.
+// Two numbers that multiply to 2^-exponent. For two exponents of scaling_exponent, the products of one's and the
+// other's are normal numbers too, where 2^-(sum of both) need not be.
 __device__ __forceinline__ float2 undoing_factors(int exponent) {
     return make_float2(power_of_two(-(exponent / 2)), power_of_two(exponent / 2 - exponent));
 }

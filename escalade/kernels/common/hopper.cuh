@@ -307,8 +307,8 @@ DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")    // of fp32 elements, whose low 13 b
 DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
 
 // An MN-major operand, where the elements of one k lie together: 128-byte-swizzled rows of 64, a row for each k, groups
-// of 8 rows one behind another, from 1024-byte boundaries on; the next 64 along M or N begin `block_stride` bytes further
-// (block_stride need not hold a whole tile: blocks may overlap).
+// of 8 rows one behind another, from 1024-byte boundaries on; the next 64 along M or N begin `block_stride` bytes
+// further.
 //   bits 0-13 start >> 4 | 16-29 block_stride >> 4 | 32-45 stride between groups of 8 rows >> 4 | 62-63 swizzle mode 1
 // Going 16 along K adds 2048 bytes: 128 in the start's field.
 __device__ __forceinline__ u64 transposed_descriptor(u32 address, u32 block_stride) {

@@ -330,6 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (PRODUCTS == 3) add(sums, tile_sums);
     }
 
+    if (EARLY) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
     const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters);
     Residuals residuals;

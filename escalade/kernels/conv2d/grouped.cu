@@ -31,7 +31,17 @@ constexpr int PART = PITCH / STRIDE_W;
 static_assert(PITCH % STRIDE_W == 0 && PITCH >= WINDOW_COLUMNS, "a row has room for every remainder");
 // Neighbouring threads copy to neighbouring planes, which begin in neighbouring banks.
 constexpr int PLANE_BYTES = (TILE_IMAGES * WINDOW_ROWS * PITCH * 16 + 127) / 128 * 128 + 16;
-constexpr int RESULT_PITCH = BLOCK_FILTERS * 2 + 16;  // bytes
+// A tile's results wait in shared memory for stores of whole lines; where a residual is added on the way, in fp32.
+template <bool WIDE>
+struct ResultOf {
+    using Type = Element;
+};
+template <>
+struct ResultOf<true> {
+    using Type = float;
+};
+using Result = ResultOf<HAS_RESIDUAL>::Type;
+constexpr int RESULT_PITCH = BLOCK_FILTERS * sizeof(Result) + 16;  // bytes
 constexpr int WINDOW_BYTES = BLOCK_UNITS * PLANE_BYTES, RESULT_BYTES = PIXELS * RESULT_PITCH;
 constexpr int STAGE_BYTES = ((WINDOW_BYTES > RESULT_BYTES ? WINDOW_BYTES : RESULT_BYTES) + 127) / 128 * 128;
 constexpr int WEIGHT_BYTES = BUNDLES * STEPS * TILES_N * 32 * 8;
@@ -155,20 +165,45 @@ __device__ __forceinline__ float own_sum(const Element* x, const Element* weight
     return sum;
 }
 
+__device__ __forceinline__ Result* result_at(unsigned char* results, int pixel, int filter) {
+    return reinterpret_cast<Result*>(results + pixel * RESULT_PITCH) + filter;
+}
+
+__device__ __forceinline__ Result result_of(float sum, float bias) {
+    if (HAS_BIAS) sum += bias;
+    return from_float<Result>(HAS_RELU && !HAS_RESIDUAL ? relu(sum) : sum);
+}
+
 // Sums those results of a tile anew that are no numbers: another group may have made them so.
 __device__ __forceinline__ void restore_nans(unsigned char* results, const Element* x, const Element* weight,
-                                             const Element* bias, const Element* residual, Tile tile, int first_filter,
-                                             const ConvShape& shape) {
+                                             const Element* bias, Tile tile, int first_filter, const ConvShape& shape) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < PIXELS * BLOCK_FILTERS; i += THREADS) {
-        const int pixel = i / BLOCK_FILTERS, filter = i % BLOCK_FILTERS;
-        const Pixel output = Pixel::of(pixel, tile, shape);
-        Element& result = reinterpret_cast<Element*>(results + pixel * RESULT_PITCH)[filter];
+        const int filter = i % BLOCK_FILTERS;
+        const Pixel output = Pixel::of(i / BLOCK_FILTERS, tile, shape);
+        Result& result = *result_at(results, i / BLOCK_FILTERS, filter);
         if (!output.exists || to_float(result) == to_float(result)) continue;
-        const long long at = output.output * shape.filters + first_filter + filter;
-        const float sum = own_sum(x, weight, output, first_filter + filter, shape);
-        result = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias, first_filter + filter, residual, at);
+        result = result_of(own_sum(x, weight, output, first_filter + filter, shape),
+                           HAS_BIAS ? to_float(bias[first_filter + filter]) : 0.f);
     }
+}
+
+// UNIT results on their way to y: as they are, or with the residual.
+__device__ __forceinline__ Pack<Element, UNIT> finished(const Element* results, const Element*, long long) {
+    return load_pack<Element, UNIT>(results);
+}
+
+__device__ __forceinline__ Pack<Element, UNIT> finished(const float* sums, const Element* residual, long long at) {
+    const Pack<Element, UNIT> added = load_pack<Element, UNIT>(residual + at);
+    Pack<Element, UNIT> outputs;
+#pragma unroll
+    for (int e = 0; e < UNIT; e += 4) {
+        const Pack<float, 4> four = load_pack<float, 4>(sums + e);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            outputs.at[e + i] = finish<false, true, HAS_RELU, Element>(four.at[i], nullptr, 0, added.at, e + i);
+    }
+    return outputs;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -272,40 +307,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             for (int half = 0; half < 2; ++half) {
                 const int pixel = lane_pixel + m * PIXEL_STEP + half * 8;
                 if ((m + 1) * PIXEL_STEP > PIXELS && pixel >= PIXELS) continue;
-                Element* const result = reinterpret_cast<Element*>(results + pixel * RESULT_PITCH) + lane_filter;
-                const Element* residuals = residual;  // of a pixel that does not exist any will do
-                if (HAS_RESIDUAL) {
-                    const Pixel output = Pixel::of(pixel, tile, shape);
-                    if (output.exists) residuals += output.output * shape.filters + first_filter + lane_filter;
-                }
 #pragma unroll
                 for (int j = 0; j < TILES_N; ++j) {
-                    Pack<Element, 2> added, pair;
-                    if (HAS_RESIDUAL) added = load_pack<Element, 2>(residuals + j * 8);
+                    Pack<Result, 2> pair;
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const float sum = sums[m][j][half * 2 + e];
                         if (BUNDLE > 1) all_sums += sum;
-                        pair.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU>(
-                            HAS_BIAS ? sum + biases[j][e] : sum, static_cast<const Element*>(nullptr), 0, added.at, e);
+                        pair.at[e] = result_of(sum, biases[j][e]);
                     }
-                    store_pack(result + j * 8, pair);
+                    store_pack(result_at(results, pixel, lane_filter + j * 8), pair);
                 }
             }
         if (__syncthreads_or(BUNDLE > 1 && all_sums != all_sums)) {
-            restore_nans(results, x, weight, bias, residual, tile, first_filter, shape);
+            restore_nans(results, x, weight, bias, tile, first_filter, shape);
             __syncthreads();
         }
 
         constexpr int CHUNKS = BLOCK_FILTERS / UNIT;
 #pragma unroll 2
         for (int i = thread_number(); i < PIXELS * CHUNKS; i += THREADS) {
-            const int pixel = i / CHUNKS, filter = i % CHUNKS * UNIT;
-            const Pixel output = Pixel::of(pixel, tile, shape);
+            const int filter = i % CHUNKS * UNIT;
+            const Pixel output = Pixel::of(i / CHUNKS, tile, shape);
             if (!output.exists) continue;
             const long long at = output.output * shape.filters + first_filter + filter;
-            const Element* const result = reinterpret_cast<const Element*>(results + pixel * RESULT_PITCH) + filter;
-            store_pack(y + at, load_pack<Element, UNIT>(result));
+            store_pack(y + at, finished(result_at(results, i / CHUNKS, filter), residual, at));
         }
         stage_number = 1 - stage_number;
     }

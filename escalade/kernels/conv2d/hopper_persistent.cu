@@ -12,6 +12,7 @@
 //             that way, under the products; 0: straight from registers to y
 //   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
 //   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles
+//   PROMOTED  the sums of every slab are added up by ordinary additions: in FP8 tensor cores keep about 14 bits
 //   PLACED    y is a part of a larger image: every so many pixels, every so many rows
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
 #include "common/conv_shape.cuh"
@@ -46,6 +47,7 @@ static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "b
 static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
 static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
 static_assert(PARTS == 1 || ATOMS * COLUMNS / 2 * 256 * 4 <= STAGES * STAGE_BYTES, "partial sums lie over the ring");
+static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held three times");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
 static_assert(!PLACED || BUFFERS == 0, "boxes are of pixels that follow each other");
 
@@ -75,7 +77,9 @@ struct Problem {
     }
 
     __device__ __forceinline__ int first_slab(u32 rank) const { return SPLITS == 1 ? 0 : slabs * rank / SPLITS; }
-    __device__ __forceinline__ int last_slab(u32 rank) const { return SPLITS == 1 ? slabs : slabs * (rank + 1) / SPLITS; }
+    __device__ __forceinline__ int last_slab(u32 rank) const {
+        return SPLITS == 1 ? slabs : slabs * (rank + 1) / SPLITS;
+    }
 };
 
 struct Tile {
@@ -124,8 +128,8 @@ __device__ __forceinline__ void copy_tiles(const Problem& problem, const Maps& m
                     c += (tap - taps) * problem.tap_slabs * SLAB;
                     tap = taps;
                 }
-                tma_load_im2col(ring.address(), maps.shortcut, full, c, ow * shortcut_stride, oh * shortcut_stride, n, 0,
-                                0);
+                tma_load_im2col(ring.address(), maps.shortcut, full, c, ow * shortcut_stride, oh * shortcut_stride, n,
+                                0, 0);
                 load_weights(ring.address() + PIXEL_BYTES, maps.shortcut_weights, full, c, 0, tile.filter, rank);
                 c += SLAB;
                 continue;
@@ -155,21 +159,27 @@ __device__ __forceinline__ void release(const Stages& ring, int stage) {
     }
 }
 
+__device__ __forceinline__ void multiply_slab(Sums& sums, const Stages& ring, int first_pixel, int first_filter,
+                                              bool accumulate) {
+    ring.wait_full();
+    const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
+    const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
+    const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < ROW_BYTES / 32; ++step)
+#pragma unroll
+        for (int i = 0; i < ATOMS; ++i)
+            multiply<Element>(sums[i], rows + step * 2 + i * (64 * ROW_BYTES >> 4), columns + step * 2,
+                              accumulate || step);
+    wgmma_commit();
+}
+
 // A stage is released when the products after it have been issued, so that the tensor cores always have work.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, int slabs, int first_pixel, int first_filter) {
     int previous = 0;
     for (int slab = 0; slab < slabs; ++slab) {
-        ring.wait_full();
-        const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
-        const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
-        const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < ROW_BYTES / 32; ++step)
-#pragma unroll
-            for (int i = 0; i < ATOMS; ++i)
-                multiply<Element>(sums[i], rows + step * 2 + i * (64 * ROW_BYTES >> 4), columns + step * 2, slab || step);
-        wgmma_commit();
+        multiply_slab(sums, ring, first_pixel, first_filter, slab > 0);
         wgmma_wait<1>();
         if (slab > 0) release(ring, previous);
         previous = ring.stage;
@@ -180,6 +190,41 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, int sla
         wgmma_wait<0>();
         release(ring, previous);
     }
+}
+
+__device__ __forceinline__ void add(Sums& sums, const Sums& part) {
+#pragma unroll
+    for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] += part[i][j];
+}
+
+// The same with every slab's sums by themselves: while one slab is added up, the next is multiplied.
+__device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int slabs, int first_pixel,
+                                                  int first_filter) {
+    Sums even, odd = {};
+    int previous = 0;
+#pragma unroll
+    for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] = 0.f;
+    const auto step = [&](Sums& now, Sums& before, int slab) {
+        multiply_slab(now, ring, first_pixel, first_filter, false);
+        wgmma_wait<1>();
+        if (slab > 0) {
+            release(ring, previous);
+            add(sums, before);
+        }
+        previous = ring.stage;
+        ring.next();
+    };
+    for (int slab = 0; slab < slabs; slab += 2) {
+        step(even, odd, slab);
+        if (slab + 1 < slabs) step(odd, even, slab + 1);
+    }
+    wgmma_wait<0>();
+    if (!TURNS) release(ring, previous);
+    add(sums, slabs % 2 ? even : odd);
 }
 
 // ------------------------------------------------------------------ results straight to y
@@ -203,19 +248,23 @@ struct Writer {
 
     __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
         const int lane = threadIdx.x % 32;
+        long long at[ATOMS][2];
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                if (pixel >= pixels) continue;
-                const long long at = place(pixel);
+            for (int half = 0; half < 2; ++half) at[i][half] = place(warp_pixel + i * 64 + half * 8 + lane / 4);
 #pragma unroll
-                for (int j = 0; j < COLUMNS / 8; ++j) {
-                    const int filter = first_filter + j * 8 + lane % 4 * 2;
-                    finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], filter, at, y);
-                }
-            }
+        for (int j = 0; j < COLUMNS / 8; ++j) {
+            const int filter = first_filter + j * 8 + lane % 4 * 2;
+            const FilterPair pair = finish.of(filter);
+#pragma unroll
+            for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (warp_pixel + i * 64 + half * 8 + lane / 4 < pixels)
+                        finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], pair, filter,
+                                          at[i][half], y);
+        }
     }
 
     // Each warpgroup lays its sums over its block's ring, idle by now; then each adds up, over all parts in order, the
@@ -274,6 +323,7 @@ __device__ __forceinline__ u32 panel_address(u32 panel, int pixel, int filter) {
 }
 
 // 16-bit results: two blocks of 8 columns at a time by stmatrix, transposed if columns are pixels.
+template <class Half>
 __device__ __forceinline__ void write_matrices(const float* sums, u32 panel, const Finish& finish, int first_filter) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
 #pragma unroll
@@ -290,7 +340,8 @@ __device__ __forceinline__ void write_matrices(const float* sums, u32 panel, con
         for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's; part / 2: the second block
             const float* pair = sums + 4 * (block + part / 2) + 2 * (part % 2);
             const int low = SWAPPED ? 16 * warp + 8 * (part % 2) + lane / 4 : 8 * (block + part / 2) + 2 * (lane % 4);
-            packed[part] = finish.packed(pair[0], pair[1], first_filter + low, first_filter + low + !SWAPPED, packed[part]);
+            packed[part] = finish.packed<Half>(pair[0], pair[1], first_filter + low, first_filter + low + !SWAPPED,
+                                               packed[part]);
         }
         if (SWAPPED) store_matrices_transposed(address, packed);
         else store_matrices(address, packed);
@@ -360,7 +411,7 @@ struct PanelWriter {
                 warpgroup_sync(consumer);
             }
             const float* part = &sums[panel / PANELS_AN_ATOM][panel % PANELS_AN_ATOM * 32];
-            if constexpr (sizeof(Output) == 2) write_matrices(part, here, finish, at.filter);
+            if constexpr (sizeof(Output) == 2) write_matrices<Output>(part, here, finish, at.filter);
             else write_words(part, here, finish, at.filter);
             fence_async_proxy();
             warpgroup_sync(consumer);
@@ -368,7 +419,8 @@ struct PanelWriter {
 #pragma unroll
                 for (int box = 0; box < BOXES; ++box)
                     tma_store_2d(output_map, here + box * BOX_BYTES, at.filter + box * BOX_FILTERS, at.pixel);
-                if (HAS_COMPANION && panel + BUFFERS < PANELS) fetch_residual(first_pixel, first_filter, panel + BUFFERS);
+                if (HAS_COMPANION && panel + BUFFERS < PANELS)
+                    fetch_residual(first_pixel, first_filter, panel + BUFFERS);
             }
         }
     }
@@ -420,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0) {
             copy_tiles(problem, {pixel_map, weight_map, shortcut_map, shortcut_weight_map}, ring, shortcut_shape.stride,
                        first, step, rank);
-            if (EARLY) let_next_launch_start();
+            let_next_launch_start();
         }
         if (SPLITS > 1) cluster_sync();  // the one inside store_shared_sum counts all threads
     } else {
@@ -429,21 +481,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
         const Finish finish{bias, scale, scales, residual, shape.filters};
         const Writer writer{finish, y, shape, placement, problem.pixels};
-        PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, consumer, panels + consumer * BUFFERS * PANEL_BYTES,
-                                 residual_barriers + consumer * BUFFERS * 8};
+        PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, consumer,
+                                                              panels + consumer * BUFFERS * PANEL_BYTES,
+                                                              residual_barriers + consumer * BUFFERS * 8};
         // Taking turns: a warpgroup begins when the other has waited for all stages of the tile before. The first turn
         // is free: a barrier that nobody has arrived at passes for the parity before.
         u32 turn = consumer == 0;
         const int slabs = DEPTH ? (block_slabs + 1 - consumer) / 2 : block_slabs;
         if (consumer == 1 && (TURNS || DEPTH)) ring.skip(TURNS ? slabs : 1);
-        for (int index = first + (TURNS ? consumer * step : 0); index < problem.tiles; index += (TURNS ? 2 : 1) * step) {
+        for (int index = first + (TURNS ? consumer * step : 0); index < problem.tiles;
+             index += (TURNS ? 2 : 1) * step) {
             const Tile tile(problem, index, rank);
             const int pixel = tile.pixel + wg_pixel, filter = tile.filter + wg_filter;
             if (BUFFERS > 0) panel_writer.begin(pixel, filter);
             if (TURNS) barrier_wait(turn_barriers + 8 * consumer, turn);
             turn ^= 1;
             Sums sums;
-            multiply_slabs(sums, ring, slabs, wg_pixel, wg_filter);
+            if constexpr (PROMOTED) multiply_promoted(sums, ring, slabs, wg_pixel, wg_filter);
+            else multiply_slabs(sums, ring, slabs, wg_pixel, wg_filter);
             if (TURNS) {
                 if (threadIdx.x % 32 == 0) barrier_arrive(turn_barriers + 8 * (1 - consumer));
                 wgmma_wait<0>();

@@ -77,8 +77,7 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& pix
     const int n = row / shape.output_height, output_row = row % shape.output_height;
     const int h = output_row * shape.stride_h - shape.pad_h, w = column * shape.stride_w - shape.pad_w;
     int k = 0;  // halves of the packed weights in front
-    // What the caller copies to the stage besides.
-    const auto begin = [&] {
+    const auto begin = [&] {  // the weights of the next stage; the caller adds the pixels
         ring.wait_empty();
         barrier_expect(ring.full(ring.stage), STAGE_BYTES);
         tma_load_2d(ring.address() + PIXEL_BYTES, weight_map, ring.full(ring.stage), k, tile.first_filter);
@@ -132,7 +131,7 @@ struct Multiplier {
 
 __device__ __forceinline__ void multiply(Part& sums, const Fragments& fragments, int part, const Stages& ring) {
     const u64 upper = operand_descriptor(ring.address() + PIXEL_BYTES + part * 64 * ROW_BYTES);
-    const u64 lower = upper + (ROW_BYTES / 2 >> 4);
+    const u64 lower = upper + (ROW_BYTES / 2 >> 4);  // behind them in every row
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -151,8 +150,7 @@ __device__ __forceinline__ void add(Part& totals, const Part& sums) {
     for (int e = 0; e < 32; ++e) totals[e] += sums[e];
 }
 
-// One slab, part after part: the sums of the slab in front are added while the other parts are multiplied, and then
-// multiplied anew.
+// One slab, part after part: what was multiplied of the slab in front is added while the other parts are multiplied.
 template <bool FIRST>
 __device__ __forceinline__ void advance(Sums& totals, Sums& sums, Fragments& fragments, Multiplier& multiplier,
                                         const Stages& ring) {
@@ -212,7 +210,7 @@ struct Output {
     int filters, pixels;
     float2 image_scale;
 
-    // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are (split_weights.cu).
+    // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are.
     __device__ __forceinline__ float scaled(float total, float first, float second) const {
         return total * (first * image_scale.x) * (second * image_scale.y);
     }
@@ -295,6 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Sums totals;
         multiply_tile(totals, multiplier, ring, work.slabs);
         output.store(totals, tile.first_pixel + first_row, tile.first_filter);
+        __syncwarp();  // lanes whose pixels lie beyond the last come back early; products take whole warps
     }
     if (attempt == 0) {
         const u32 largest = warp_max(multiplier.largest);

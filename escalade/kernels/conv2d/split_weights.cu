@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int filter = blockIdx.x;
     const float* of_filter = weight + 1LL * filter * taps * channels;
     const float* of_shortcut = shortcut_weight + 1LL * filter * shortcut_channels;
-    const u32 mine = warp_max(max(largest_key(of_filter, taps * channels), largest_key(of_shortcut, shortcut_channels)));
+    const u32 seen = max(largest_key(of_filter, taps * channels), largest_key(of_shortcut, shortcut_channels));
+    const u32 mine = warp_max(seen);
     if (threadIdx.x % 32 == 0) largest_of_warps[threadIdx.x / 32] = mine;
     __syncthreads();
     u32 largest = 0;

@@ -1,15 +1,11 @@
-// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; bias: of gradient[p][k]
+// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
+// gradient[p][k] alone
 //
-// The foot of the ladder: a thread an element of the weights, in the layout's order, and one more for each filter's bias;
-// output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
+// The foot of the ladder: a thread an element of the weights, in the layout's order, and one more for each filter's
+// bias; output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
-
-// Where the gradient of a filter lies in an output pixel's image, and how far pixels are apart.
-__device__ __forceinline__ int gradient_at(const ConvShape& shape, int filter) {
-    return NHWC ? filter : filter * shape.output_height * shape.output_width;
-}
 
 extern "C" __global__ void conv2d_weight_gradient_direct(const Element* x, const Element* gradient, float* parts,
                                                          ConvShape shape, long long part_pixels) {
@@ -24,7 +20,8 @@ extern "C" __global__ void conv2d_weight_gradient_direct(const Element* x, const
     const int filter = static_cast<int>(bias ? at - weights : at / (group_channels * taps));
     const int rest = bias ? 0 : static_cast<int>(at % (group_channels * taps));
     const int tap = NHWC ? rest / group_channels : rest % taps;
-    const int channel = filter / (shape.filters / shape.groups) * group_channels + (NHWC ? rest % group_channels : rest / taps);
+    const int first_channel = filter / (shape.filters / shape.groups) * group_channels;
+    const int channel = first_channel + (NHWC ? rest % group_channels : rest / taps);
     const int first_row = tap / shape.filter_width * shape.dilation_h - shape.pad_h;
     const int first_column = tap % shape.filter_width * shape.dilation_w - shape.pad_w;
 
@@ -35,7 +32,7 @@ extern "C" __global__ void conv2d_weight_gradient_direct(const Element* x, const
     for (long long pixel = blockIdx.y * part_pixels; pixel < end; ++pixel) {
         const int n = static_cast<int>(pixel / image_pixels), within = static_cast<int>(pixel % image_pixels);
         const Element* gradients = gradient + 1LL * n * shape.filters * image_pixels;
-        const float g = to_float(gradients[gradient_at(shape, filter) + within * (NHWC ? shape.filters : 1)]);
+        const float g = to_float(gradients[NHWC ? within * shape.filters + filter : filter * image_pixels + within]);
         if (bias) {
             sum += g;
             continue;
@@ -45,7 +42,8 @@ extern "C" __global__ void conv2d_weight_gradient_direct(const Element* x, const
         if (row < 0 || row >= shape.height || column < 0 || column >= shape.width) continue;
         const int from = row * shape.width + column;
         const Element* image = x + 1LL * n * shape.channels * shape.height * shape.width;
-        sum += g * to_float(image[NHWC ? from * shape.channels + channel : channel * shape.height * shape.width + from]);
+        const int at_channel = NHWC ? from * shape.channels + channel : channel * shape.height * shape.width + from;
+        sum += g * to_float(image[at_channel]);
     }
     parts[blockIdx.y * elements + at] = sum;
 }

@@ -1,5 +1,5 @@
-// What the kernels on tensor cores share: a product of pixels as they lie in memory, sums on their way to a part, and the
-// bias gradient's sums. A tile is made of boxes, rows of 64 filters or channels (128 bytes, swizzled), one for a pixel.
+// What the kernels on tensor cores share: a product of pixels as they lie in memory, sums on their way to a part, and
+// the bias gradient's sums. A tile is made of boxes, rows of 64 filters or channels (128 bytes, swizzled), one a pixel.
 #pragma once
 
 #include "common/elements.cuh"
@@ -20,7 +20,8 @@ __device__ __forceinline__ void multiply(float (&sums)[COUNT], u64 gradients, u6
 }
 
 // 64 filters x 64 channels of one tap, sums[FIRST] and the 31 behind it. `to` is the first filter's first channel, the
-// next filter's lies `pitch` further; no more than so many filters and channels exist. Four lanes write 32 bytes together.
+// next filter's lies `pitch` further; no more than so many filters and channels exist. Four lanes write 32 bytes
+// together.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void store_box(const float (&sums)[COUNT], float* to, long long pitch, int filters,
                                           int channels) {
@@ -30,10 +31,11 @@ __device__ __forceinline__ void store_box(const float (&sums)[COUNT], float* to,
         const int row = first_row + half * 8;
         if (row >= filters) continue;
 #pragma unroll
-        for (int block = 0; block < BOX / 8; ++block)
+        for (int block = 0; block < BOX / 8; ++block) {
+            const int first = FIRST + block * 4 + half * 2;
             if (block * 8 < channels)  // a multiple of 8
-                store_pack(to + row * pitch + block * 8 + column,
-                           Pack<float, 2>{{sums[FIRST + block * 4 + half * 2], sums[FIRST + block * 4 + half * 2 + 1]}});
+                store_pack(to + row * pitch + block * 8 + column, Pack<float, 2>{{sums[first], sums[first + 1]}});
+        }
     }
 }
 

@@ -1,9 +1,10 @@
-// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; bias: of gradient[p][k]
+// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
+// gradient[p][k] alone
 //
-// A product of matrices over output pixels, with Hopper's own units, in NHWC: a block makes one tile of TILE_M filters and
-// TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. The copy engine brings slabs of 64 pixels
-// into a ring of stages, windows included (im2col); wgmma takes both operands as they lie in memory, pixel by pixel
-// (transposed). Sums leave as fp32 parts, for a second launch to add up in a fixed order.
+// A product of matrices over output pixels, with Hopper's own units, in NHWC: a block makes one tile of TILE_M filters
+// and TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. The copy engine brings slabs of 64
+// pixels into a ring of stages, windows included (im2col); wgmma takes both operands as they lie in memory, pixel by
+// pixel (transposed). Sums leave as fp32 parts, for a second launch to add up in a fixed order.
 // Warps of the warpgroup that copies sum the gradients for the bias, in blocks of the first columns.
 // What bounds it: copies from L2, 48 bytes a cycle with tiles of 128x256, and where there are few filters or channels,
 // memory.
@@ -24,8 +25,8 @@ constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
 using Sums = float[BLOCKS_M][BLOCKS_N * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 
-// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the pixels. Blocks that see the same pixels
-// run side by side, so that they come from DRAM once.
+// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the pixels. Blocks that see the same
+// pixels run side by side, so that they come from DRAM once.
 struct Tile {
     int first_filter, first_box;  // boxes are counted tap by tap
     int channel_boxes, boxes;     // of a tap, and of all
@@ -70,8 +71,8 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
             tma_load_2d(ring.address() + i * BOX_BYTES, gradient_map, full, tile.first_filter + i * BOX, pixel);
 #pragma unroll
         for (int j = 0; j < BOXES_N; ++j)
-            tma_load_im2col(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h, n, taps_w[j],
-                            taps_h[j]);
+            tma_load_im2col(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h, n,
+                            taps_w[j], taps_h[j]);
         ring.next();
     }
 }
@@ -88,7 +89,8 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
         for (int step = 0; step < SLAB / STEP_PIXELS; ++step)
 #pragma unroll
             for (int i = 0; i < BLOCKS_M; ++i)
-                multiply(sums[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4), inputs + (step * STEP_BYTES >> 4));
+                multiply(sums[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4),
+                         inputs + (step * STEP_BYTES >> 4));
         wgmma_commit();
         wgmma_wait<1>();
         if (slab > 0) ring.release(previous);
@@ -133,8 +135,8 @@ __device__ __forceinline__ void store_boxes(const Sums& sums, const Tile& tile, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_wgmma(const __grid_constant__ TensorMap gradient_map,
-                                 const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts, ConvShape shape,
-                                 int part_slabs) {
+                                 const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts,
+                                 ConvShape shape, int part_slabs) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
     const Tile tile(shape, part_slabs);

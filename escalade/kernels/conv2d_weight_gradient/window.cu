@@ -1,13 +1,14 @@
-// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; bias: of gradient[p][k]
+// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
+// gradient[p][k] alone
 //
-// Filters of 3x3 with Hopper's own units, in NHWC: a block makes 64 filters x 64 channels x 9 taps, and what it has brought
-// of x serves all taps. A product is over 16 images at one pixel: images lie side by side in shared memory, so that to go
-// one pixel on is to go 2048 bytes on. A strip of ROWS output rows (a divisor of all) is walked column by column: a stage of the ring has one
-// column of gradients and the STRIDE columns of x that come with it. Warpgroup s multiplies with the taps of column s; the
-// 3 rows of taps are neighbouring pixels, which one wgmma takes as 3 x 64 of its columns.
-// Sums leave as fp32 parts, for a second launch to add up in a fixed order. A warp of the warpgroup that copies sums the
-// gradients for the bias, in blocks of the first channels.
-// What bounds it: the tensor cores; copies from L2 come to 16 to 18 bytes a cycle (stride 1).
+// Filters of 3x3 with Hopper's own units, in NHWC: a block makes 64 filters x 64 channels x 9 taps, and what it has
+// brought of x serves all taps. A product is over 16 images at one pixel: images lie side by side in shared memory, so
+// that to go one pixel on is to go 2048 bytes on. A strip of ROWS output rows (a divisor of all) is walked column by
+// column: a stage of the ring has one column of gradients and the STRIDE columns of x that come with it. Warpgroup s
+// multiplies with the taps of column s; the 3 rows of taps are neighbouring pixels, which one wgmma takes as 3 x 64 of
+// its columns. Sums leave as fp32 parts, for a second launch to add up in a fixed order. A warp of the warpgroup that
+// copies sums the gradients for the bias, in blocks of the first channels.
+// What bounds it: the tensor cores; copies from L2 come to 16 to 28 bytes a cycle with stride 1, to 40 with stride 2.
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/tile.cuh"
 

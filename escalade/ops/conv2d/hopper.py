@@ -6,35 +6,25 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe
-from escalade.ops import machine
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
+from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
-from escalade.ops.conv2d.prepare import COPY_BYTES, copied_channels, prepare_for_copies
+from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.conv2d.tensor_core import product_tolerance
 from escalade.ops.elements import SMS
 from escalade.ops.ladder import Config, Rung
 
-DTYPES = ("fp16", "bf16", "tf32", "fp8")
-SLAB_RATE = 32
-"""Pixels times filters whose slab, 128 bytes of k, a multiprocessor multiplies in a cycle, whatever the type."""
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""
 TILE_CYCLES = 2000.0
 """To fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
-PROMOTE_SLABS = {"fp8": 1}
-"""Slabs whose sum is left to the tensor cores, where they do not keep fp32's bits: in FP8 about 14, and fp16 results
-that round to within 2.0e-4 are then off by 2.4e-4 with one slab, 2.9e-4 with two and 4.0e-4 with four."""
 FILE = 65536
 """Registers of a multiprocessor."""
 MOST_REGISTERS = 255
 HANDED_OVER = 232
 OTHER_REGISTERS = 48
 """Of a thread besides its sums."""
-FEW_PRODUCTS = 16384
-"""Up to here some inputs lose clearly more to truncation than the mean."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class WgmmaConfig(Config):
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
         products = self.pixels * self.filters / SLAB_RATE
         copies = (self.pixels + self.filters) * ROW_BYTES / COPY_RATE
-        tile = _slabs(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
+        tile = slabs_of(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
         return blocks(self.tiles(problem), SMS) * tile
 
 
@@ -99,50 +89,9 @@ TWO_ROLES = (
 )
 
 
-def _slabs(problem: Conv2dProblem) -> int:
-    shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
-    return Windows.of(problem).slabs + shortcut
-
-
-def _unsupported(rung: str, problem: Conv2dProblem) -> str | None:
-    p = problem
-    if p.groups != 1:
-        return f"{rung} takes groups=1, not {p.groups}"
-    if p.layout != "nhwc":
-        return f"{rung} takes layout nhwc, not {p.layout}"
-    if p.dtype not in DTYPES:
-        return f"{rung} takes {', '.join(DTYPES)}, not {p.dtype}"
-    copied = COPY_BYTES // p.element_bytes
-    if p.dtype == "fp8" and p.channels % copied:
-        return f"{rung} takes multiples of {copied} channels in fp8, not {p.channels}"
-    if p.shortcut_channels % copied:
-        return (
-            f"{rung} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
-        )
-    sentence = Windows.of(p).unsupported(rung)
-    if sentence is None and p.shortcut_channels:
-        sentence = Windows.of_shortcut(p).unsupported(rung)
-    return sentence
-
-
 @dataclass(frozen=True)
-class Hopper(Conv2dRung):
-    candidates: tuple[WgmmaConfig, ...]
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    @property
-    def takes_shortcut(self) -> bool:
-        return True
-
-    @property
-    def takes_fp8(self) -> bool:
-        return True
-
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        return _unsupported(self.name, problem)
+class Hopper(HopperRung):
+    candidates: tuple[WgmmaConfig, ...] = ()
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         valid = (config for config in self.candidates if config.valid(problem))
@@ -151,16 +100,6 @@ class Hopper(Conv2dRung):
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, WgmmaConfig)
         return config.cost(problem)
-
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
-        p, channels = problem, copied_channels(problem)
-        main = machine.microseconds(self.clocks(p, config), p.bytes)
-        if channels == p.channels:
-            return main
-        return main + machine.microseconds(
-            0, p.batch * p.height * p.width * (p.channels + channels) * p.element_bytes
-        )
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)
@@ -214,12 +153,6 @@ class Hopper(Conv2dRung):
             overlap=True,
         )
         return Recipe((*prepared.steps, call), prepared.workspaces)
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """TF32 truncates x, by up to 2^-10, and has the weights rounded, by up to 2^-11: see `prepare_for_copies`."""
-        p, tolerance = problem, product_tolerance(problem, super().tolerance(problem, peer_error))
-        few = p.dtype == "tf32" and p.output_elements * p.depth <= FEW_PRODUCTS
-        return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
 
 
 # Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.

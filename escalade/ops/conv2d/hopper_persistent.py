@@ -8,9 +8,10 @@ from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, TensorMap, TiledMap
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
+from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
-from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.elements import MOST_SHARED, SMS
 from escalade.ops.ladder import Config, Rung
 
@@ -19,6 +20,12 @@ TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 PANEL = 64
 """Pixels and filters of a panel of results."""
 THREADS = 384
+LEAST_FILTERS = 64
+"""Of a tile: problems of fewer have zeros there."""
+WIDTHS = (64, 128, 256)
+"""Columns of products other than fp16's and bf16's."""
+MOST_PROMOTED = 64 * 128
+"""Sums of a warpgroup that registers hold three times."""
 MOST_SPLITS = 8
 """Blocks of a cluster, on any Hopper GPU."""
 
@@ -72,11 +79,20 @@ class PersistentConfig(Config):
         stages = self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
         return panels + stages + 2 * self.buffers * 8 + 16
 
-    def fitted(self, output_bytes: int) -> PersistentConfig | None:
-        """With as many stages as there is room for, up to those it has; three at least."""
+    def fitted(self, problem: Conv2dProblem) -> PersistentConfig | None:
+        """With as many stages as there is room for, up to those it has and three at least; None if it does not suit."""
+        p = problem
+        wg_pixels, wg_filters = self.warpgroup_tile
+        promoted = p.dtype in PROMOTE_SLABS
+        if promoted and (wg_pixels * wg_filters > MOST_PROMOTED or self.buffers or self.share == DEPTH):
+            return None
+        if p.dtype not in ("fp16", "bf16") and self.columns not in WIDTHS:
+            return None
+        if self.buffers and p.filters * p.output_bytes % 16:
+            return None
         for stages in range(self.stages, 2, -2 if self.share == DEPTH else -1):
             config = replace(self, stages=stages)
-            if config.shared_bytes(output_bytes) <= MOST_SHARED:
+            if config.shared_bytes(p.output_bytes) <= MOST_SHARED:
                 return config
         return None
 
@@ -90,10 +106,10 @@ class PersistentConfig(Config):
 
     def cost(self, pixels: int, filters: int, slabs: int) -> float:
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
-        products = self.pixels * self.filters / 32
+        products = self.pixels * self.filters / SLAB_RATE
         if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
             products *= 1.25
-        copies = (self.pixels / 1 + self.filters / self.cluster) * ROW_BYTES / COPY_RATE
+        copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / COPY_RATE
         rounds = blocks(self.tiles(pixels, filters), SMS // (self.cluster * self.splits))
         end = TILE_CYCLES / 6 if self.share == TURNS and rounds > 1 else TILE_CYCLES / (2 if self.buffers else 1)
         meeting = 0.0
@@ -144,6 +160,7 @@ def product(
     weight: str = "weight",
     residual: str = "residual",
     shortcut: Windows | None = None,
+    shortcut_weight: str = "shortcut_weight",
     placement: Ints = UNPLACED,
     lane: int = 0,
 ) -> KernelCall:
@@ -160,7 +177,7 @@ def product(
         "BUFFERS": config.buffers,
         "CLUSTER": config.cluster,
         "SPLITS": config.splits,
-        "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
+        "PROMOTED": dtype in PROMOTE_SLABS,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
         "FILTERS_ALIGNED": filters % config.filters == 0,
@@ -173,7 +190,7 @@ def product(
     if shortcut is not None:
         maps.append(shortcut.pixel_map(Buffer("shortcut"), config.pixels))
         maps.append(
-            shortcut.weight_map(Buffer("shortcut_weight"), filters, config.filters // config.cluster)
+            shortcut.weight_map(Buffer(shortcut_weight), filters, config.filters // config.cluster)
         )
     else:
         maps += [pixel_map, weight_map]
@@ -209,64 +226,55 @@ def product(
 
 
 @dataclass(frozen=True)
-class Persistent(Conv2dRung):
-    candidates: tuple[PersistentConfig, ...]
+class Persistent(HopperRung):
+    candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    @property
-    def takes_shortcut(self) -> bool:
-        return True
-
     def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        if p.groups != 1:
-            return f"{self.name} takes groups=1, not {p.groups}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
-        if p.dtype not in ("fp16", "bf16"):
-            return f"{self.name} takes fp16 and bf16, not {p.dtype}"
-        for what, channels in {"channels": p.channels, "shortcut channels": p.shortcut_channels}.items():
-            if channels * p.element_bytes % 16:
-                return f"{self.name} copies 16 bytes at once; {channels} {what} are no multiple"
-        sentence = Windows.of(p).unsupported(self.name)
-        if sentence is None and p.shortcut_channels:
-            sentence = Windows.of_shortcut(p).unsupported(self.name)
-        if sentence is None and not self.configs(p):
-            return f"no tile of {self.name} suits {p.filters} filters"
+        sentence = super().limits(problem)
+        if sentence is None and not self.configs(problem):
+            return f"no tile of {self.name} suits {problem.name}"
         return sentence
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         p = problem
-        slabs = self._slabs(p)
         found = []
         for candidate in self.candidates:
-            fitted = candidate.fitted(p.output_bytes)
-            if fitted is None or (candidate.buffers and p.filters * p.output_bytes % 16):
+            config = candidate.fitted(p)
+            if config is None:
                 continue
             if self.may_split:
-                tiles = fitted.tiles(p.output_pixels, p.filters)
-                deep = fitted.share == DEPTH
-                most = min(MOST_SPLITS, slabs // (2 if deep else 1), SMS // tiles)
-                found += [replace(fitted, splits=splits) for splits in range(1 if deep else 2, most + 1)]
-            elif fitted.filters < 2 * p.filters:
-                found.append(fitted)
-        return tuple(sorted(found, key=lambda config: config.cost(p.output_pixels, p.filters, slabs))[:MOST_CONFIGS])
+                found += self._split(p, config)
+            elif config.filters == LEAST_FILTERS or config.filters < 2 * p.filters:
+                found.append(config)
+        return tuple(sorted(found, key=lambda config: self.clocks(p, config))[:MOST_CONFIGS])
+
+    @staticmethod
+    def _split(problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
+        """With as many splits as give every block, and every warpgroup, a slab, and no multiprocessor two blocks."""
+        deep = config.share == DEPTH
+        tiles = config.tiles(problem.output_pixels, problem.filters)
+        most = min(MOST_SPLITS, slabs_of(problem) // (2 if deep else 1), SMS // tiles)
+        return [replace(config, splits=splits) for splits in range(1 if deep else 2, most + 1)]
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, PersistentConfig)
+        return config.cost(problem.output_pixels, problem.filters, slabs_of(problem))
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, PersistentConfig)
-        p = problem
-        shortcut = Windows.of_shortcut(p) if p.shortcut_channels else None
-        ends = Ends(p.output or p.dtype, p.bias, p.residual, p.relu)
-        return Recipe((product(Windows.of(p), p.filters, config, ends, shortcut=shortcut),))
-
-    @staticmethod
-    def _slabs(problem: Conv2dProblem) -> int:
-        shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
-        return Windows.of(problem).slabs + shortcut
+        p, prepared = problem, prepare_for_copies(problem)
+        call = product(
+            Windows.of(prepared.shape),
+            p.filters,
+            config,
+            Ends(p.output or p.dtype, p.bias, p.residual, p.relu),
+            x=prepared.x.name,
+            weight=prepared.weight.name,
+            shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,
+            shortcut_weight=prepared.shortcut_weight.name,
+        )
+        return Recipe((*prepared.steps, call), prepared.workspaces)
 
 
 _TILES = (

@@ -133,7 +133,6 @@ class StreamedWindow(Conv2dRung):
             **tiling.constants,
             "WINDOWS": config.windows,
             "TAP_STAGES": config.tap_stages,
-            "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
             "SPLITS": config.splits,
         }
         window_rows, window_columns = tiling.window

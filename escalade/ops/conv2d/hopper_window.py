@@ -219,7 +219,6 @@ class Window(Conv2dRung):
             "TILE_COLUMNS": tiling.columns,
             "ONE_BOX": tiling.one_box,
             "WGMMA_N": tiling.width,
-            "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
             "STAGES": config.stages,
             **arguments.epilogue_constants(p),
         }

@@ -13,6 +13,7 @@ from escalade.ops.conv2d import (
     gemm,
     hopper,
     hopper_persistent,
+    hopper_split,
     hopper_streamed_window,
     hopper_window,
     reference,
@@ -80,13 +81,14 @@ HOPPER = ("window", "streamed_window", "overlapped_store", "swapped_operands", "
 """With Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": ("fused_epilogue", "tuned", "direct"),
+    "tf32": (*HOPPER, "fused_epilogue", "tuned", "direct"),
     "fp16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
     "bf16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
-    "fp8": ("fused_epilogue",),
+    "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
 """From the fastest known to the one that can do everything."""
 FP32_NHWC = (
+    "wgmma_split",
     "tensor_core_split",
     "winograd_f4_split",
     "winograd_f4_pipelined",
@@ -100,7 +102,7 @@ WINOGRAD_PIXELS = 25_000
 and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
 FEW_CHANNELS = 8
 """Up to here rows of the implicit GEMM are too short for tensor cores in fp32."""
-SHORTCUT = (*HOPPER, "fused_epilogue")
+SHORTCUT = (*HOPPER, "persistent", "fused_epilogue")
 """What goes on from x to a second image."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
@@ -131,6 +133,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *hopper_persistent.RUNGS,
             *hopper_window.RUNGS,
             *hopper_streamed_window.RUNGS,
+            *hopper_split.RUNGS,
             *winograd.RUNGS,
             *fft.RUNGS,
         ),

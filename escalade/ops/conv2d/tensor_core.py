@@ -143,6 +143,14 @@ class TensorCore(Conv2dRung):
         return Operands.halves(problem) if self.half_storage else Operands.stored(problem)
 
 
+def _spread(shared, grid):
+    import os
+    if not os.environ.get("ESCALADE_SPREAD"):
+        return shared
+    each = -(-grid[0] * grid[1] // 132)
+    return max(shared, 232448 // (each + 1) - 1024) if each < 4 else shared
+
+
 @dataclass(frozen=True)
 class FusedEpilogue(Conv2dRung):
     candidates: tuple[MmaConfig, ...]
@@ -211,6 +219,7 @@ class FusedEpilogue(Conv2dRung):
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
+            "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
             "PRODUCTS": self.products,
             "FILTERS_ALIGNED": problem.filters * problem.element_bytes % 16 == 0,
             **arguments.epilogue_constants(problem),
@@ -234,7 +243,7 @@ class FusedEpilogue(Conv2dRung):
                 arguments.shape(prepared.shape),
                 arguments.shortcut_shape(problem),
             ),
-            shared_bytes=config.shared_bytes,
+            shared_bytes=_spread(config.shared_bytes, config.grid(problem)),
             overlap=True,
         )
         meeting: tuple[Workspace, ...] = ()

@@ -13,6 +13,8 @@ from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.ladder import Config
 
+DTYPES = ("fp16", "bf16")
+COPIED_BYTES = 16
 WHOLE_IMAGES = ("overlapped_store", "swapped_operands", "cluster_split_k")
 """Rungs of conv2d with configs for results that lie side by side: with a stride they do not, and some classes may have
 less to sum up than blocks of a cluster would share."""
@@ -21,6 +23,11 @@ less to sum up than blocks of a cluster would share."""
 @dataclass(frozen=True)
 class Persistent(ByClasses):
     def _class_refusal(self, one: PixelClass) -> str | None:
+        f = one.forward
+        if f.dtype not in DTYPES:
+            return f"{self.name} takes {' and '.join(DTYPES)}, not {f.dtype}"
+        if f.filters * f.element_bytes % COPIED_BYTES:
+            return f"{self.name} copies {COPIED_BYTES} bytes at once; {f.filters} filters are no multiple"
         return super()._class_refusal(one) or _windows(one).unsupported(self.name)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
@@ -50,8 +51,9 @@ class _HopperRung(Rung[Conv2dWeightGradientProblem]):
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return refused(self.name, problem.forward) or self.limits(problem.forward)
 
+    @abstractmethod
     def limits(self, forward: Conv2dProblem) -> str | None:
-        raise NotImplementedError
+        """Like `supports`, for what `refused` lets pass."""
 
 
 # --- any filter

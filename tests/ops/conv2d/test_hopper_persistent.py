@@ -41,6 +41,13 @@ PROBLEMS = {
     "shortcut": half(
         2, 64, 5, 6, 64, 3, 3, padding=(1, 1), bias=True, relu=True, shortcut_channels=128, shortcut_stride=2
     ),
+    "odd_channels": half(1, 7, 6, 5, 70, 3, 3, padding=(1, 1), bias=True, residual=True),
+    "tf32": half(2, 40, 6, 5, 68, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="tf32"),
+    "tf32_shortcut": half(1, 32, 5, 6, 64, 3, 3, padding=(1, 1), dtype="tf32", shortcut_channels=64),
+    "fp8": half(
+        2, 144, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="fp8", output="fp16"
+    ),
+    "fp8_through": half(2, 256, 7, 5, 96, 1, 1, bias=True, residual=True, relu=True, dtype="fp8"),
     "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="bf16"),
 }
 

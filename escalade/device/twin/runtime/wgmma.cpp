@@ -10,8 +10,8 @@ namespace {
 constexpr int ROWS = 64, CHUNK_BYTES = 16, DEPTH_BYTES = 32;  // every wgmma takes 32 bytes of each row
 
 // From a descriptor. K-major, a row of memory holds elements along K, and `stride` leads to the next 8 rows.
-// Transposed (MN-major, of 16-bit elements), a row holds 64 elements along M or N of one k; `stride` leads to the next 8
-// of K, `leading` to the next 64 along M or N.
+// Transposed (MN-major, of 16-bit elements), a row holds 64 elements along M or N of one k; `stride` leads to the next
+// 8 of K, `leading` to the next 64 along M or N.
 struct Operand {
     u32 start, leading, stride, mode;
     bool transposed;
