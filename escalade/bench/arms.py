@@ -144,7 +144,9 @@ class Bench:
         recipe = one.rung.recipe(one.problem, one.config)
         stay = self.operation.weights_stay or self.settings.weights_stay
         packed = stay and bool(recipe.packing.steps)
-        executable = Executable(recipe.after_packing if packed else recipe, self.device, one.name)
+        executable = Executable(
+            recipe.after_packing if packed else recipe, self.device, one.name, settled=stay
+        )
         workspaces = self._workspaces(recipe)
 
         def call_over(tensors: dict[str, torch.Tensor]) -> Callable[[], None]:

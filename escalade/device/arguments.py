@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, TensorMap, TiledMap
+from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, Settled, TensorMap, TiledMap
 from escalade.errors import UnsupportedError
 
 TENSOR_MAP_BYTES = 128
@@ -27,6 +27,7 @@ class ArgumentList:
         self.values = [_value(argument) for argument in arguments]
         self.addresses = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         pairs = list(zip(arguments, self.values, strict=True))
+        self._settled = [value for argument, value in pairs if isinstance(argument, Settled)]
         self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
         self._maps = [
             (argument, value) for argument, value in pairs if isinstance(argument, TiledMap | Im2colMap)
@@ -40,6 +41,11 @@ class ArgumentList:
             address = _address(tensor_map.buffer, buffers)
             assert address is not None, "the buffer of a tensor map is never optional"
             self.encode_into(room, tensor_map, address)
+
+    def settle(self) -> None:
+        """From now on weights are written long before the launch."""
+        for value in self._settled:
+            value.value = 1
 
     def encode_into(self, room: Any, tensor_map: TensorMap, address: int) -> None:
         encoded = self._encode(tensor_map, address)
@@ -98,6 +104,8 @@ def _value(argument: Argument) -> Any:
             return _aligned(TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
         case Int64(value):
             return ctypes.c_longlong(value)
+        case Settled():
+            return ctypes.c_int(0)
         case Ints(values):
             return (ctypes.c_int * len(values))(*values)
         case float():

@@ -77,8 +77,16 @@ class Im2colMap:
     swizzle: int = 128
 
 
+@dataclass(frozen=True)
+class Settled:
+    """A 32-bit integer: 1 where weights were written before the launch in front began, as in the plan of a network.
+
+    A kernel may then read them without waiting for that launch.
+    """
+
+
 TensorMap = TiledMap | Im2colMap
-Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap
+Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | Settled
 
 
 @dataclass(frozen=True)

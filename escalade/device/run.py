@@ -33,11 +33,17 @@ class Executable:
     """A recipe made ready for one device. `bind` names its tensors, a call runs it.
 
     Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
-    executable is for one thread at a time: its pointers are state.
+    executable is for one thread at a time: its pointers are state. `settled` is for those whose weights no launch
+    writes that may still be running when they are called.
     """
 
     def __init__(
-        self, recipe: Recipe, device: torch.device, label: str = "", options: TwinOptions = TwinOptions()
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        label: str = "",
+        options: TwinOptions = TwinOptions(),
+        settled: bool = False,
     ):
         self.recipe = recipe
         self.device = device
@@ -46,6 +52,10 @@ class Executable:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._label = f" for {label}" if label else ""
         self._steps = [self._step(step, options) for step in recipe.steps]
+        if settled:
+            for step in self._steps:
+                if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
+                    step.arguments.settle()
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
 
     def _step(self, step: KernelCall | ConstantCopy, options: TwinOptions) -> Step:

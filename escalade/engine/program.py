@@ -115,7 +115,8 @@ class Kernels:
         if once:
             Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
         each = tuple(part for part in step.recipe.steps if not part.weights_only)
-        return Executable(Recipe(each, step.recipe.workspaces), self._device, label).bind(bound)
+        recipe = Recipe(each, step.recipe.workspaces)
+        return Executable(recipe, self._device, label, settled=True).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""

@@ -148,5 +148,6 @@ def _arm(
     if once:
         Executable(Recipe(once, recipe.workspaces), device, candidate.name).bind(bound)()
     return Arm(
-        candidate.name, [Executable(Recipe(each, recipe.workspaces), device, candidate.name).bind(bound)]
+        candidate.name,
+        [Executable(Recipe(each, recipe.workspaces), device, candidate.name, settled=True).bind(bound)],
     )

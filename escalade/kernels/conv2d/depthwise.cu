@@ -16,7 +16,7 @@ constexpr int CHANNELS = LANES * VECTOR;  // of a block, in NHWC
 constexpr int WEIGHT_PITCH = CHANNELS + VECTOR;
 constexpr int POSITIONS = THREADS / LANES;
 static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
-
+static_assert(PHASES == 1 || PHASES == OPEN, "sums move with every step or stay for a whole round");
 constexpr int COLUMN_STEP = NHWC ? IMAGE_CHANNELS : 1;  // known to the compiler, so that columns are fixed offsets
 
 // COUNT elements as they are loaded and stored: held as words, because 16-bit numbers in a loop are taken apart and put
@@ -105,8 +105,8 @@ __device__ __forceinline__ bool is_between(int value, int end) {
 
 // One row of a strip's inputs, from `first` on, which is in `column`. What is not inside the image is left as it is:
 // columns are zero from the start, and rows are not used.
-__device__ __forceinline__ void load_row(Words<VECTOR> (&inputs)[WINDOW], const Element* first, int column, bool row_inside,
-                                         const ConvShape& shape) {
+__device__ __forceinline__ void load_row(Words<VECTOR> (&inputs)[WINDOW], const Element* first, int column,
+                                         bool row_inside, const ConvShape& shape) {
     if (!row_inside) return;
 #pragma unroll
     for (int i = 0; i < WINDOW; ++i)
@@ -133,9 +133,10 @@ __device__ __forceinline__ void store(Element* y, const Element* residual, const
     Pack<Element, COUNT> residuals, outputs;
     if (HAS_RESIDUAL) residuals = load_pack<Element, COUNT>(residual + at);
 #pragma unroll
-    for (int e = 0; e < COUNT; ++e)
-        outputs.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(HAS_BIAS ? sums[e] + bias[NHWC ? e : 0] : sums[e],
-                                                                       nullptr, 0, residuals.at, e);
+    for (int e = 0; e < COUNT; ++e) {
+        const float sum = HAS_BIAS ? sums[e] + bias[NHWC ? e : 0] : sums[e];
+        outputs.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(sum, nullptr, 0, residuals.at, e);
+    }
     Words<COUNT> words;
     memcpy(words.at, &outputs, words.BYTES);
     *reinterpret_cast<Words<COUNT>*>(y + at) = words;

@@ -1,9 +1,9 @@
-// y[pixel][filter] = sum over taps and the channels of the filter's group of x[pixel at tap][channel] * w[filter][tap][...]
+// y[pixel][filter] = sum over taps and the channels of the filter's group of x[pixel at tap][c] * w[filter][tap][c]
 //
 // Groups are small products, so what bounds it is memory: each input should be read once and each tap found in shared
 // memory. A block takes the channels of a few groups and walks from tile to tile of output pixels. It copies the window
 // of a tile (halo included) while it multiplies the tile before. The window lies in planes of 8 channels, 16 bytes a
-// pixel: a row of an `ldmatrix`, whichever the tap, so that a step of the product (16 deep) takes any two of such units.
+// pixel: a row of an `ldmatrix`, whichever the tap, so that a step of the product (16 deep) takes any two such units.
 //
 // Where groups have fewer than 8 channels, or no multiple of 8, a BUNDLE of them is multiplied as one, with zeros where
 // filter and channel are not of the same group. A zero times a NaN or an infinity of another group is a NaN: every NaN
@@ -24,7 +24,7 @@ constexpr int PIXEL_STEP = WARPS_M * 16;
 static_assert(DEPTH % UNIT == 0 && WIDTH % 8 == 0, "bundles are whole units");
 static_assert(PIXELS <= TILES_M * PIXEL_STEP, "every pixel has a warp");
 
-// Columns of the window lie in the order of their remainder by the stride, so that neighbouring outputs read neighbours.
+// Columns of the window lie in order of their remainder by the stride, so that neighbouring outputs read neighbours.
 constexpr int WINDOW_ROWS = (TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
 constexpr int WINDOW_COLUMNS = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
 constexpr int PART = PITCH / STRIDE_W;
@@ -72,8 +72,8 @@ struct Pixel {  // of a tile
         const int image = TILE_IMAGES == 1 ? 0 : number / IMAGE_PIXELS, within = number - image * IMAGE_PIXELS;
         pixel.image = tile.image + image;
         pixel.row = tile.row + within / TILE_COLUMNS, pixel.column = tile.column + within % TILE_COLUMNS;
-        pixel.exists = number < PIXELS && (TILE_IMAGES == 1 || pixel.image < shape.batch) && pixel.row < shape.output_height &&
-                       pixel.column < shape.output_width;
+        pixel.exists = number < PIXELS && (TILE_IMAGES == 1 || pixel.image < shape.batch) &&
+                       pixel.row < shape.output_height && pixel.column < shape.output_width;
         pixel.output = (1LL * pixel.image * shape.output_height + pixel.row) * shape.output_width + pixel.column;
         return pixel;
     }

@@ -47,7 +47,7 @@ static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "b
 static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
 static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
 static_assert(PARTS == 1 || ATOMS * COLUMNS / 2 * 256 * 4 <= STAGES * STAGE_BYTES, "partial sums lie over the ring");
-static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held three times");
+static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
 static_assert(!PLACED || BUFFERS == 0, "boxes are of pixels that follow each other");
 
@@ -94,59 +94,97 @@ struct Tile {
 
 // ------------------------------------------------------------------ copies, by one thread
 
-__device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 full, int c, int tap, int filter,
-                                             u32 rank) {
-    if constexpr (CLUSTER > 1) {
-        constexpr int PART = TILE_FILTERS / CLUSTER;
-        tma_load_3d_multicast(to + rank * PART * ROW_BYTES, map, full, c, tap, filter + rank * PART,
-                              (1 << CLUSTER) - 1);
-    } else {
-        tma_load_3d(to, map, full, c, tap, filter);
-    }
-}
+// Over the slabs of a sum: all channels of a tap, then the next tap, at last the shortcut's channels.
+struct Walk {
+    int tap, c, r, s;
 
-__device__ __forceinline__ void copy_tiles(const Problem& problem, const Maps& maps, Stages ring, int shortcut_stride,
-                                           int first, int step, u32 rank) {
-    const ConvShape& shape = problem.shape;
-    const int taps = shape.filter_height * shape.filter_width;
-    const int first_slab = problem.first_slab(rank), last_slab = problem.last_slab(rank);
-    const int first_tap = first_slab / problem.tap_slabs;
-    for (int index = first; index < problem.tiles; index += step) {
+    __device__ __forceinline__ Walk(const Problem& problem, int slab) {
+        const ConvShape& shape = problem.shape;
+        const int taps = shape.filter_height * shape.filter_width;
+        tap = min(slab / problem.tap_slabs, taps);
+        c = (slab - tap * problem.tap_slabs) * SLAB;
+        r = tap / shape.filter_width;
+        s = tap % shape.filter_width;
+    }
+
+    __device__ __forceinline__ bool in_shortcut(const ConvShape& shape) const {
+        return SHORTCUT && r == shape.filter_height;
+    }
+
+    __device__ __forceinline__ void next(const ConvShape& shape) {
+        c += SLAB;
+        if (in_shortcut(shape) || c < shape.channels) return;
+        c = 0;
+        ++tap;
+        if (++s == shape.filter_width) {
+            s = 0;
+            ++r;
+        }
+    }
+};
+
+struct Copier {
+    const Problem& problem;
+    const Maps& maps;
+    const int shortcut_stride;
+    const u32 rank;
+
+    __device__ __forceinline__ void copy_weights(const Stages& ring, const Walk& walk, int filter) const {
+        const bool shortcut = walk.in_shortcut(problem.shape);
+        const TensorMap& map = shortcut ? maps.shortcut_weights : maps.weights;
+        const u32 to = ring.address() + PIXEL_BYTES, full = ring.full(ring.stage);
+        const int tap = shortcut ? 0 : walk.tap;
+        if constexpr (CLUSTER > 1) {
+            constexpr int PART = TILE_FILTERS / CLUSTER;
+            tma_load_3d_multicast(to + rank * PART * ROW_BYTES, map, full, walk.c, tap, filter + rank * PART,
+                                  (1 << CLUSTER) - 1);
+        } else {
+            tma_load_3d(to, map, full, walk.c, tap, filter);
+        }
+    }
+
+    // The weights of the first stages, which have never been used; says how many.
+    __device__ __forceinline__ int copy_ahead(Stages ring, int index) const {
+        const int first_slab = problem.first_slab(rank), count = min(problem.last_slab(rank) - first_slab, STAGES);
+        Walk walk(problem, first_slab);
         const Tile tile(problem, index, rank);
-        const int row = tile.pixel / shape.output_width;
-        const int n = row / shape.output_height;
-        const int oh = row % shape.output_height, ow = tile.pixel % shape.output_width;
-        const int h = oh * shape.stride_h - shape.pad_h, w = ow * shape.stride_w - shape.pad_w;
-        int tap = first_tap, c = (first_slab - first_tap * problem.tap_slabs) * SLAB;
-        int r = first_tap / shape.filter_width, s = first_tap % shape.filter_width;
-        for (int slab = first_slab; slab < last_slab; ++slab, ring.next()) {
-            const u32 full = ring.full(ring.stage);
-            ring.wait_empty();
-            barrier_expect(full, STAGE_BYTES);
-            if (SHORTCUT && tap >= taps) {
-                if (tap > taps) {  // the first slab of this block lies beyond the first of the shortcut
-                    c += (tap - taps) * problem.tap_slabs * SLAB;
-                    tap = taps;
+        for (int slab = 0; slab < count; ++slab, ring.next(), walk.next(problem.shape)) {
+            barrier_expect(ring.full(ring.stage), STAGE_BYTES);
+            copy_weights(ring, walk, tile.filter);
+        }
+        return count;
+    }
+
+    // Tile after tile; of the first `ahead` slabs the weights are on their way.
+    __device__ __forceinline__ void copy_tiles(Stages ring, int first, int step, int ahead) const {
+        const ConvShape& shape = problem.shape;
+        const int first_slab = problem.first_slab(rank), last_slab = problem.last_slab(rank);
+        for (int index = first; index < problem.tiles; index += step) {
+            const Tile tile(problem, index, rank);
+            const int row = tile.pixel / shape.output_width;
+            const int n = row / shape.output_height;
+            const int oh = row % shape.output_height, ow = tile.pixel % shape.output_width;
+            const int h = oh * shape.stride_h - shape.pad_h, w = ow * shape.stride_w - shape.pad_w;
+            Walk walk(problem, first_slab);
+            for (int slab = first_slab; slab < last_slab; ++slab, ring.next(), walk.next(shape)) {
+                const u32 full = ring.full(ring.stage);
+                if (ahead > 0) {
+                    --ahead;
+                } else {
+                    ring.wait_empty();
+                    barrier_expect(full, STAGE_BYTES);
+                    copy_weights(ring, walk, tile.filter);
                 }
-                tma_load_im2col(ring.address(), maps.shortcut, full, c, ow * shortcut_stride, oh * shortcut_stride, n,
-                                0, 0);
-                load_weights(ring.address() + PIXEL_BYTES, maps.shortcut_weights, full, c, 0, tile.filter, rank);
-                c += SLAB;
-                continue;
-            }
-            tma_load_im2col(ring.address(), maps.pixels, full, c, w, h, n, s * shape.dilation_w, r * shape.dilation_h);
-            load_weights(ring.address() + PIXEL_BYTES, maps.weights, full, c, tap, tile.filter, rank);
-            if ((c += SLAB) >= shape.channels) {
-                c = 0;
-                ++tap;
-                if (++s == shape.filter_width) {
-                    s = 0;
-                    ++r;
-                }
+                if (walk.in_shortcut(shape))
+                    tma_load_im2col(ring.address(), maps.shortcut, full, walk.c, ow * shortcut_stride,
+                                    oh * shortcut_stride, n, 0, 0);
+                else
+                    tma_load_im2col(ring.address(), maps.pixels, full, walk.c, w, h, n, walk.s * shape.dilation_w,
+                                    walk.r * shape.dilation_h);
             }
         }
     }
-}
+};
 
 // ------------------------------------------------------------------ products, by two warpgroups
 
@@ -199,32 +237,20 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& part) {
         for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] += part[i][j];
 }
 
-// The same with every slab's sums by themselves: while one slab is added up, the next is multiplied.
+// The same with every slab's sums by themselves: while one warpgroup adds up, the other multiplies.
 __device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int slabs, int first_pixel,
                                                   int first_filter) {
-    Sums even, odd = {};
-    int previous = 0;
 #pragma unroll
     for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] = 0.f;
-    const auto step = [&](Sums& now, Sums& before, int slab) {
-        multiply_slab(now, ring, first_pixel, first_filter, false);
-        wgmma_wait<1>();
-        if (slab > 0) {
-            release(ring, previous);
-            add(sums, before);
-        }
-        previous = ring.stage;
-        ring.next();
-    };
-    for (int slab = 0; slab < slabs; slab += 2) {
-        step(even, odd, slab);
-        if (slab + 1 < slabs) step(odd, even, slab + 1);
+    for (int slab = 0; slab < slabs; ++slab, ring.next()) {
+        Sums part;
+        multiply_slab(part, ring, first_pixel, first_filter, false);
+        wgmma_wait<0>();
+        if (!TURNS || slab + 1 < slabs) release(ring, ring.stage);
+        add(sums, part);
     }
-    wgmma_wait<0>();
-    if (!TURNS) release(ring, previous);
-    add(sums, slabs % 2 ? even : odd);
 }
 
 // ------------------------------------------------------------------ results straight to y
@@ -441,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                              const __grid_constant__ TensorMap output_map, const Bias* __restrict__ bias,
                              const float* __restrict__ scale, const float* __restrict__ scales,
                              const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
-                             ShortcutShape shortcut_shape, Placement placement) {
+                             ShortcutShape shortcut_shape, Placement placement, int weights_settled) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
@@ -462,21 +488,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         rank = cluster_rank();
         cluster_sync();  // the barriers of the others are ready too
     }
-    wait_for_previous_launch();
-
     const Problem problem(shape, shortcut_shape.channels);
     const int first = blockIdx.x / CLUSTER_BLOCKS, step = gridDim.x / CLUSTER_BLOCKS;
     const int block_slabs = problem.last_slab(rank) - problem.first_slab(rank);
     if (threadIdx.x < 128) {
         release_registers<40>();
         if (threadIdx.x == 0) {
-            copy_tiles(problem, {pixel_map, weight_map, shortcut_map, shortcut_weight_map}, ring, shortcut_shape.stride,
-                       first, step, rank);
+            const Maps maps{pixel_map, weight_map, shortcut_map, shortcut_weight_map};
+            const Copier copier{problem, maps, shortcut_shape.stride, rank};
+            const int ahead = weights_settled ? copier.copy_ahead(ring, first) : 0;
+            wait_for_previous_launch();
+            copier.copy_tiles(ring, first, step, ahead);
             let_next_launch_start();
         }
         if (SPLITS > 1) cluster_sync();  // the one inside store_shared_sum counts all threads
     } else {
         claim_registers<232>();
+        wait_for_previous_launch();
         const int consumer = threadIdx.x / 128 - 1;
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
         const Finish finish{bias, scale, scales, residual, shape.filters};

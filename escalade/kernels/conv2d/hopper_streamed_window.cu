@@ -1,13 +1,14 @@
-// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r*DILATION_H - pad_h][w + s*DILATION_W - pad_w][c] * weight[k][r][s][c]
+// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
+//                                          * weight[k][r][s][c]
 //                      + sum over c of shortcut[n][h * stride][w * stride][c] * shortcut_weight[k][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
-// Stride 1, NHWC, any number of channels. As in hopper_window.cu one copy brings the window of a tile, and all taps read
-// it in place; but of 64 channels at a time, and weights come after it tap by tap through a ring of their own. For every
-// 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM copies 324. The shortcut's
-// pixels come the same way after x, as windows of one tap: its tensor map leaves out what the stride does.
-// Blocks stay, two warpgroups take turns at tiles. With SPLITS, for problems of few tiles, the blocks of a cluster share
-// the channels of one tile and add up through each other's shared memory.
+// Stride 1, NHWC, any number of channels. As in hopper_window.cu one copy brings the window of a tile, and all taps
+// read it in place; but of 64 channels at a time, and weights come after it tap by tap through a ring of their own. For
+// every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM copies 324. The
+// shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what the stride does.
+// Blocks stay, two warpgroups take turns at tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
+// share the channels of one tile and add up through each other's shared memory.
 // What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
@@ -91,19 +92,26 @@ __device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int c
     taps.next();
 }
 
-__device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, Windows windows, Taps taps) {
+// The first taps of the first slab need not wait for the launch in front if weights are settled.
+__device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, Windows windows, Taps taps,
+                                           bool weights_settled) {
+    int ahead = weights_settled ? min(TAPS, TAP_STAGES) : 0;
+    for (int tap = 0; tap < ahead; ++tap)
+        load_tap(taps, maps.weights, work.slabs.first * SLAB, tap, work.tile(work.first).filter);
+    wait_for_previous_launch();
     for (int index = work.first; index < work.end(); index += work.step) {
         const Tile tile = work.tile(index);
         for (int slab = work.slabs.first; slab < work.slabs.last; ++slab, windows.next()) {
             windows.wait_empty();
             load_window(windows.address(), maps.windows, windows.full(windows.stage), work.shape, tile, slab * SLAB);
-            for (int tap = 0; tap < TAPS; ++tap) load_tap(taps, maps.weights, slab * SLAB, tap, tile.filter);
+            for (int tap = ahead; tap < TAPS; ++tap) load_tap(taps, maps.weights, slab * SLAB, tap, tile.filter);
+            ahead = 0;
         }
         for (int slab = work.shortcut.first; SHORTCUT && slab < work.shortcut.last; ++slab, windows.next()) {
             windows.wait_empty();
             barrier_expect(windows.full(windows.stage), SHORTCUT_BYTES);
-            tma_load_4d(windows.address(), maps.shortcut, windows.full(windows.stage), slab * SLAB, tile.column, tile.row,
-                        tile.image);
+            tma_load_4d(windows.address(), maps.shortcut, windows.full(windows.stage), slab * SLAB, tile.column,
+                        tile.row, tile.image);
             load_tap(taps, maps.shortcut_weights, slab * SLAB, 0, tile.filter);
         }
     }
@@ -141,7 +149,8 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
     }
 }
 
-__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory, const Work& work) {
+__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+                                               const Work& work) {
     Turns turns(memory.turns, panel.consumer);
     Windows windows = memory.windows;
     Taps taps = memory.taps;
@@ -232,6 +241,7 @@ __device__ __forceinline__ void multiply_together(Panel& panel, const Element* b
         Sums sums;
         multiply_slabs(sums, windows, taps, work);
         wgmma_wait<0>();
+        warpgroup_sync(panel.consumer);  // the other warps' products read the windows too
         meeting.leave(sums);
     }
     cluster_sync();
@@ -249,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                   const __grid_constant__ TensorMap shortcut_weight_map,
                                   const __grid_constant__ TensorMap residual_map,
                                   const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
-                                  Element* __restrict__ y, WindowShape shape) {
+                                  Element* __restrict__ y, WindowShape shape, int weights_settled) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -262,19 +272,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     const u32 rank = SPLITS > 1 ? cluster_rank() : 0;
     if (SPLITS > 1) cluster_sync();
-    wait_for_previous_launch();
 
     const Work work(shape, rank);
     const int consumer = threadIdx.x / 128;
     if (consumer == CONSUMERS) {
         release_registers<40>();
         if (threadIdx.x % 128 == 0) {
-            copy_tiles({window_map, weight_map, shortcut_map, shortcut_weight_map}, work, memory.windows, memory.taps);
+            copy_tiles({window_map, weight_map, shortcut_map, shortcut_weight_map}, work, memory.windows, memory.taps,
+                       weights_settled);
             let_next_launch_start();
         }
         if (SPLITS > 1) cluster_sync();
     } else {
         claim_registers<232>();
+        wait_for_previous_launch();
         Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, consumer);
         if constexpr (SPLITS > 1) multiply_together(panel, bias, y, memory, work);
         else multiply_tiles(panel, bias, memory, work);

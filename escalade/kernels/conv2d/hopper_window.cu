@@ -1,4 +1,5 @@
-// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r*DILATION_H - pad_h][w + s*DILATION_W - pad_w][c] * weight[k][r][s][c]
+// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
+//                                          * weight[k][r][s][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
 // 64 channels, stride 1, NHWC. The implicit GEMM copies a pixel once for every tap that sees it, and with 64 channels
@@ -60,14 +61,18 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
     }
 }
 
-// The first window comes before the weights: products begin when it and one row of taps have arrived.
+// Weights need not wait for the launch in front if they are settled. Otherwise the first window comes before them:
+// products begin when it and one row of taps have arrived.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
-                                             const WindowShape& shape, const Memory& memory, const Work& work) {
+                                             const WindowShape& shape, const Memory& memory, const Work& work,
+                                             bool weights_settled) {
+    if (weights_settled) copy_weights(weight_map, memory, work.filter);
+    wait_for_previous_launch();
     Windows ring = memory.windows;
     for (int index = work.first; index < shape.tiles; index += work.step, ring.next()) {
         ring.wait_empty();
         load_window(ring.address(), window_map, ring.full(ring.stage), shape, Tile(shape, index, work.filter), 0);
-        if (index == work.first) copy_weights(weight_map, memory, work.filter);
+        if (index == work.first && !weights_settled) copy_weights(weight_map, memory, work.filter);
     }
 }
 
@@ -91,7 +96,8 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
     wgmma_commit();
 }
 
-__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory, const Work& work) {
+__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+                                               const Work& work) {
     const WindowShape& shape = panel.shape;
     const Biases biases(bias, work.filter);
     Turns turns(memory.turns, panel.consumer);
@@ -116,7 +122,7 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_hopper_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
                          const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
-                         const Element* __restrict__ bias, WindowShape shape) {
+                         const Element* __restrict__ bias, WindowShape shape, int weights_settled) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -127,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(output_map);
     }
     clear_gaps<STAGES>(memory.windows.stages, memory.panels);
-    wait_for_previous_launch();
     __syncthreads();
 
     const Work work(shape);
@@ -135,11 +140,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (consumer == CONSUMERS) {
         release_registers<40>();
         if (threadIdx.x % 128 == 0) {
-            copy_windows(window_map, weight_map, shape, memory, work);
+            copy_windows(window_map, weight_map, shape, memory, work, weights_settled);
             let_next_launch_start();
         }
     } else {
         claim_registers<232>();
+        wait_for_previous_launch();
         Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, consumer);
         multiply_tiles(panel, bias, memory, work);
     }

@@ -4,8 +4,8 @@
 // v + r * DILATION_H * WINDOW_WIDTH + s * DILATION_W. So the operand of a tap is the same shared memory, begun so many
 // pixels later. What that makes of the last columns of a row, where windows run over into the next row, is not stored.
 //
-// Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count. Results
-// leave, and residuals come, through a panel of shared memory that the copy engine reads or fills.
+// Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
+// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -30,8 +30,8 @@ static_assert(PANEL_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
 constexpr int BLOCKS = WGMMA_N / 8;  // of 8 pixels
 using Sums = float[WGMMA_N / 2];
 
-// A tile as wide as the image is stored as one box, whose last columns fall outside of it. A narrower one has neighbours
-// there, so that each row is a box of its own.
+// A tile as wide as the image is stored as one box, whose last columns fall outside of it. A narrower one has
+// neighbours there, so that each row is a box of its own, unless windows do not reach beyond their tile.
 constexpr int BOX_ROWS = ONE_BOX ? TILE_ROWS : 1;
 constexpr int BOX_COLUMNS = ONE_BOX ? WINDOW_WIDTH : TILE_COLUMNS;
 constexpr int BOX_BYTES = BOX_ROWS * BOX_COLUMNS * ROW_BYTES;
@@ -107,8 +107,8 @@ struct Biases {
     }
 };
 
-// COUNT blocks of 8 pixels by the warp's 16 filters: a matrix has 8 pixels as rows and 8 filters as columns, which a lane
-// holds transposed, two pixels of a filter. `address` is the lane's row in the panel.
+// COUNT blocks of 8 pixels by the warp's 16 filters: a matrix has 8 pixels as rows and 8 filters as columns, which a
+// lane holds transposed, two pixels of a filter. `address` is the lane's row in the panel.
 template <int COUNT>
 __device__ __forceinline__ void finish_blocks(const float* sums, u32 address, const Biases& biases) {
     u32 pairs[2 * COUNT];
@@ -136,8 +136,8 @@ struct Panel {
     const bool copier = threadIdx.x % 128 == 0;  // starts this warpgroup's copies
     u32 parity = 0;
 
-    __device__ __forceinline__ Panel(const TensorMap& residual_map, const TensorMap& output_map, const WindowShape& shape,
-                                     u32 panels, u32 barriers, int consumer)
+    __device__ __forceinline__ Panel(const TensorMap& residual_map, const TensorMap& output_map,
+                                     const WindowShape& shape, u32 panels, u32 barriers, int consumer)
         : residual_map(residual_map), output_map(output_map), shape(shape), address(panels + consumer * PANEL_BYTES),
           residual_full(barriers + consumer * 8), consumer(consumer) {}
 

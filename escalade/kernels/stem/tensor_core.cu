@@ -7,7 +7,7 @@
 // (see tile.cuh). Between bands, rows of the convolution are computed twice where pooling windows overlap.
 // What bounds it: the rate of mma.sync; a wavefront of shared memory is read for each.
 #include "common/mma_tile.cuh"
-#include "stem/tile.cuh"
+#include "stem/staged.cuh"
 
 constexpr int BAND_CONV_ROWS = POOL == 3 ? 2 * BAND_ROWS + 1 : POOL_STRIDE * BAND_ROWS;
 constexpr int THREADS = BANDS * FILTER_WARPS * 32;
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, warp = threadIdx.x / 32;
     const int filter_warp = warp % FILTER_WARPS, band = warp / FILTER_WARPS;
-    const Tile tile(shape);
+    const Tile tile = tile_of_block(shape);
     if (tile.image >= shape.batch) return;  // an empty batch
     wait_for_previous_launch();
 

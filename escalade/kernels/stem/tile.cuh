@@ -1,28 +1,20 @@
-// A block's tile of a stem: the image staged as pixels of four 16-bit channels, and rows of sums turned into y.
+// A tile of a stem: where it is, and how its rows of sums become y.
 //
 // Sums come as mma and wgmma leave them when filters are the rows and pixels the columns: with group = lane / 4 and
 // member = lane % 4, a lane has pixels 2*member and 2*member + 1 of every 8, and for each block of 16 filters two that
 // lie side by side in y (see pack.cu). So a pooling window of stride 2 has two of its columns in one lane and at most
 // one in the lane's neighbour: pooling takes one shuffle for each 8 pixels, and no shared memory.
 //
-// The including file's prelude defines, besides what shape.cuh needs, Element, FILTER_HEIGHT, FILTER_WIDTH (at most 8),
-// STRIDE_H, STRIDE_W, HAS_RELU, POOL (0: none, 2: 2x2 stride 2, 3: 3x3 stride 2 padding 1), TILE_ROWS (rows of y),
-// COLUMNS (of the convolution, a multiple of 8), HALO (neighbouring tiles overlap by a column: pooling, several tiles
-// in a row of y) and MASK_COLUMNS (tiles reach over the edge).
+// The including file's prelude defines, besides what shape.cuh needs, Element, HAS_RELU, FILTERS, POOL (0: none, 2: 2x2
+// stride 2, 3: 3x3 stride 2 padding 1), COLUMNS (of the convolution, a multiple of 8), HALO (neighbouring tiles overlap
+// by a column: pooling, several tiles in a row of y) and MASK_COLUMNS (tiles reach over the edge).
 #pragma once
 
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"
 
-constexpr int STEPS_IN_ROW = (FILTER_WIDTH + 3) / 4;  // of k, 4 taps each
-constexpr int STEPS = FILTER_HEIGHT * STEPS_IN_ROW;
 constexpr int POOL_STRIDE = POOL ? 2 : 1;
-constexpr int CONV_ROWS = POOL == 3 ? 2 * TILE_ROWS + 1 : POOL_STRIDE * TILE_ROWS;
-constexpr int STAGED_ROWS = (CONV_ROWS - 1) * STRIDE_H + FILTER_HEIGHT;
-constexpr int STAGED_COLUMNS = ((COLUMNS - 1) * STRIDE_W + STEPS_IN_ROW * 4 + 1) / 2 * 2;  // so that rows are 16 bytes
-constexpr int TILE_COLUMNS = COLUMNS / POOL_STRIDE - HALO;                                 // of y
-constexpr bool DEAD_TAPS = FILTER_WIDTH % 4 != 0;  // their weights are zeros, but zero times infinity is NaN
-constexpr bool MAY_OVERFLOW = NORMALISE || sizeof(Source) > 1;  // a staged pixel may be infinite or NaN
+constexpr int TILE_COLUMNS = COLUMNS / POOL_STRIDE - HALO;  // of y
 
 // Two elements in a register, the lower filter in the lower half.
 template <class T>
@@ -57,100 +49,31 @@ __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     return reinterpret_cast<const u32&>(two);
 }
 
-// Whether a half is infinite or NaN: its exponent is all ones, and one more carries into the sign.
-__device__ __forceinline__ bool not_finite(u32 pair) {
-    return ((pair & 0x7FFF7FFF) + Pairs<Element>::LAST_EXPONENT_BIT) & 0x80008000;
+__device__ __forceinline__ bool inside(int position, int size) {
+    return static_cast<unsigned>(position) < static_cast<unsigned>(size);
 }
 
-// ------------------------------------------------------------------ where a block is
+// ------------------------------------------------------------------ where a tile is
 
 struct Tile {
     long long image;
     int row, column;            // of y, the first
     int conv_row, conv_column;  // the first computed; outside the convolution perhaps
 
-    __device__ __forceinline__ explicit Tile(const StemShape& shape) {
-        const int in_row = blockIdx.x % shape.column_tiles;
-        const int row_number = blockIdx.x / shape.column_tiles;
-        image = row_number / shape.row_tiles;
-        row = row_number % shape.row_tiles * TILE_ROWS;
-        column = in_row * TILE_COLUMNS;
-        conv_row = row * POOL_STRIDE - (POOL == 3);
-        conv_column = (column - HALO) * POOL_STRIDE;
-    }
+    // From row `row` of y on, the tile of that number in it.
+    __device__ __forceinline__ Tile(long long image, int row, int in_row)
+        : image(image),
+          row(row),
+          column(in_row * TILE_COLUMNS),
+          conv_row(row * POOL_STRIDE - (POOL == 3)),
+          conv_column((in_row * TILE_COLUMNS - HALO) * POOL_STRIDE) {}
 };
-
-// ------------------------------------------------------------------ the image
-
-using Pixel = Pack<u32, 2>;  // four channels
-
-__device__ __forceinline__ bool inside(int position, int size) {
-    return static_cast<unsigned>(position) < static_cast<unsigned>(size);
-}
-
-// What the tile's windows see, rows of STAGED_COLUMNS pixels: converted, normalised, zeros outside the image. A warp
-// takes a row or several, 32 pixels at a time, and loads all of them before it looks at the first.
-// Returns whether this thread met a pixel that is not finite.
-template <int WARPS>
-__device__ __forceinline__ bool stage(Pixel* staged, const Source* __restrict__ x, const float* __restrict__ scale,
-                                      const float* __restrict__ shift, const Tile& tile, const StemShape& shape) {
-    constexpr int AT_ONCE = SOURCE_NHWC && CHANNELS != 3 ? CHANNELS : 1;  // channels a load
-    constexpr int PARTS = (STAGED_COLUMNS + 31) / 32;
-    constexpr int ROWS = PARTS >= 6 ? 1 : PARTS >= 3 ? 2 : 4;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Source* image = x + tile.image * CHANNELS * shape.height * shape.width;
-    const int first_row = tile.conv_row * STRIDE_H - shape.pad_h;
-    const int column = tile.conv_column * STRIDE_W - shape.pad_w + lane;
-    float scales[CHANNELS], shifts[CHANNELS];
-    if (NORMALISE) {
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) scales[c] = scale[c], shifts[c] = shift[c];
-    }
-
-    bool strange = false;
-#pragma unroll 1
-    for (int first = warp * ROWS; first < STAGED_ROWS; first += WARPS * ROWS) {
-        Source values[ROWS][PARTS][CHANNELS];
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const int row = first_row + first + i;
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c += AT_ONCE) {
-                const Source* source = image + source_offset(row, column, c, shape);
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    Pack<Source, AT_ONCE> loaded = {};
-                    if (inside(row, shape.height) && inside(column + 32 * part, shape.width))
-                        loaded = load_pack<Source, AT_ONCE>(source + 32 * part * (SOURCE_NHWC ? CHANNELS : 1));
-#pragma unroll
-                    for (int e = 0; e < AT_ONCE; ++e) values[i][part][c + e] = loaded.at[e];
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-                const bool exists = !NORMALISE || (inside(first_row + first + i, shape.height) &&
-                                                   inside(column + 32 * part, shape.width));
-                float channels[4] = {};
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c)
-                    if (exists) channels[c] = normalised(values[i][part][c], c, scales, shifts);
-                const Pixel pixel = {{pair_of(channels[0], channels[1]), pair_of(channels[2], channels[3])}};
-                strange |= not_finite(pixel.at[0]) || not_finite(pixel.at[1]);
-                if (first + i < STAGED_ROWS && part * 32 + lane < STAGED_COLUMNS)
-                    staged[(first + i) * STAGED_COLUMNS + part * 32 + lane] = pixel;
-            }
-    }
-    return strange;
-}
 
 // ------------------------------------------------------------------ y
 
 // The sums of a row of the convolution on their way into y, for a warp with BLOCKS blocks of 16 filters: bias, ReLU,
-// rounding, and pooling with the rows before, of which `best` is the maximum so far.
-template <int BLOCKS, int COLUMN_BLOCKS>
+// rounding, and pooling with the rows before, of which `best` is the maximum so far. Without ADD_BIAS the sums have it.
+template <int BLOCKS, int COLUMN_BLOCKS, bool ADD_BIAS = true>
 struct RowWriter {
     using Sums = float[COLUMN_BLOCKS][BLOCKS][4];
 
@@ -168,11 +91,12 @@ struct RowWriter {
         : shape(shape) {
         const int lane = threadIdx.x % 32, group = lane / 4;
         filter += 2 * BLOCKS * group;
-        y = out + tile.image * shape.output_height * shape.output_width * shape.filters + filter;
+        y = out + tile.image * shape.output_height * shape.output_width * FILTERS + filter;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) bias[b][half] = to_float(biases[filter + 2 * b + half]);
+            for (int half = 0; half < 2; ++half)
+                bias[b][half] = ADD_BIAS ? to_float(biases[filter + 2 * b + half]) : 0.f;
         column_offset = tile.column;
         column_limit = min(TILE_COLUMNS, shape.output_width - tile.column);
     }
@@ -200,7 +124,8 @@ struct RowWriter {
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; ++b) {
-                    u32 pair = pair_of(sums[j][b][i] + bias[b][0], sums[j][b][2 + i] + bias[b][1]);
+                    u32 pair = ADD_BIAS ? pair_of(sums[j][b][i] + bias[b][0], sums[j][b][2 + i] + bias[b][1])
+                                        : pair_of(sums[j][b][i], sums[j][b][2 + i]);
                     if (HAS_RELU) pair = larger(pair, 0);
                     if (MASK_COLUMNS && !inside(conv_column + 8 * j + i, shape.conv_width)) pair = LOWEST;
                     pairs[i][b] = pair;
@@ -251,7 +176,7 @@ private:
         Pack<u32, BLOCKS> pack;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) pack.at[b] = pairs[b];
-        Element* pixel = y + ((row * shape.output_width + first_column) * shape.filters + offset * shape.filters);
+        Element* pixel = y + (row * shape.output_width + first_column) * FILTERS + offset * FILTERS;
         if (inside(first_column - column_offset + offset, column_limit))
             store_pack(reinterpret_cast<u32*>(pixel), pack);
     }

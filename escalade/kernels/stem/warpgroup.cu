@@ -10,29 +10,15 @@
 // warpgroup; several share a multiprocessor, so that one stages or stores while another multiplies.
 // What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, with a quarter of the channels and an eighth of the taps
 // padding (7x7).
-#include "common/hopper.cuh"
 #include "common/mma_tile.cuh"
-#include "stem/tile.cuh"
+#include "stem/row_product.cuh"
+#include "stem/staged.cuh"
 
 constexpr int THREADS = 128;
-constexpr int COLUMN_BLOCKS = COLUMNS / 8;
 constexpr int ROW_BYTES = STAGED_COLUMNS * sizeof(Pixel);
 static_assert(STRIDE_W == 2, "windows begin 16 bytes apart");
 
 using Writer = RowWriter<1, COLUMN_BLOCKS>;
-using Flat = float[4 * COLUMN_BLOCKS];
-
-#ifdef __CUDA_FP16_H__
-__device__ __forceinline__ void multiply(__half, Flat& sums, const u32 (&weights)[4], u64 pixels, bool accumulate) {
-    wgmma_from_registers(sums, weights, pixels, accumulate);
-}
-#endif
-#ifdef __CUDA_BF16_H__
-__device__ __forceinline__ void multiply(__nv_bfloat16, Flat& sums, const u32 (&weights)[4], u64 pixels,
-                                         bool accumulate) {
-    wgmma_bf16_from_registers(sums, weights, pixels, accumulate);
-}
-#endif
 
 // The product for tiles in which a pixel is infinite or NaN: taps that the filter does not have are left out, where
 // wgmma would multiply them by zero. `row` is the first staged row of the windows.
@@ -65,20 +51,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Pixel* staged = reinterpret_cast<Pixel*>(shared_memory);
 
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_block = blockIdx.y * 4 + warp;  // of 16 filters
-    const Tile tile(shape);
+    const int first_block = blockIdx.y * 4 + threadIdx.x / 32;  // of 16 filters
+    const Tile tile = tile_of_block(shape);
     if (tile.image >= shape.batch) return;  // an empty batch
     wait_for_previous_launch();
 
     u32 weights[STEPS][4];
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        const int block = step * (shape.filters / 16) + first_block;
-        const Pack<u32, 4> four = load_pack<u32, 4>(packed + (block * 32 + lane) * 4);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) weights[step][i] = four.at[i];
-    }
+    load_weights(weights, packed, first_block, shape.filters / 16);
     Writer writer(shape, tile, y, bias, first_block * 16);
     const bool strange = stage<THREADS / 32>(staged, x, scale, shift, tile, shape);
     fence_async_proxy();

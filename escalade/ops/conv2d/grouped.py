@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import lcm
 
 from escalade.device.program import Constant, Program
@@ -27,6 +27,8 @@ KEPT = 40
 """Up to here weights are registers too."""
 WARPS = 8
 MOST_CONFIGS = 16
+LEAST_COLUMNS = 7
+"""Of a tile, in images that have so many."""
 MOST_STEPS = 128
 """Of a product; all are unrolled."""
 
@@ -95,6 +97,14 @@ class GroupedConfig(Config):
         return self.images * self.rows * self.columns
 
 
+@lru_cache(4096)
+def _conflicts(columns: int, row_step: int) -> float:
+    """Of pixels in rows so long, each so many banks on from the one above; after eight rows it begins anew."""
+    places = [(row * row_step + column) % BANKS for row in range(BANKS) for column in range(columns)]
+    eights = [places[first : first + BANKS] for first in range(0, len(places), BANKS)]
+    return sum(max(eight.count(place) for place in eight) for eight in eights) / len(eights)
+
+
 @dataclass(frozen=True)
 class _Tiling:
     """What follows from a problem and a config; the same sums as in the kernel."""
@@ -161,13 +171,8 @@ class _Tiling:
     @property
     def conflicts(self) -> float:
         """Turns that the banks of shared memory take for eight neighbouring pixels of 16 bytes, on the average."""
-        c, down = self.config, self.problem.stride[0]
-        turns = 0
-        for first in range(0, c.rows * c.columns, BANKS):
-            pixels = range(first, min(first + BANKS, c.rows * c.columns))
-            places = [(i // c.columns * down * c.pitch + i % c.columns) % BANKS for i in pixels]
-            turns += max(places.count(place) for place in places)
-        return turns / ceil_div(c.rows * c.columns, BANKS)
+        c = self.config
+        return _conflicts(c.columns, self.problem.stride[0] * c.pitch % BANKS)
 
     @property
     def clocks(self) -> float:
@@ -213,12 +218,11 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int) -> list[Gr
     """Tiles for so many pixels, wide and narrow ones."""
     found = []
     pixels = warps_m * tiles_m * 16
-    for parts in range(1, p.output_width + 1):
-        columns = ceil_div(p.output_width, parts)
-        if columns > pixels:
+    for columns in sorted({ceil_div(p.output_width, parts) for parts in range(1, p.output_width + 1)}):
+        if columns > pixels or columns < min(LEAST_COLUMNS, p.output_width):
             continue
         rows = ceil_div(p.output_height, ceil_div(p.output_height, min(p.output_height, pixels // columns)))
-        whole = rows == p.output_height and parts == 1
+        whole = rows == p.output_height and columns == p.output_width
         images = max(1, min(p.batch, pixels // (rows * columns))) if whole else 1
         used = ceil_div(ceil_div(images * rows * columns, 16), warps_m)  # fewer blocks of pixels may do
         for pitch in _pitches(p, columns):
@@ -226,9 +230,15 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int) -> list[Gr
             tiling = _Tiling(p, config)
             if tiling.shared_bytes <= MOST_SHARED:
                 found.append(replace(config, blocks_per_sm=tiling.fitting_blocks))
-        if columns <= 7:
-            break
     return found
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem) -> tuple[GroupedConfig, ...]:
+    found = sorted(_candidates(p), key=lambda config: _Tiling(p, config).clocks)
+    small = [config for config in found if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    default = (small or found)[:1]
+    return (*default, *[config for config in found if config not in default][: MOST_CONFIGS - 1])
 
 
 @dataclass(frozen=True)
@@ -252,7 +262,7 @@ class Grouped(Conv2dRung):
                 f"{name} multiplies up to {MOST_BUNDLE} channels and filters together; groups of {p.group_channels} "
                 f"and {p.group_filters} come to {bundle.channels} and {bundle.filters}"
             )
-        if bundle.steps(p) > MOST_STEPS or not _candidates(p):
+        if bundle.steps(p) > MOST_STEPS or not _best_first(p):
             return (
                 f"the weights and windows of {p.filter_height}x{p.filter_width} filters over {bundle.channels} "
                 f"channels are too many for {name}; direct takes any"
@@ -262,19 +272,14 @@ class Grouped(Conv2dRung):
     def refusal(self, problem: Conv2dProblem, architecture: str | None) -> str | None:
         if (sentence := super().refusal(problem, architecture)) or architecture is None:
             return sentence
-        default = self.configs(problem)[0]
-        assert isinstance(default, GroupedConfig)
-        needed, there = _Tiling(problem, default).shared_bytes, SHARED_BYTES[architecture]
+        needed, there = _Tiling(problem, _best_first(problem)[0]).shared_bytes, SHARED_BYTES[architecture]
         if needed <= there:
             return None
         return f"{self.name} needs {needed} bytes of shared memory for weights and windows; {architecture} has {there}"
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         """The first fits every card, if one does."""
-        found = sorted(_candidates(problem), key=lambda config: _Tiling(problem, config).clocks)
-        small = [config for config in found if _Tiling(problem, config).shared_bytes <= LEAST_SHARED]
-        default = (small or found)[0]
-        return (default, *[config for config in found if config != default][: MOST_CONFIGS - 1])
+        return _best_first(problem)
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, GroupedConfig)

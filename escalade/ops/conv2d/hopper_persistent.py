@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, TensorMap, TiledMap
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Settled, TensorMap, TiledMap
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
-from escalade.ops.elements import MOST_SHARED, SMS
+from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS
 from escalade.ops.ladder import Config, Rung
 
 TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
@@ -25,19 +25,27 @@ LEAST_FILTERS = 64
 WIDTHS = (64, 128, 256)
 """Columns of products other than fp16's and bf16's."""
 MOST_PROMOTED = 64 * 128
-"""Sums of a warpgroup that registers hold three times."""
+"""Sums of a warpgroup that registers hold twice."""
 MOST_SPLITS = 8
 """Blocks of a cluster, on any Hopper GPU."""
 
 MOST_CONFIGS = 16
 """Worth a measurement."""
 
-COPY_RATE = 52.0
+COPY_RATE = 56.0
 """Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
-MEETING_CYCLES = 1500.0
+LONE_COPY_RATE = 84.0
+"""The same when few ask."""
+START_CYCLES = 1600.0
+"""Until the first copies arrive, and from the last results to the end of the launch."""
+TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
+"""From one tile's products to the next one's where warpgroups take turns: so much, and for every result."""
+END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
+"""The same where nothing else is multiplied meanwhile."""
+STRAIGHT = 1.4
+"""How much longer that takes straight from registers, a quarter of a line at a time."""
+MEETING_CYCLES, MEETING_CYCLES_A_SUM = 2600.0, 0.15
 """For the blocks of a cluster to lay down their parts and add them up."""
-TILE_CYCLES = 1800.0
-"""To fill the ring, and to store where nothing else is multiplied."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ class PersistentConfig(Config):
         return panels + stages + 2 * self.buffers * 8 + 16
 
     def fitted(self, problem: Conv2dProblem) -> PersistentConfig | None:
-        """With as many stages as there is room for, up to those it has and three at least; None if it does not suit."""
+        """With as many stages as there is room for, up to those it has and three at least, with half the
+        panels if need be; None if it does not suit."""
         p = problem
         wg_pixels, wg_filters = self.warpgroup_tile
         promoted = p.dtype in PROMOTE_SLABS
@@ -90,10 +99,12 @@ class PersistentConfig(Config):
             return None
         if self.buffers and p.filters * p.output_bytes % 16:
             return None
-        for stages in range(self.stages, 2, -2 if self.share == DEPTH else -1):
-            config = replace(self, stages=stages)
-            if config.shared_bytes(p.output_bytes) <= MOST_SHARED:
-                return config
+        step = -2 if self.share == DEPTH else -1
+        for buffers in dict.fromkeys((self.buffers, self.buffers // 2)):
+            for stages in range(self.stages, 2, step):
+                config = replace(self, stages=stages, buffers=buffers)
+                if bool(buffers) == bool(self.buffers) and config.shared_bytes(p.output_bytes) <= MOST_SHARED:
+                    return config
         return None
 
     def tiles(self, pixels: int, filters: int) -> int:
@@ -108,14 +119,24 @@ class PersistentConfig(Config):
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
         products = self.pixels * self.filters / SLAB_RATE
         if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
-            products *= 1.25
-        copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / COPY_RATE
-        rounds = blocks(self.tiles(pixels, filters), SMS // (self.cluster * self.splits))
-        end = TILE_CYCLES / 6 if self.share == TURNS and rounds > 1 else TILE_CYCLES / (2 if self.buffers else 1)
-        meeting = 0.0
+            products *= 1.2
+        tiles, sums = self.tiles(pixels, filters), self.pixels * self.filters
+        group = self.cluster * self.splits
+        blocks_at_once = min(tiles, CLUSTERS[group]) * group
+        rate = min(LONE_COPY_RATE, COPY_RATE * SMS / blocks_at_once)
+        copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
+        rounds = blocks(tiles, CLUSTERS[group])
+        if self.share == TURNS and rounds > 1:
+            end = TURN_CYCLES + TURN_CYCLES_A_SUM * sums
+        else:
+            end = END_CYCLES + END_CYCLES_A_SUM * sums
+        if not self.buffers:
+            end *= STRAIGHT
         if self.parts > 1:
-            meeting = MEETING_CYCLES + self.pixels * self.filters * 4 / COPY_RATE
-        return rounds * (blocks(slabs, self.splits) * max(products, copies) + end + meeting) + TILE_CYCLES
+            end += MEETING_CYCLES + MEETING_CYCLES_A_SUM * sums
+        if self.cluster > 1:  # they wait for each other
+            products, copies = 1.08 * products, 1.08 * copies
+        return rounds * (blocks(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
 
 
 def placed(step: tuple[int, int], offset: tuple[int, int], size: tuple[int, int]) -> Ints:
@@ -217,6 +238,7 @@ def product(
             windows.shape(filters),
             Ints((0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])),
             placement,
+            Settled(),
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
@@ -251,11 +273,15 @@ class Persistent(HopperRung):
 
     @staticmethod
     def _split(problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
-        """With as many splits as give every block, and every warpgroup, a slab, and no multiprocessor two blocks."""
+        """With as many splits as give every block, and every warpgroup, a slab, and run at once."""
         deep = config.share == DEPTH
         tiles = config.tiles(problem.output_pixels, problem.filters)
-        most = min(MOST_SPLITS, slabs_of(problem) // (2 if deep else 1), SMS // tiles)
-        return [replace(config, splits=splits) for splits in range(1 if deep else 2, most + 1)]
+        most = min(MOST_SPLITS, slabs_of(problem) // (2 if deep else 1))
+        return [
+            replace(config, splits=splits)
+            for splits in range(1 if deep else 2, most + 1)
+            if tiles <= CLUSTERS[splits]
+        ]
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, PersistentConfig)

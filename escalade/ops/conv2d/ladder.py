@@ -8,9 +8,11 @@ from dataclasses import replace
 import torch
 
 from escalade.ops.conv2d import (
+    depthwise,
     direct,
     fft,
     gemm,
+    grouped,
     hopper,
     hopper_persistent,
     hopper_split,
@@ -40,6 +42,13 @@ PROBLEMS = (
     _SQUARE(4, 16, 40, 7, batch=10_000, padding=0),
     _SQUARE(32, 32, 64, 31, batch=32),
     _SQUARE(256, 256, 56, 31, batch=32, groups=256),
+    _SQUARE(144, 144, 56, 3, batch=256, groups=144),
+    _SQUARE(96, 96, 112, 3, batch=256, stride=2, groups=96),
+    _SQUARE(672, 672, 14, 5, batch=256, groups=672),
+    _SQUARE(96, 96, 56, 7, batch=64, groups=96),
+    _SQUARE(128, 128, 56, 3, batch=256, groups=32),
+    _SQUARE(256, 256, 56, 3, batch=256, stride=2, groups=32),
+    _SQUARE(1024, 1024, 14, 3, batch=256, groups=32),
 )
 """What `escalade ladder conv2d` measures, in every dtype and layout that a rung supports."""
 
@@ -59,6 +68,7 @@ SMALL_PROBLEMS = (
     _SQUARE(2, 3, 20, 15, batch=1),
     _SQUARE(8, 8, 10, 5, batch=1, groups=8, bias=True),
     _SQUARE(8, 12, 10, 3, batch=2, groups=4),
+    _SQUARE(32, 32, 9, 3, batch=2, groups=8, bias=True, residual=True, relu=True),
     Conv2dProblem(2, 8, 9, 14, 12, 1, 7, padding=(0, 3)),
     Conv2dProblem(1, 8, 12, 10, 20, 5, 3, (2, 1), (2, 0), (1, 2), bias=True, relu=True),
     Conv2dProblem(1, 16, 11, 13, 8, 3, 3, padding=(2, 2), dilation=(2, 2)),
@@ -67,6 +77,8 @@ SMALL_PROBLEMS = (
     Conv2dProblem(3, 64, 9, 7, 128, 1, 3, (2, 2), (0, 1), residual=True),
     _SQUARE(64, 40, 6, 3, batch=1, dtype="fp16", layout="nhwc", bias=True, relu=True,
             shortcut_channels=64, shortcut_stride=2),
+    _SQUARE(64, 64, 6, 3, batch=2, dtype="fp16", layout="nhwc", bias=True, relu=True,
+            shortcut_channels=72, shortcut_stride=2),
     _SQUARE(8, 24, 7, 3, batch=3, dtype="fp16", layout="nhwc", residual=True,
             shortcut_channels=40, shortcut_stride=2, shortcut_size=(13, 14)),
     _SQUARE(32, 48, 5, 3, batch=2, dtype="fp8", layout="nhwc", bias=True, residual=True, relu=True, output="fp16"),
@@ -102,13 +114,15 @@ WINOGRAD_PIXELS = 25_000
 and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
 FEW_CHANNELS = 8
 """Up to here rows of the implicit GEMM are too short for tensor cores in fp32."""
-SHORTCUT = (*HOPPER, "persistent", "fused_epilogue")
+SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
 """What goes on from x to a second image."""
+GROUPED = ("depthwise", "grouped")
+"""Where channels are in groups; the others have no part in tensor cores then."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """In fp32 by the measured crossover (docs/ladder.md), with room for few channels; on tensor cores an estimate."""
-WORTH_CONVERTING = ("fused_epilogue",)
+WORTH_CONVERTING = (*HOPPER, "persistent", "fused_epilogue", "grouped")
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
 
@@ -136,6 +150,8 @@ class Conv2d(Operation[Conv2dProblem]):
             *hopper_split.RUNGS,
             *winograd.RUNGS,
             *fft.RUNGS,
+            *depthwise.RUNGS,
+            *grouped.RUNGS,
         ),
     )
     problems = PROBLEMS
@@ -147,7 +163,8 @@ class Conv2d(Operation[Conv2dProblem]):
         if problem.shortcut_channels:
             return SHORTCUT
         large = problem.taps >= LARGE_FILTER_TAPS.get(problem.dtype, problem.taps + 1)
-        return (LARGE_FILTER if large else ()) + _preference(problem)
+        by_group = GROUPED if problem.groups > 1 else ()
+        return by_group + (LARGE_FILTER if large else ()) + _preference(problem)
 
     def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
         if rung not in WORTH_CONVERTING:

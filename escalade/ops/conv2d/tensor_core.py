@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Settled, Workspace
 from escalade.ops import machine
 from escalade.ops.accuracy import tf32_tolerance
 from escalade.ops.conv2d import arguments
@@ -242,6 +242,7 @@ class FusedEpilogue(Conv2dRung):
                 Buffer("tickets", optional=True),
                 arguments.shape(prepared.shape),
                 arguments.shortcut_shape(problem),
+                Settled(),
             ),
             shared_bytes=_spread(config.shared_bytes, config.grid(problem)),
             overlap=True,

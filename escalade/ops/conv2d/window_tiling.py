@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.elements import SMS, ceil_div
 
 FILTERS = 64
 """Of a tile: the rows of a product."""
 ROW_BYTES = 128
 """Channels of a pixel, 64 of 16 bits: what the swizzle spans."""
+SLAB = 64
+"""Channels of a window."""
+TAP_BYTES = FILTERS * ROW_BYTES
+THREADS = 384
 WIDTHS = tuple(sorted({*range(16, 257, 16), 232, 248}))
 """Columns that a product may have (kernels/common/wgmma_widths.cuh)."""
 MOST_IN_BOX = 256
@@ -60,6 +66,11 @@ class Tiling:
         return (self.window[1], self.rows) if self.one_box else (self.columns, 1)
 
     @property
+    def boxes(self) -> int:
+        """Of a tile."""
+        return self.rows // self.box[1]
+
+    @property
     def row_tiles(self) -> int:
         return ceil_div(self.problem.output_height, self.rows)
 
@@ -74,11 +85,6 @@ class Tiling:
     @property
     def filter_tiles(self) -> int:
         return self.problem.filters // FILTERS
-
-    @property
-    def blocks(self) -> int:
-        """Of every 64 filters: as many as have work at once."""
-        return max(1, min(self.tiles, SMS // self.filter_tiles))
 
     @property
     def window_bytes(self) -> int:
@@ -109,11 +115,27 @@ class Tiling:
             **arguments.epilogue_constants(p),
         }
 
-    def panel_map(self, buffer: str) -> TiledMap:
-        """What is stored, or loaded of the residual, in one go."""
+    @property
+    def window_map(self) -> TiledMap:
+        """A slab of a window, which may begin and end outside of the image."""
+        p, (rows, columns) = self.problem, self.window
+        return TiledMap(
+            Buffer("x"), p.dtype, (p.channels, p.width, p.height, p.batch), (SLAB, columns, rows, 1)
+        )
+
+    @property
+    def weight_map(self) -> TiledMap:
+        return Windows.of(self.problem).weight_map(Buffer("weight"), self.problem.filters, FILTERS)
+
+    def _panel_map(self, buffer: str) -> TiledMap:
         p = self.problem
         sizes = (p.filters, p.output_width, p.output_height, p.batch)
         return TiledMap(Buffer(buffer), p.dtype, sizes, (FILTERS, *self.box, 1))
+
+    @property
+    def panel_maps(self) -> tuple[TiledMap, TiledMap]:
+        """What is loaded of the residual, and what is stored, in one go."""
+        return self._panel_map("residual" if self.problem.residual else "y"), self._panel_map("y")
 
     @property
     def shape(self) -> Ints:
@@ -122,7 +144,7 @@ class Tiling:
         return Ints(
             (
                 p.channels, p.output_height, p.output_width, *p.padding, self.row_tiles, self.column_tiles, self.tiles,
-                self.filter_tiles,
+                self.filter_tiles, p.shortcut_channels,
             )
         )  # fmt: skip
 
@@ -139,3 +161,28 @@ def tilings_of(problem: Conv2dProblem) -> Iterator[Tiling]:
             if tiling.width is None or max(tiling.window) > MOST_IN_BOX:
                 break
             yield tiling
+
+
+@dataclass(frozen=True)
+class WindowRung(Conv2dRung):
+    """What both rungs of such tiles take."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p = problem
+        if p.groups != 1:
+            return f"{self.name} takes groups=1, not {p.groups}"
+        if p.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {p.layout}"
+        if p.dtype not in ("fp16", "bf16"):
+            return f"{self.name} takes fp16 and bf16, not {p.dtype}"
+        if p.stride != (1, 1):
+            return f"{self.name} takes stride 1, not {p.stride}; overlapped_store takes any up to 8"
+        if p.filters % FILTERS:
+            return f"{self.name} takes multiples of {FILTERS} filters, not {p.filters}"
+        if p.output_pixels >= 2**31 - 2 * SMS:
+            return f"{self.name} counts tiles in 32 bits; {p.output_pixels} output pixels are too many"
+        return None

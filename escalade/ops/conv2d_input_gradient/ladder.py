@@ -65,14 +65,14 @@ SMALL_PROBLEMS = tuple(
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     if problem.dtype != "fp32":
-        return ("persistent", "tensor_core", "direct")
+        return ("persistent", "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
     return ("implicit_gemm", "direct") if few else ("tensor_core_split", "implicit_gemm", "direct")
 
 
 FEW_FILTERS = 8
 """Up to here rows of the implicit GEMM, which runs over the filters, are too short for tensor cores in fp32."""
-WORTH_CONVERTING = ("persistent", "tensor_core")
+WORTH_CONVERTING = ("persistent", "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 
 

@@ -8,13 +8,13 @@ from escalade.device.recipe import Recipe
 from escalade.ops.conv2d import Conv2d
 from escalade.ops.conv2d.hopper_persistent import UNPLACED, Ends, PersistentConfig, placed, product
 from escalade.ops.conv2d.hopper_windows import Windows
+from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
 from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.ladder import Config
 
 DTYPES = ("fp16", "bf16")
-COPIED_BYTES = 16
 WHOLE_IMAGES = ("overlapped_store", "swapped_operands", "cluster_split_k")
 """Rungs of conv2d with configs for results that lie side by side: with a stride they do not, and some classes may have
 less to sum up than blocks of a cluster would share."""
@@ -26,8 +26,8 @@ class Persistent(ByClasses):
         f = one.forward
         if f.dtype not in DTYPES:
             return f"{self.name} takes {' and '.join(DTYPES)}, not {f.dtype}"
-        if f.filters * f.element_bytes % COPIED_BYTES:
-            return f"{self.name} copies {COPIED_BYTES} bytes at once; {f.filters} filters are no multiple"
+        if f.filters * f.element_bytes % COPY_BYTES:
+            return f"{self.name} copies {COPY_BYTES} bytes at once; {f.filters} filters are no multiple"
         return super()._class_refusal(one) or _windows(one).unsupported(self.name)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
@@ -84,8 +84,9 @@ PERSISTENT = Persistent(
     "persistent",
     "conv2d's persistent kernel for Hopper, whose sums go through the mask and straight to their places in dx: one "
     "launch for each class of pixels",
-    below="tensor_core",
-    # 128to128_28_k3 at batch 256: 91 us at 650 TFLOP/s and 2 us for the filter, against 142.
-    predicted_gain=1.5,
+    below="tma_wgmma",
+    # 128to128_28_k3 at batch 256 with a mask: reading y and the mask and writing y again, 154 MB, takes 37 us more than
+    # the 93 of product and filter; the mask now comes under the products.
+    predicted_gain=1.35,
     convolution="persistent",
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from escalade.device.program import Constant
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED, SMS, blocks
+from escalade.ops.elements import LEAST_SHARED, MOST_SHARED, SMS, blocks, ceil_div
 from escalade.ops.ladder import Config
 from escalade.ops.stem import arguments
 from escalade.ops.stem.problem import Pool, StemProblem
@@ -67,15 +67,24 @@ class Tiling:
         return rows * 2 * blocks(columns, 2)
 
     def constants(self) -> dict[str, Constant]:
+        """What kernels/stem/staged.cuh leaves open."""
+        p = self.problem
+        return {
+            **self.column_constants(),
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "TILE_ROWS": self.rows,
+        }
+
+    def column_constants(self) -> dict[str, Constant]:
+        """What kernels/stem/tile.cuh leaves open, and the filter."""
         p = self.problem
         return {
             **arguments.image_constants(p),
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
+            "FILTERS": p.filters,
             "POOL": self.pool,
-            "TILE_ROWS": self.rows,
             "COLUMNS": self.columns,
             "HALO": self.halo,
             "MASK_COLUMNS": self.pool == 3 and (bool(self.halo) or p.conv_width % 2 == 1),
@@ -199,3 +208,56 @@ def warpgroup_configs(problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
         if config.shared_bytes(problem) <= MOST_SHARED - 1024:
             found.append(config)
     return tuple(sorted(found, key=lambda config: config.cost(problem))[:12])
+
+
+def dense_steps(problem: StemProblem) -> int:
+    """Steps of the product in the order of kernels/stem/dense.cuh: a slot for every two taps but the first."""
+    return problem.filter_height * (problem.filter_width // 2) // 2 + 1
+
+
+STREAMS = 2
+"""Of a block: for each of them a warpgroup converts and one multiplies."""
+STREAM_START_CLOCKS = 4000
+"""An estimate of how long a block takes until its first row can be multiplied, and after its last."""
+
+
+@dataclass(frozen=True)
+class StreamedConfig(Config):
+    """For wgmma: blocks that stay, and walk down the rows."""
+
+    columns: int
+    """Of the convolution: those of one wgmma."""
+    stages: int
+    """Pairs of rows of the image that a stream has room for; a window sees half of the filter's height."""
+
+    def tiling(self, problem: StemProblem) -> Tiling:
+        """Tiles as high as the image."""
+        return Tiling(problem, max(1, problem.output_height), self.columns)
+
+    def blocks(self, problem: StemProblem) -> int:
+        """One a multiprocessor, and a row of y at least for each."""
+        return max(1, min(self._rows(problem), SMS // (problem.filters // 64)))
+
+    def shared_bytes(self, problem: StemProblem) -> int:
+        """The stages, two rows of slots of 16 bytes and the windows' corners in each, and their barriers."""
+        slots = self.columns + problem.filter_width // 2 - 1
+        stage = 1024 * blocks((2 * slots + self.columns) * 16, 1024)
+        return STREAMS * self.stages * (stage + 16)
+
+    def cost(self, problem: StemProblem) -> float:
+        """A step takes columns / 2 clocks, 24 at least, and a row is pooled while the other stream multiplies."""
+        tiling = self.tiling(problem)
+        rows = ceil_div(self._rows(problem), self.blocks(problem))
+        streams = min(STREAMS, rows)
+        row = dense_steps(problem) * max(self.columns / 2, 24.0) + 30
+        return streams * tiling.conv_rows(blocks(rows, STREAMS)) * row + STREAM_START_CLOCKS
+
+    def _rows(self, problem: StemProblem) -> int:
+        """Of y, in all columns of tiles of all images."""
+        return problem.batch * self.tiling(problem).column_tiles * problem.output_height
+
+
+def streamed_configs(problem: StemProblem) -> tuple[StreamedConfig, ...]:
+    found = [StreamedConfig(columns, stages) for columns, stages in product((112, 64, 32), (12, 16, 8))]
+    valid = [config for config in found if config.shared_bytes(problem) <= MOST_SHARED]
+    return tuple(sorted(valid, key=lambda config: config.cost(problem)))

@@ -10,7 +10,7 @@ import torch
 
 from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
-from escalade.device.run import TwinOptions, bind
+from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_persistent import RUNGS, PersistentConfig
@@ -83,7 +83,8 @@ def few_blocks(rung: Rung[Conv2dProblem], problem: Conv2dProblem, config: Persis
 
 
 @each_rung
-def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], seed: int) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], settled: bool, seed: int) -> None:
     """Copies and products as late as allowed, five tiles a block, in every way to share work."""
     problem = half(1, 64, 25, 25, 64, 3, 1, padding=(1, 0), bias=True, residual=True)
     inputs = CONV2D.inputs(problem, CPU, seed)
@@ -99,7 +100,7 @@ def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], seed:
         recipe = rung.recipe(problem, config)
         if config.parts == 1:
             recipe = replace(recipe, steps=(few_blocks(rung, problem, config, 1),))
-        bind(recipe, {**inputs, "y": y}, options=options)()
+        Executable(recipe, CPU, options=options, settled=settled).bind({**inputs, "y": y})()
         assert (y.double() - expected).norm() / expected.norm() < 1e-3, config
 
 

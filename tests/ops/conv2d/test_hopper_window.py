@@ -14,7 +14,8 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.hopper_window import RUNGS, WIDTHS, Tiling, Window, WindowConfig
+from escalade.ops.conv2d.hopper_window import RUNGS, Window, WindowConfig, stages_of
+from escalade.ops.conv2d.window_tiling import WIDTHS, Tiling
 from escalade.ops.elements import MOST_SHARED
 from escalade.ops.ladder import Config
 from tests.device.twin.support import planted
@@ -35,7 +36,7 @@ EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "relu": True}
 
 
 def config(problem: Conv2dProblem, rows: int, columns: int) -> WindowConfig:
-    return WindowConfig(rows, columns, Tiling(problem, rows, columns).stages)
+    return WindowConfig(rows, columns, stages_of(Tiling(problem, rows, columns)))
 
 
 class OneBlock(Window):
@@ -87,41 +88,53 @@ def test_stages_and_panels_are_reused_without_a_race(stages: int, residual: bool
         check(CONV2D, ONE_BLOCK, problem, WindowConfig(rows, columns, stages), CPU, seed, options)
 
 
-RESIDUAL_WAIT = "            barrier_wait(residual_full, residual_parity);\n"
 BUGS = {
-    "no wait for a full stage": (("        ring.wait_full();\n", ""), "is in flight|nothing wrote|disagree"),
-    "no wait for an empty stage": (("        ring.wait_empty();\n", ""), "more arrivals"),
+    "no wait for a full stage": ("        ring.wait_full();\n", "is in flight|nothing wrote|disagree"),
+    "no wait for an empty stage": ("        ring.wait_empty();\n", "more arrivals"),
     "no wait for the weights": (
-        ("        barrier_wait(memory.weights_full + r * 8, 0);", ""),
+        "        barrier_wait(memory.weights_full + r * 8, 0);",
         "is in flight|nothing wrote",
     ),
-    "no wait for the products": (("        wgmma_wait<0>();\n", ""), "still has to read|not waited for"),
-    "no wait for the residual": ((RESIDUAL_WAIT, ""), "is in flight|race"),
+    "no wait for the products": ("        wgmma_wait<0>();\n", "still has to read|not waited for"),
+    "no turns": (
+        "        turns.wait();\n",
+        "is in flight|nothing wrote|more arrivals|still has to read",
+    ),
+    "gaps are not cleared": (
+        "    clear_gaps<STAGES>(memory.windows.stages, memory.panels);\n",
+        "nothing wrote",
+    ),
+    "no wait for the last store": ("    panel.close();\n", "may still read"),
+    "no wait for the residual": (
+        "            barrier_wait(residual_full, parity);\n",
+        "is in flight|race",
+    ),
     "no wait for the store": (
-        ("tma_store_wait_read<0>();  // the panel is free again", ""),
+        "        tma_store_wait_read<0>();  // the panel is free again\n",
         "still has to read",
     ),
-    "no wait for the last store": (("    if (copier) tma_store_wait_read<0>();\n}", "}"), "may still read"),
     "no proxy fence before the store": (
-        ("        fence_async_proxy();\n        named", "        named"),
+        "        fence_async_proxy();\n        ",
         "without a proxy fence",
     ),
     "no barrier before the store": (
-        ("        named_barrier_sync(1 + consumer, 128);\n        if (copier)", "        if (copier)"),
+        "        warpgroup_sync(consumer);\n        ",
         "race|without a proxy fence|nothing wrote",
     ),
-    "no turns": (
-        ("        barrier_wait(memory.turns + consumer * 8, turn);\n", ""),
-        "is in flight|nothing wrote|more arrivals|still has to read",
-    ),
-    "gaps are not cleared": (("    clear_gaps(memory);\n", ""), "nothing wrote"),
 }
+
+
+def whole_source() -> str:
+    """With the header that has half of it."""
+    header = "conv2d/window_tile.cuh"
+    text = program.read(header).replace("#pragma once\n", "")
+    return planted(program.read(SOURCE), (f'#include "{header}"', text))
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_reported(bug: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    edit, expected = BUGS[bug]
-    text, read = planted(program.read(SOURCE), edit), program.read
+    line, expected = BUGS[bug]
+    text, read = planted(whole_source(), (line, "")), program.read
     monkeypatch.setattr(program, "read", lambda path: text if path == SOURCE else read(path))
     problem = half(5, 64, 3, 6, 64, 2, 2, bias=True, residual=True)
     recipe = ONE_BLOCK.recipe(problem, WindowConfig(1, 4, 3))
@@ -202,6 +215,26 @@ def test_large_batches_get_large_tiles_and_small_ones_many() -> None:
     one = replace(LARGE, batch=1)
     (call,) = WINDOW.recipe(one, WINDOW.configs(one)[0]).steps
     assert isinstance(call, KernelCall) and call.grid[0] > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "measured"),
+    [
+        ("64to64_56_k3s1_b1_bias+relu", (2, 14), 3.16),
+        ("64to64_56_k3s1_b8_bias+relu", (7, 14), 5.60),
+        ("64to64_56_k3s1_b8_bias+res+relu", (7, 14), 6.20),
+        ("64to64_56_k3s1_b32_bias+relu", (7, 28), 13.03),
+        ("64to64_56_k3s1_b256_bias+relu", (4, 56), 84.3),
+        ("64to64_56_k3s1_b256_bias+res+relu", (4, 56), 91.8),
+    ],
+)
+def test_the_first_config_is_what_was_fastest_on_an_h200(
+    name: str, first: tuple[int, int], measured: float
+) -> None:
+    problem = Conv2dProblem.parse(name, "fp16", "nhwc")
+    chosen = WINDOW.configs(problem)[0]
+    assert isinstance(chosen, WindowConfig) and (chosen.rows, chosen.columns) == first
+    assert WINDOW.estimate(problem, chosen) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

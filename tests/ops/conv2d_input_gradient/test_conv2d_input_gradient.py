@@ -228,7 +228,9 @@ def test_the_choice() -> None:
         return choose("conv2d_input_gradient", problem, CPU).rung.name
 
     assert rung(half("128to128_28_k3s2_b256")) == "persistent"
-    assert rung(half("3to16_28_k3s1_b256")) == "tensor_core"
+    assert rung(half("64to12_28_k3s1_b256")) == "tma_wgmma"
+    assert rung(half("128to128_28_k3s2_b256", "tf32")) == "tma_wgmma"
+    assert rung(half("3to12_28_k3s1_b256")) == "tensor_core"
     assert rung(half("128to128_28_k3s1g4_b256")) == "direct"
     assert rung(parse("128to128_28_k3s1_b256", "fp32", "nchw")) == "implicit_gemm"
     assert choose("conv2d_input_gradient", parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device.run import bind
+from escalade.device.nvrtc import compile_program
+from escalade.device.run import TwinOptions, bind
+from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.ladder import Config
-from escalade.ops.stem import Stem, StemProblem
-from escalade.ops.stem.tiles import WarpConfig, WarpgroupConfig
+from escalade.ops.stem import Stem, StemProblem, tiles
+from escalade.ops.stem.tiles import StreamedConfig, WarpConfig, WarpgroupConfig
 from tests.support import check
 
 CPU = torch.device("cpu")
@@ -88,6 +90,14 @@ def test_a_wrong_name_is_refused_with_the_form() -> None:
         ("pooled", {"pool": (3, 3, 1)}, "`tensor_core` pools any"),
         ("warpgroup", {"stride": (2, 1)}, "stride of 2"),
         ("warpgroup", {"filters": 32}, "64 or 128"),
+        ("streamed", {"dtype": "tf32"}, "fp16 or bf16"),
+        ("streamed", {"channels": 4}, "3 channels"),
+        ("streamed", {"filters": 32}, "64 or 128"),
+        ("streamed", {"stride": (1, 2)}, "stride of 2 in both"),
+        ("streamed", {"filter_width": 6}, "3, 5 or 7 wide"),
+        ("streamed", {"filter_height": 8}, "up to 7 high"),
+        ("streamed", {"pool": (3, 3, 1)}, "`tensor_core` pools any"),
+        ("streamed", {"batch": 2**20}, "2^31"),
     ],
 )
 def test_refusals_say_what_is_taken(rung: str, change: dict[str, Any], message: str) -> None:
@@ -128,6 +138,11 @@ def test_tiles_suit_the_batch(rung: str) -> None:
         ("warpgroup", wide(130, (3, 2, 1), relu=False), WarpgroupConfig(1, 64, 3)),
         ("warpgroup", wide(131, (2, 2, 0)), WarpgroupConfig(4, 128, 3)),
         ("warpgroup", wide(131, None), WarpgroupConfig(3, 32, 3)),
+        ("streamed", wide(224, (3, 2, 1), source="uint8"), StreamedConfig(112, 8)),
+        ("streamed", wide(229, (3, 2, 1), dtype="bf16"), StreamedConfig(112, 12)),
+        ("streamed", wide(130, (3, 2, 1), relu=False), StreamedConfig(64, 8)),
+        ("streamed", wide(131, (2, 2, 0)), StreamedConfig(112, 8)),
+        ("streamed", wide(131, None), StreamedConfig(32, 8)),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -137,11 +152,72 @@ def test_tiles_meet_without_gap_or_overlap(
     check(STEM, STEM.ladder.rung(rung), problem, config, CPU, seed)
 
 
+# --- streams
+
+STREAMED = {
+    "pooled": StemProblem(5, 3, 23, 19, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1)),
+    "pairs_of_bytes": StemProblem(
+        3, 3, 21, 18, 64, 7, 7, (2, 2), (3, 3), "uint8", "nhwc", True, pool=(3, 2, 1)
+    ),
+    "columns": StemProblem(2, 3, 13, 140, 64, 7, 7, (2, 2), (3, 3), "fp16", pool=(3, 2, 1)),
+    "not_pooled": StemProblem(3, 3, 17, 16, 128, 5, 5, (2, 2), (2, 2), "bf16", "nhwc", pool=None),
+    "even_padding": StemProblem(3, 3, 16, 14, 64, 3, 7, (2, 2), (0, 2), pool=(2, 2, 0), relu=False),
+    "small_filter": StemProblem(4, 3, 12, 15, 64, 3, 3, (2, 2), (1, 1), "uint8", pool=(2, 2, 0)),
+    "lone_corner": StemProblem(2, 3, 15, 13, 64, 4, 3, (2, 2), (1, 1), pool=(3, 2, 1), dtype="bf16"),
+    "one_row": StemProblem(2, 3, 9, 12, 64, 1, 5, (2, 2), (0, 1), pool=None),
+    "six_rows": StemProblem(2, 3, 18, 12, 64, 6, 5, (2, 2), (3, 2), normalise=True, pool=(3, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("sms", (1, 3))
+@pytest.mark.parametrize("problem", STREAMED.values(), ids=STREAMED)
+def test_streams_run_through_images_and_columns(
+    problem: StemProblem, sms: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges of many rows, which begin and end anywhere; those of a block need not have the same number of turns."""
+    monkeypatch.setattr(tiles, "SMS", sms)
+    rung = STEM.ladder.rung("streamed")
+    check(STEM, rung, problem, StreamedConfig(32, 8), CPU, seed)
+
+
+@pytest.mark.parametrize("order", (Order(), Order(seed=7, late=True)), ids=("in_order", "shuffled"))
+def test_streams_race_with_nobody(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "SMS", 1)
+    problem = StemProblem(2, 3, 13, 11, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1))
+    options = TwinOptions(order, checks=True)
+    check(STEM, STEM.ladder.rung("streamed"), problem, StreamedConfig(32, 8), CPU, 3, options)
+
+
+@pytest.mark.parametrize("pool", ((3, 2, 1), None), ids=("pooled", "not_pooled"))
+@pytest.mark.parametrize("source", ("fp32", "uint8"))
+def test_streams_keep_their_registers(source: str, pool: Any) -> None:
+    """Warpgroups that multiply have 168, the others 88; more would spill."""
+    problem = replace(RESNET, batch=256, source=source, normalise=source == "uint8", pool=pool)
+    rung = STEM.ladder.rung("streamed")
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    resources = compile_program(recipe.steps[-1].program, "sm_90a").resources
+    assert resources.registers == 128 and resources.spill_bytes == 0
+
+
+def test_halves_of_weights_add_up() -> None:
+    """Some weights are given in two halves. Those that cannot be halved, and infinite ones, keep what they are."""
+    problem = replace(wide(21, None), relu=False)
+    inputs = STEM.inputs(problem, CPU, 0)
+    weight = inputs["weight"].view(64, 3, 7, 7)
+    weight[0] = 2.0**-24  # the smallest fp16
+    weight[1] = 3 * 2.0**-24
+    weight[2, 0, 3, 2] = float("inf")
+    result, expected = run("streamed", problem, inputs), STEM.peer(problem, inputs)
+    assert torch.equal(result[:, 2].isnan(), expected[:, 2].isnan())
+    assert torch.equal(result[:, 2].isinf(), expected[:, 2].isinf()) and result[:, 2].isinf().any()
+    torch.testing.assert_close(result[:, :2], expected[:, :2], rtol=2e-3, atol=1e-6)
+
+
 # --- what is not finite
 
 
 @pytest.mark.parametrize("relu", (True, False))
-@pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup"))
+@pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup", "streamed"))
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu: bool) -> None:
     """Weights that pad a filter are zeros, and zero times infinity is NaN: neighbours must not notice."""
     problem = replace(wide(37, (3, 2, 1)), relu=relu, filter_height=5, padding=(2, 3))
@@ -157,7 +233,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu:
     torch.testing.assert_close(result[finite], expected[finite], rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("rung", ("separate", "pooled", "warpgroup"))
+@pytest.mark.parametrize("rung", ("separate", "pooled", "warpgroup", "streamed"))
 def test_the_padding_is_zero_after_the_normalisation(rung: str) -> None:
     """A black image that is normalised to ones: at the corner, the window sees fewer of them."""
     problem = replace(wide(21, None), source="uint8", source_layout="nhwc", normalise=True, relu=False)
@@ -175,5 +251,5 @@ def test_the_padding_is_zero_after_the_normalisation(rung: str) -> None:
 
 def test_an_empty_batch_is_no_trouble() -> None:
     problem = replace(wide(21, (3, 2, 1)), batch=0)
-    for rung in ("separate", "pooled", "warpgroup"):
+    for rung in ("separate", "pooled", "warpgroup", "streamed"):
         assert run(rung, problem, STEM.inputs(problem, CPU, 0)).numel() == 0
