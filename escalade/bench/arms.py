@@ -145,7 +145,11 @@ class Bench:
         stay = self.operation.weights_stay or self.settings.weights_stay
         packed = stay and bool(recipe.packing.steps)
         executable = Executable(
-            recipe.after_packing if packed else recipe, self.device, one.name, settled=stay
+            recipe.after_packing if packed else recipe,
+            self.device,
+            one.name,
+            settled=stay,
+            relayed=stay and recipe.fills_multiprocessors,
         )
         workspaces = self._workspaces(recipe)
 

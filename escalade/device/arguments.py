@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, Settled, TensorMap, TiledMap
+from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, Relayed, Settled, TensorMap, TiledMap
 from escalade.errors import UnsupportedError
 
 TENSOR_MAP_BYTES = 128
@@ -27,7 +27,7 @@ class ArgumentList:
         self.values = [_value(argument) for argument in arguments]
         self.addresses = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         pairs = list(zip(arguments, self.values, strict=True))
-        self._settled = [value for argument, value in pairs if isinstance(argument, Settled)]
+        self._flags = [(argument, value) for argument, value in pairs if isinstance(argument, Settled | Relayed)]
         self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
         self._maps = [
             (argument, value) for argument, value in pairs if isinstance(argument, TiledMap | Im2colMap)
@@ -42,10 +42,10 @@ class ArgumentList:
             assert address is not None, "the buffer of a tensor map is never optional"
             self.encode_into(room, tensor_map, address)
 
-    def settle(self) -> None:
-        """From now on weights are written long before the launch."""
-        for value in self._settled:
-            value.value = 1
+    def set(self, settled: bool, relayed: bool) -> None:
+        """What launches come in front and behind; neither holds unless said."""
+        for flag, value in self._flags:
+            value.value = settled if isinstance(flag, Settled) else relayed
 
     def encode_into(self, room: Any, tensor_map: TensorMap, address: int) -> None:
         encoded = self._encode(tensor_map, address)
@@ -104,7 +104,7 @@ def _value(argument: Argument) -> Any:
             return _aligned(TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
         case Int64(value):
             return ctypes.c_longlong(value)
-        case Settled():
+        case Settled() | Relayed():
             return ctypes.c_int(0)
         case Ints(values):
             return (ctypes.c_int * len(values))(*values)

@@ -15,6 +15,8 @@ import torch
 from escalade.device.program import Program
 
 Size3 = tuple[int, int, int]
+FILLING_BYTES = 114 * 1024
+"""Half of the shared memory of a multiprocessor of Hopper."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,16 @@ class Settled:
     """
 
 
+@dataclass(frozen=True)
+class Relayed:
+    """A 32-bit integer: 1 where the launch behind may be let in before this one has finished.
+
+    That is where its blocks have a multiprocessor each: smaller ones would crowd onto those that are free first.
+    """
+
+
 TensorMap = TiledMap | Im2colMap
-Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | Settled
+Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | Settled | Relayed
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,12 @@ class Recipe:
     def after_packing(self) -> Recipe:
         """The other steps."""
         return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
+
+    @property
+    def fills_multiprocessors(self) -> bool:
+        """Whether the blocks of its first launch have a multiprocessor each."""
+        first = next((step for step in self.after_packing.steps if isinstance(step, KernelCall)), None)
+        return first is not None and first.shared_bytes > FILLING_BYTES
 
     @property
     def workspace_bytes(self) -> int:

@@ -34,7 +34,8 @@ class Executable:
 
     Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
     executable is for one thread at a time: its pointers are state. `settled` is for those whose weights no launch
-    writes that may still be running when they are called.
+    writes that may still be running when they are called, `relayed` for those that a launch follows whose blocks have a
+    multiprocessor each.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Executable:
         label: str = "",
         options: TwinOptions = TwinOptions(),
         settled: bool = False,
+        relayed: bool = False,
     ):
         self.recipe = recipe
         self.device = device
@@ -52,10 +54,9 @@ class Executable:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._label = f" for {label}" if label else ""
         self._steps = [self._step(step, options) for step in recipe.steps]
-        if settled:
-            for step in self._steps:
-                if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
-                    step.arguments.settle()
+        for step in self._steps:
+            if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
+                step.arguments.set(settled, relayed)
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
 
     def _step(self, step: KernelCall | ConstantCopy, options: TwinOptions) -> Step:

@@ -54,7 +54,8 @@ class Kernels:
             _compile_together(plan, device)
             self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
             self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
-            self.calls = [self._call(step) for step in plan.steps if not step.is_alias]
+            steps = [step for step in plan.steps if not step.is_alias]
+            self.calls = [self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)]
             self._side = self._first_run() if device.type == "cuda" else None
 
     @property
@@ -95,7 +96,7 @@ class Kernels:
             for role, name in step.node.inputs.items()
         }
 
-    def _call(self, step: Step) -> Callable[[], None]:
+    def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:
         if step.recipe is None:
             return self._pytorch(step)
         assert step.lowered is not None
@@ -116,7 +117,8 @@ class Kernels:
             Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
         each = tuple(part for part in step.recipe.steps if not part.weights_only)
         recipe = Recipe(each, step.recipe.workspaces)
-        return Executable(recipe, self._device, label, settled=True).bind(bound)
+        relayed = behind is not None and behind.recipe is not None and behind.recipe.fills_multiprocessors
+        return Executable(recipe, self._device, label, settled=True, relayed=relayed).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""

@@ -25,7 +25,7 @@ VECTOR_BYTES = 16
 SMS = 132
 """The defaults are chosen for an H200; other cards have the tuner."""
 CLUSTERS = {1: SMS, 2: 66, 3: 40, 4: 28, 5: 22, 6: 16, 7: 14, 8: 14}
-"""Clusters of so many blocks that an H200 runs at once if a block fills a multiprocessor: their blocks are neighbours."""
+"""Clusters of so many blocks that an H200 runs at once, one block a multiprocessor: their blocks are neighbours."""
 FILLED = 4 * SMS
 """Blocks that keep a large card busy: four on each multiprocessor."""
 SHARED_BYTES: Mapping[str, int] = {

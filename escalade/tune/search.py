@@ -143,11 +143,9 @@ def _arm(
     recipe = candidate.rung.recipe(problem, candidate.config)
     bound = {**tensors, **{w.name: w.allocate(device) for w in recipe.workspaces}}
     bound |= {name: None for name in ("bias", "residual") if name not in bound}  # type: ignore[misc]
-    once = tuple(step for step in recipe.steps if step.weights_only)
-    each = tuple(step for step in recipe.steps if not step.weights_only)
-    if once:
-        Executable(Recipe(once, recipe.workspaces), device, candidate.name).bind(bound)()
-    return Arm(
-        candidate.name,
-        [Executable(Recipe(each, recipe.workspaces), device, candidate.name, settled=True).bind(bound)],
+    if recipe.packing.steps:
+        Executable(recipe.packing, device, candidate.name).bind(bound)()
+    executable = Executable(
+        recipe.after_packing, device, candidate.name, settled=True, relayed=recipe.fills_multiprocessors
     )
+    return Arm(candidate.name, [executable.bind(bound)])

@@ -265,18 +265,18 @@ def test_packing_weights_counts_where_they_change(
 def test_what_stays_is_packed_before_the_clock_starts(
     stay: bool, timed_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stem packs its weights and then convolves."""
-    ran: list[int] = []
+    """The stem packs its weights and then convolves. What is timed may take weights that stay for settled."""
+    ran: list[tuple[int, bool]] = []
 
     class Fake:
-        def __init__(self, recipe: Recipe, *rest: object) -> None:
-            self.recipe = recipe
+        def __init__(self, recipe: Recipe, *rest: object, settled: bool = False) -> None:
+            self.recipe, self.settled = recipe, settled
 
         def bind(self, tensors: object) -> Fake:
             return self
 
         def __call__(self) -> None:
-            ran.append(len(self.recipe.steps))
+            ran.append((len(self.recipe.steps), self.settled))
 
     monkeypatch.setattr(arms, "Executable", Fake)
     stem = ops.operation("stem")
@@ -287,7 +287,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     recipe = best.recipe(problem, config)
     bench = arms.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
     bench.measure([verified], [])
-    assert ran[-1] == timed_steps and sum(ran) == 2
+    assert ran[-1] == (timed_steps, stay) and sum(steps for steps, _ in ran) == 2
 
 
 def test_what_will_be_compiled_is_known_before(scales: dict[str, Any]) -> None:

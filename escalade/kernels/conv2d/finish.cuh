@@ -69,14 +69,20 @@ struct Finish {
         if (!FILTERS_ALIGNED && filter >= filters) return;
         at += filter;
         if constexpr (FILTERS_EVEN) {
-            const float2 companions = companion_pair(at);
-            store_two(y + at, value(low, pair.bias.x, pair.scale.x, companions.x),
-                      value(high, pair.bias.y, pair.scale.y, companions.y));
+            const float2 results = both(low, high, pair, at);
+            store_two(y + at, results.x, results.y);
         } else {
             store_one(y + at, value(low, pair.bias.x, pair.scale.x, companion_one(at)));
             if (filter + 1 < filters)
                 store_one(y + at + 1, value(high, pair.bias.y, pair.scale.y, companion_one(at + 1)));
         }
+    }
+
+    // The results of both, whose companions lie at `at`.
+    __device__ __forceinline__ float2 both(float low, float high, const FilterPair& pair, long long at) const {
+        const float2 companions = companion_pair(at);
+        return make_float2(value(low, pair.bias.x, pair.scale.x, companions.x),
+                           value(high, pair.bias.y, pair.scale.y, companions.y));
     }
 
 private:

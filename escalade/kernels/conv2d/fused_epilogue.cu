@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                           const Bias* __restrict__ bias, const float* __restrict__ scale,
                           const float* __restrict__ scales, const Element* __restrict__ residual,
                           Output* __restrict__ y, float4* parts, u32* tickets, ConvShape shape,
-                          ShortcutShape shortcut_shape, int weights_settled) {
+                          ShortcutShape shortcut_shape, int weights_settled, int relayed) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
     // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (PRODUCTS == 3) add(sums, tile_sums);
     }
 
-    if (EARLY) let_next_launch_start();
+    if (relayed) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
     const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters);
     Residuals residuals;

@@ -17,6 +17,7 @@
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
 #include "common/conv_shape.cuh"
 #include "common/ring.cuh"
+#include "common/warp.cuh"
 #include "common/wgmma_widths.cuh"
 #include "conv2d/finish.cuh"
 #include "conv2d/products.cuh"
@@ -273,6 +274,10 @@ struct Writer {
     }
 
     __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
+        if constexpr (sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0) {
+            store_bytes(sums, warp_pixel, first_filter);
+            return;
+        }
         const int lane = threadIdx.x % 32;
         long long at[ATOMS][2];
 #pragma unroll
@@ -291,6 +296,46 @@ struct Writer {
                         finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], pair, filter,
                                           at[i][half], y);
         }
+    }
+
+    // Results of one byte: four lanes exchange what they have of 32 filters, so that each has 8 neighbours to store.
+    __device__ __forceinline__ void store_bytes(const Sums& sums, int warp_pixel, int first_filter) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 8; j += 4) {
+            FilterPair pairs[4];
+#pragma unroll
+            for (int b = 0; b < 4; ++b) pairs[b] = finish.of(first_filter + (j + b) * 8 + lane % 4 * 2);
+#pragma unroll
+            for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
+                    const long long at = place(pixel) + first_filter + j * 8;
+                    u32 codes[4] = {};
+#pragma unroll
+                    for (int b = 0; b < 4; ++b) {
+                        if (pixel >= pixels) continue;
+                        const float* two = &sums[i][(j + b) * 4 + half * 2];
+                        const float2 results = finish.both(two[0], two[1], pairs[b], at + b * 8 + lane % 4 * 2);
+                        codes[b] = to_e4m3x2(results.x, results.y);
+                    }
+                    const uint2 eight = exchanged(codes);
+                    if (pixel < pixels) *reinterpret_cast<uint2*>(y + at + lane % 4 * 8) = eight;
+                }
+        }
+    }
+
+    // Of four lanes that each have a 16-bit part of four rows: row lane % 4, its parts in the order of the lanes.
+    __device__ __forceinline__ static uint2 exchanged(const u32 (&parts)[4]) {
+        const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
+        const u32 low = parts[0] | parts[1] << 16, high = parts[2] | parts[3] << 16;
+        const u32 kept = upper ? high : low, got = __shfl_xor_sync(ALL_LANES, upper ? low : high, 2);
+        const u32 near = upper ? got : kept, far = upper ? kept : got;  // of lanes 0 or 1, and of 2 or 3
+        const u32 firsts = (near & 0xFFFF) | far << 16, seconds = near >> 16 | (far & 0xFFFF0000);
+        const u32 other = __shfl_xor_sync(ALL_LANES, odd ? firsts : seconds, 1);
+        const u32 even_lanes = odd ? other : firsts, odd_lanes = odd ? seconds : other;
+        return make_uint2((even_lanes & 0xFFFF) | odd_lanes << 16, even_lanes >> 16 | (odd_lanes & 0xFFFF0000));
     }
 
     // Each warpgroup lays its sums over its block's ring, idle by now; then each adds up, over all parts in order, the
@@ -467,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                              const __grid_constant__ TensorMap output_map, const Bias* __restrict__ bias,
                              const float* __restrict__ scale, const float* __restrict__ scales,
                              const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
-                             ShortcutShape shortcut_shape, Placement placement, int weights_settled) {
+                             ShortcutShape shortcut_shape, Placement placement, int weights_settled, int relayed) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
@@ -499,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int ahead = weights_settled ? copier.copy_ahead(ring, first) : 0;
             wait_for_previous_launch();
             copier.copy_tiles(ring, first, step, ahead);
-            let_next_launch_start();
+            if (relayed) let_next_launch_start();
         }
         if (SPLITS > 1) cluster_sync();  // the one inside store_shared_sum counts all threads
     } else {

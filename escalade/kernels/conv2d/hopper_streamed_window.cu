@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                   const __grid_constant__ TensorMap shortcut_weight_map,
                                   const __grid_constant__ TensorMap residual_map,
                                   const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
-                                  Element* __restrict__ y, WindowShape shape, int weights_settled) {
+                                  Element* __restrict__ y, WindowShape shape, int weights_settled, int relayed) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x % 128 == 0) {
             copy_tiles({window_map, weight_map, shortcut_map, shortcut_weight_map}, work, memory.windows, memory.taps,
                        weights_settled);
-            let_next_launch_start();
+            if (relayed) let_next_launch_start();
         }
         if (SPLITS > 1) cluster_sync();
     } else {

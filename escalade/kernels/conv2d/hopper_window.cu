@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_hopper_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
                          const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
-                         const Element* __restrict__ bias, WindowShape shape, int weights_settled) {
+                         const Element* __restrict__ bias, WindowShape shape, int weights_settled, int relayed) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         release_registers<40>();
         if (threadIdx.x % 128 == 0) {
             copy_windows(window_map, weight_map, shape, memory, work, weights_settled);
-            let_next_launch_start();
+            if (relayed) let_next_launch_start();
         }
     } else {
         claim_registers<232>();

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Settled, TensorMap, TiledMap
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Relayed, Settled, TensorMap, TiledMap
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
@@ -210,9 +210,7 @@ def product(
     maps: list[TensorMap] = [pixel_map, weight_map]
     if shortcut is not None:
         maps.append(shortcut.pixel_map(Buffer("shortcut"), config.pixels))
-        maps.append(
-            shortcut.weight_map(Buffer(shortcut_weight), filters, config.filters // config.cluster)
-        )
+        maps.append(shortcut.weight_map(Buffer(shortcut_weight), filters, config.filters // config.cluster))
     else:
         maps += [pixel_map, weight_map]
 
@@ -236,9 +234,12 @@ def product(
             Buffer(residual, optional=True),
             Buffer("y"),
             windows.shape(filters),
-            Ints((0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])),
+            Ints(
+                (0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])
+            ),
             placement,
             Settled(),
+            Relayed(),
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
@@ -366,9 +367,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         below="overlapped_store",
         # L2 is asked for a quarter less, but it was not the limit, and the blocks now wait for each other.
         predicted_gain=0.97,
-        candidates=tuple(
-            replace(tile, cluster=2) for tile in (*_STORED[:3], *_SWAPPED[:2])
-        ),
+        candidates=tuple(replace(tile, cluster=2) for tile in (*_STORED[:3], *_SWAPPED[:2])),
     ),
     Persistent(
         "cluster_split_k",

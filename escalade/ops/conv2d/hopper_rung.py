@@ -56,9 +56,7 @@ class HopperRung(Conv2dRung):
         if p.dtype == "fp8" and p.channels % copied:
             return f"{self.name} takes multiples of {copied} channels in fp8, not {p.channels}"
         if p.shortcut_channels % copied:
-            return (
-                f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
-            )
+            return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
         sentence = Windows.of(p).unsupported(self.name)
         if sentence is None and p.shortcut_channels:
             sentence = Windows.of_shortcut(p).unsupported(self.name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled, TiledMap
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
@@ -200,6 +200,7 @@ class StreamedWindow(WindowRung):
                 Buffer("y"),
                 tiling.shape,
                 Settled(),
+                Relayed(),
             ),
             shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages),
             cluster=(config.splits, 1, 1),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
@@ -148,6 +148,7 @@ class Window(WindowRung):
                 Buffer("bias", optional=True),
                 tiling.shape,
                 Settled(),
+                Relayed(),
             ),
             shared_bytes=_shared_bytes(tiling, config.stages),
             overlap=True,

@@ -79,9 +79,7 @@ class Windows:
 
     def unsupported(self, rung: str) -> str | None:
         reach = [(taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True)]
-        if max(reach) >= MOST_TAPS or not all(
-            corner in CORNERS for corner in (*self._lower, *self._upper)
-        ):
+        if max(reach) >= MOST_TAPS or not all(corner in CORNERS for corner in (*self._lower, *self._upper)):
             return (
                 f"{rung} leaves windows to the copy engine, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} "
                 f"of the image; padding {self.padding} and filters that reach over {reach[0] + 1}x{reach[1] + 1} "

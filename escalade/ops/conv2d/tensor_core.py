@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Settled, Workspace
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Relayed, Settled, Workspace
 from escalade.ops import machine
 from escalade.ops.accuracy import tf32_tolerance
 from escalade.ops.conv2d import arguments
@@ -143,14 +143,6 @@ class TensorCore(Conv2dRung):
         return Operands.halves(problem) if self.half_storage else Operands.stored(problem)
 
 
-def _spread(shared, grid):
-    import os
-    if not os.environ.get("ESCALADE_SPREAD"):
-        return shared
-    each = -(-grid[0] * grid[1] // 132)
-    return max(shared, 232448 // (each + 1) - 1024) if each < 4 else shared
-
-
 @dataclass(frozen=True)
 class FusedEpilogue(Conv2dRung):
     candidates: tuple[MmaConfig, ...]
@@ -219,7 +211,6 @@ class FusedEpilogue(Conv2dRung):
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
-            "EARLY": bool(__import__("os").environ.get("ESCALADE_EARLY")),
             "PRODUCTS": self.products,
             "FILTERS_ALIGNED": problem.filters * problem.element_bytes % 16 == 0,
             **arguments.epilogue_constants(problem),
@@ -243,8 +234,9 @@ class FusedEpilogue(Conv2dRung):
                 arguments.shape(prepared.shape),
                 arguments.shortcut_shape(problem),
                 Settled(),
+                Relayed(),
             ),
-            shared_bytes=_spread(config.shared_bytes, config.grid(problem)),
+            shared_bytes=config.shared_bytes,
             overlap=True,
         )
         meeting: tuple[Workspace, ...] = ()

@@ -1,4 +1,4 @@
-"""The rungs whose blocks stay: odd sizes on the twin, every way to share work, what they refuse, and their registers."""
+"""The rungs whose blocks stay: odd sizes on the twin, every way to share work, refusals, and their registers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def half(*sizes: Any, **rest: Any) -> Conv2dProblem:
     return Conv2dProblem(*sizes, **{"dtype": "fp16", "layout": "nhwc", **rest})
 
 
+FUSED = {"bias": True, "residual": True, "relu": True}
 PROBLEMS = {
-    "more_slabs_than_stages": half(
-        1, 128, 5, 7, 64, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True
-    ),
+    "more_slabs_than_stages": half(1, 128, 5, 7, 64, 3, 3, padding=(1, 1), **FUSED),
     "fewer_slabs_than_stages": half(3, 128, 7, 5, 128, 1, 1, bias=True),
     "stride_2": half(2, 64, 11, 8, 64, 3, 3, (2, 2), (1, 1), residual=True),
     "dilation": half(1, 64, 9, 8, 72, 3, 3, (1, 1), (2, 2), (2, 2), bias=True),
@@ -42,13 +41,11 @@ PROBLEMS = {
         2, 64, 5, 6, 64, 3, 3, padding=(1, 1), bias=True, relu=True, shortcut_channels=128, shortcut_stride=2
     ),
     "odd_channels": half(1, 7, 6, 5, 70, 3, 3, padding=(1, 1), bias=True, residual=True),
-    "tf32": half(2, 40, 6, 5, 68, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="tf32"),
+    "tf32": half(2, 40, 6, 5, 68, 3, 3, padding=(1, 1), **FUSED, dtype="tf32"),
     "tf32_shortcut": half(1, 32, 5, 6, 64, 3, 3, padding=(1, 1), dtype="tf32", shortcut_channels=64),
-    "fp8": half(
-        2, 144, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="fp8", output="fp16"
-    ),
-    "fp8_through": half(2, 256, 7, 5, 96, 1, 1, bias=True, residual=True, relu=True, dtype="fp8"),
-    "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, dtype="bf16"),
+    "fp8": half(2, 144, 6, 5, 128, 3, 3, padding=(1, 1), **FUSED, dtype="fp8", output="fp16"),
+    "fp8_through": half(2, 256, 7, 5, 128, 1, 1, **FUSED, dtype="fp8"),
+    "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), **FUSED, dtype="bf16"),
 }
 
 
@@ -75,7 +72,9 @@ def test_filters_that_are_no_multiple_of_eight(filters: int, seed: int) -> None:
     check(CONV2D, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
-def few_blocks(rung: Rung[Conv2dProblem], problem: Conv2dProblem, config: PersistentConfig, blocks: int) -> KernelCall:
+def few_blocks(
+    rung: Rung[Conv2dProblem], problem: Conv2dProblem, config: PersistentConfig, blocks: int
+) -> KernelCall:
     """The launch on a GPU of so few multiprocessors: each block then has several tiles."""
     (call,) = rung.recipe(problem, config).steps
     assert isinstance(call, KernelCall)
@@ -90,7 +89,7 @@ def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], settl
     inputs = CONV2D.inputs(problem, CPU, seed)
     expected = CONV2D.reference(problem, inputs)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
-    ways = {}
+    ways: dict[tuple[object, ...], PersistentConfig] = {}
     for config in rung.configs(problem):
         assert isinstance(config, PersistentConfig)
         ways.setdefault((config.share, config.swapped, config.parts > 1), config)

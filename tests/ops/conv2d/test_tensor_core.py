@@ -11,7 +11,6 @@ import torch
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.errors import UnsupportedError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.mma_config import MmaConfig
 from escalade.ops.ladder import Rung
