@@ -9,7 +9,17 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from escalade.device.recipe import Argument, Buffer, Im2colMap, Int64, Ints, Relayed, Settled, TensorMap, TiledMap
+from escalade.device.recipe import (
+    Argument,
+    Buffer,
+    Im2colMap,
+    Int64,
+    Ints,
+    Relayed,
+    Settled,
+    TensorMap,
+    TiledMap,
+)
 from escalade.errors import UnsupportedError
 
 TENSOR_MAP_BYTES = 128
@@ -27,7 +37,9 @@ class ArgumentList:
         self.values = [_value(argument) for argument in arguments]
         self.addresses = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         pairs = list(zip(arguments, self.values, strict=True))
-        self._flags = [(argument, value) for argument, value in pairs if isinstance(argument, Settled | Relayed)]
+        self._flags = [
+            (argument, value) for argument, value in pairs if isinstance(argument, Settled | Relayed)
+        ]
         self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
         self._maps = [
             (argument, value) for argument, value in pairs if isinstance(argument, TiledMap | Im2colMap)

@@ -55,7 +55,9 @@ class Kernels:
             self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
             self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
             steps = [step for step in plan.steps if not step.is_alias]
-            self.calls = [self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)]
+            self.calls = [
+                self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
+            ]
             self._side = self._first_run() if device.type == "cuda" else None
 
     @property

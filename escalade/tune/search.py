@@ -14,7 +14,6 @@ from escalade.bench.timing import Arm, time_interleaved
 from escalade.bench.verify import Case
 from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
-from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.ladder import Config, Problem, Rung

@@ -269,7 +269,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     ran: list[tuple[int, bool]] = []
 
     class Fake:
-        def __init__(self, recipe: Recipe, *rest: object, settled: bool = False) -> None:
+        def __init__(self, recipe: Recipe, *rest: object, settled: bool = False, **flags: bool) -> None:
             self.recipe, self.settled = recipe, settled
 
         def bind(self, tensors: object) -> Fake:

@@ -8,8 +8,8 @@
 //             3: every other slab each, and add up at the end
 //   SWAPPED   filters are the rows of the product and pixels its columns: 64 filters then feed the tensor cores as well
 //             as 256 do, for it is the operand with the columns that is read again for every 64 rows
-//   BUFFERS   results go through so many panels of shared memory a warpgroup, by the copy engine, and residuals come
-//             that way, under the products; 0: straight from registers to y
+//   BUFFERS   results go through so many panels of shared memory a warpgroup, by the copy engine (if PLACED, by all
+//             threads), and residuals come that way, under the products; 0: straight from registers to y
 //   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
 //   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles
 //   PROMOTED  the sums of every slab are added up by ordinary additions: in FP8 tensor cores keep about 14 bits
@@ -50,13 +50,16 @@ static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warp
 static_assert(PARTS == 1 || ATOMS * COLUMNS / 2 * 256 * 4 <= STAGES * STAGE_BYTES, "partial sums lie over the ring");
 static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
-static_assert(!PLACED || BUFFERS == 0, "boxes are of pixels that follow each other");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];
 
 struct Placement {  // of an output pixel in the image that y points to
     int step_h, step_w, offset_h, offset_w, height, width;
+};
+
+struct Place {
+    int n, h, w;
 };
 
 struct Maps {
@@ -265,12 +268,17 @@ struct Writer {
     const Placement& placement;
     int pixels;
 
-    __device__ __forceinline__ long long place(int pixel) const {
-        if constexpr (!PLACED) return 1LL * pixel * shape.filters;
+    __device__ __forceinline__ Place place(int pixel) const {
         const int row = pixel / shape.output_width;
-        const int h = row % shape.output_height * placement.step_h + placement.offset_h;
-        const int w = pixel % shape.output_width * placement.step_w + placement.offset_w;
-        return ((1LL * (row / shape.output_height) * placement.height + h) * placement.width + w) * shape.filters;
+        return {row / shape.output_height, row % shape.output_height * placement.step_h + placement.offset_h,
+                pixel % shape.output_width * placement.step_w + placement.offset_w};
+    }
+
+    // Of the first filter of a pixel, in y.
+    __device__ __forceinline__ long long offset(int pixel) const {
+        if constexpr (!PLACED) return 1LL * pixel * shape.filters;
+        const Place at = place(pixel);
+        return ((1LL * at.n * placement.height + at.h) * placement.width + at.w) * shape.filters;
     }
 
     __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
@@ -283,7 +291,7 @@ struct Writer {
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) at[i][half] = place(warp_pixel + i * 64 + half * 8 + lane / 4);
+            for (int half = 0; half < 2; ++half) at[i][half] = offset(warp_pixel + i * 64 + half * 8 + lane / 4);
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int filter = first_filter + j * 8 + lane % 4 * 2;
@@ -311,7 +319,7 @@ struct Writer {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                    const long long at = place(pixel) + first_filter + j * 8;
+                    const long long at = offset(pixel) + first_filter + j * 8;
                     u32 codes[4] = {};
 #pragma unroll
                     for (int b = 0; b < 4; ++b) {
@@ -377,8 +385,8 @@ struct Writer {
                 }
                 const int pixel = warp_pixel + j / BLOCKS * 64 + lane / 4;
                 const int filter = first_filter + j % BLOCKS * 8 + lane % 4 * 2;
-                if (pixel < pixels) finish.store_pair(total.x, total.y, filter, place(pixel), y);
-                if (pixel + 8 < pixels) finish.store_pair(total.z, total.w, filter, place(pixel + 8), y);
+                if (pixel < pixels) finish.store_pair(total.x, total.y, filter, offset(pixel), y);
+                if (pixel + 8 < pixels) finish.store_pair(total.z, total.w, filter, offset(pixel + 8), y);
             }
         }
     }
@@ -438,6 +446,7 @@ template <int BUFFERS>
 struct PanelWriter {
     const TensorMap &residual_map, &output_map;
     const Finish& finish;
+    const Writer& writer;
     const int consumer;
     const u32 panels, barriers;                  // of this warpgroup
     const bool copier = threadIdx.x % 128 == 0;  // starts its copies
@@ -457,9 +466,29 @@ struct PanelWriter {
         tma_store_wait_read<0>();
         barrier_expect(barriers + 8 * buffer, PANEL_BYTES);
 #pragma unroll
-        for (int box = 0; box < BOXES; ++box)
-            tma_load_2d(panels + buffer * PANEL_BYTES + box * BOX_BYTES, residual_map, barriers + 8 * buffer,
-                        at.filter + box * BOX_FILTERS, at.pixel);
+        for (int box = 0; box < BOXES; ++box) {
+            const u32 to = panels + buffer * PANEL_BYTES + box * BOX_BYTES, full = barriers + 8 * buffer;
+            const int filter = at.filter + box * BOX_FILTERS;
+            if constexpr (PLACED) {
+                const Place place = writer.place(at.pixel);
+                tma_load_im2col(to, residual_map, full, filter, place.w, place.h, place.n, 0, 0);
+            } else {
+                tma_load_2d(to, residual_map, full, filter, at.pixel);
+            }
+        }
+    }
+
+    // Rows of a panel to where the placement has them, 16 bytes a thread, so that lines are written whole.
+    __device__ __forceinline__ void store_placed(u32 panel, const Origin& at) const {
+        constexpr int CHUNK = 16 / sizeof(Output), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
+        const int filter = threadIdx.x % CHUNKS * CHUNK, first = threadIdx.x % 128 / CHUNKS;
+        if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
+#pragma unroll
+        for (int row = first; row < first + 64; row += AT_ONCE) {
+            if (at.pixel + row >= writer.pixels) return;
+            Output* to = writer.y + writer.offset(at.pixel + row) + at.filter + filter;
+            *reinterpret_cast<float4*>(to) = load_shared_16(panel_address(panel, row, filter));
+        }
     }
 
     // Before the products: residuals arrive under them.
@@ -478,17 +507,23 @@ struct PanelWriter {
                 barrier_wait(barriers + 8 * buffer, residual_parity);
                 if (buffer == BUFFERS - 1) residual_parity ^= 1;
             } else {
-                if (copier) tma_store_wait_read<BUFFERS - 1>();
+                if (!PLACED && copier) tma_store_wait_read<BUFFERS - 1>();
                 warpgroup_sync(consumer);
             }
             const float* part = &sums[panel / PANELS_AN_ATOM][panel % PANELS_AN_ATOM * 32];
             if constexpr (sizeof(Output) == 2) write_matrices<Output>(part, here, finish, at.filter);
             else write_words(part, here, finish, at.filter);
-            fence_async_proxy();
-            warpgroup_sync(consumer);
+            if constexpr (PLACED) {
+                warpgroup_sync(consumer);
+                store_placed(here, at);
+            }
+            if (!PLACED || HAS_COMPANION) {  // what comes next is a copy
+                fence_async_proxy();
+                warpgroup_sync(consumer);
+            }
             if (copier) {
 #pragma unroll
-                for (int box = 0; box < BOXES; ++box)
+                for (int box = 0; box < (PLACED ? 0 : BOXES); ++box)
                     tma_store_2d(output_map, here + box * BOX_BYTES, at.filter + box * BOX_FILTERS, at.pixel);
                 if (HAS_COMPANION && panel + BUFFERS < PANELS)
                     fetch_residual(first_pixel, first_filter, panel + BUFFERS);
@@ -554,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
         const Finish finish{bias, scale, scales, residual, shape.filters};
         const Writer writer{finish, y, shape, placement, problem.pixels};
-        PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, consumer,
+        PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
                                                               panels + consumer * BUFFERS * PANEL_BYTES,
                                                               residual_barriers + consumer * BUFFERS * 8};
         // Taking turns: a warpgroup begins when the other has waited for all stages of the tile before. The first turn

@@ -5,7 +5,8 @@
 // pixels later. What that makes of the last columns of a row, where windows run over into the next row, is not stored.
 //
 // Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
-// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills.
+// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills. A mask comes
+// in the residual's place, and lets a sum through where it is positive: the gradient of a ReLU.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -28,6 +29,8 @@ constexpr int WINDOW_STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WI
 constexpr int PANEL_BYTES = WGMMA_N * ROW_BYTES;
 static_assert(PANEL_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
 constexpr int BLOCKS = WGMMA_N / 8;  // of 8 pixels
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
 using Sums = float[WGMMA_N / 2];
 
 // A tile as wide as the image is stored as one box, whose last columns fall outside of it. A narrower one has
@@ -69,7 +72,7 @@ __device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
         for (int stage = 0; stage < STAGES; ++stage)
             for (int byte = FILLED + threadIdx.x * 16; byte < READ_BYTES; byte += THREADS * 16)
                 store_shared(windows + stage * WINDOW_STAGE_BYTES + byte, zeros);
-    if (HAS_RESIDUAL && TILE_ROWS * BOX_COLUMNS < WGMMA_N)
+    if (HAS_COMPANION && TILE_ROWS * BOX_COLUMNS < WGMMA_N)
         for (int byte = threadIdx.x * 16; byte < CONSUMERS * PANEL_BYTES; byte += THREADS * 16)
             store_shared(panels + byte, zeros);
     fence_async_proxy();
@@ -112,7 +115,7 @@ struct Biases {
 template <int COUNT>
 __device__ __forceinline__ void finish_blocks(const float* sums, u32 address, const Biases& biases) {
     u32 pairs[2 * COUNT];
-    if (HAS_RESIDUAL) load_matrices_transposed(pairs, address);
+    if (HAS_COMPANION) load_matrices_transposed(pairs, address);
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i) {
         float2 values = {sums[2 * i], sums[2 * i + 1]};
@@ -120,6 +123,10 @@ __device__ __forceinline__ void finish_blocks(const float* sums, u32 address, co
         if (HAS_RESIDUAL) {
             const float2 residuals = unpack_pair<Element>(pairs[i]);
             values = {values.x + residuals.x, values.y + residuals.y};
+        }
+        if (HAS_MASK) {  // as PyTorch: a NaN lets the gradient through
+            const float2 masks = unpack_pair<Element>(pairs[i]);
+            values = {masks.x <= 0.f ? 0.f : values.x, masks.y <= 0.f ? 0.f : values.y};
         }
         if (HAS_RELU) values = {relu(values.x), relu(values.y)};
         pairs[i] = pack_pair<Element>(values.x, values.y);
@@ -154,7 +161,7 @@ struct Panel {
     __device__ __forceinline__ void begin(const Tile& tile) const {
         if (!copier) return;
         tma_store_wait_read<0>();  // the panel is free again
-        if (!HAS_RESIDUAL) return;
+        if (!HAS_COMPANION) return;
         const int count = boxes(tile);
         barrier_expect(residual_full, count * BOX_BYTES);
         for (int i = 0; i < count; ++i)
@@ -163,7 +170,7 @@ struct Panel {
     }
 
     __device__ __forceinline__ void wait() {
-        if (HAS_RESIDUAL) {
+        if (HAS_COMPANION) {
             barrier_wait(residual_full, parity);
             parity ^= 1;
         } else {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Relayed, Settled, TensorMap, TiledMap
 from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.ends import UNPLACED, Ends
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
@@ -139,38 +140,6 @@ class PersistentConfig(Config):
         return rounds * (blocks(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
 
 
-def placed(step: tuple[int, int], offset: tuple[int, int], size: tuple[int, int]) -> Ints:
-    """`Placement` of kernels/conv2d/hopper_persistent.cu: y is every so many rows and columns of a larger image."""
-    return Ints((*step, *offset, *size))
-
-
-UNPLACED = placed((1, 1), (0, 0), (0, 0))
-
-
-@dataclass(frozen=True)
-class Ends:
-    """What a product does with its sums."""
-
-    output: str
-    """The dtype of y."""
-    bias: bool = False
-    residual: bool = False
-    relu: bool = False
-    mask: bool = False
-    """The buffer in the residual's place lets through where it is positive: the gradient of a ReLU."""
-
-    def constants(self, dtype: str) -> dict[str, Constant]:
-        output = Type(arguments.ELEMENTS[self.output])
-        return {
-            "Output": output,
-            "Bias": Type("float") if dtype == "fp8" else output,
-            "HAS_BIAS": self.bias,
-            "HAS_RESIDUAL": self.residual,
-            "HAS_RELU": self.relu,
-            "HAS_MASK": self.mask,
-        }
-
-
 def product(
     windows: Windows,
     filters: int,
@@ -217,10 +186,14 @@ def product(
     def panel_map(buffer: str) -> TensorMap:
         if not config.buffers:
             return pixel_map
+        if placement != UNPLACED:  # results go there without the copy engine
+            return (
+                pixel_map if buffer == "y" else windows.placed_map(Buffer(buffer), filters, placement, PANEL)
+            )
         box = (ROW_BYTES // output_bytes, PANEL)
         return TiledMap(Buffer(buffer), ends.output, (filters, windows.pixels), box)
 
-    maps += [panel_map(residual if ends.residual or ends.mask else "y"), panel_map("y")]
+    maps += [panel_map(residual if ends.companion else "y"), panel_map("y")]
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/hopper_persistent.cu", "conv2d_hopper_persistent", constants),
@@ -295,7 +268,7 @@ class Persistent(HopperRung):
             Windows.of(prepared.shape),
             p.filters,
             config,
-            Ends(p.output or p.dtype, p.bias, p.residual, p.relu),
+            Ends.of(p),
             x=prepared.x.name,
             weight=prepared.weight.name,
             shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
+from escalade.device.recipe import Buffer, KernelCall, Relayed, Settled, TiledMap
+from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
@@ -15,6 +16,7 @@ from escalade.ops.conv2d.window_tiling import (
     SLAB,
     TAP_BYTES,
     THREADS,
+    Job,
     Tiling,
     WindowRung,
     tilings_of,
@@ -75,7 +77,7 @@ def _stages(tiling: Tiling) -> tuple[int, int] | None:
     for windows in range(MOST_WINDOWS, 1, -1):
         for tap_stages in range(MOST_TAP_STAGES, LEAST_TAP_STAGES - 1, -1):
             if _shared_bytes(tiling, windows, tap_stages) <= MOST_SHARED and (
-                windows == 2 or tap_stages >= min(8, tiling.problem.taps)
+                windows == 2 or tap_stages >= min(8, tiling.job.taps)
             ):
                 return windows, tap_stages
     return None
@@ -86,9 +88,11 @@ def _slabs(channels: int) -> int:
 
 
 def _splits(tiling: Tiling) -> Iterator[int]:
-    """One, and those that leave a block fewer slabs, where all clusters run at once."""
+    """One, and those that leave a block fewer slabs, where all clusters run at once and y lies together."""
     yield 1
-    slabs, tiles = _slabs(tiling.problem.channels), tiling.tiles * tiling.filter_tiles
+    if tiling.job.placement != UNPLACED:
+        return
+    slabs, tiles = _slabs(tiling.job.windows.channels), tiling.tiles * tiling.filter_tiles
     for splits in range(2, MOST_SPLITS + 1):
         fewer = ceil_div(slabs, splits) < ceil_div(slabs, splits - 1)
         # Parts are added 16 pixels at a time.
@@ -99,14 +103,14 @@ def _splits(tiling: Tiling) -> Iterator[int]:
 def _cost(tiling: Tiling, splits: int) -> float:
     """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
     assert tiling.width
-    p = tiling.problem
+    job = tiling.job
     tap = COLUMN_CYCLES * tiling.width
-    window = max(p.taps * tap, (tiling.window_bytes + p.taps * TAP_BYTES) / COPY_RATE)
+    window = max(job.taps * tap, (tiling.window_bytes + job.taps * TAP_BYTES) / COPY_RATE)
     pixel_bytes = tiling.rows * tiling.window[1] * ROW_BYTES
     shortcut = max(tap, (pixel_bytes + TAP_BYTES) / COPY_RATE)
-    tile = ceil_div(_slabs(p.channels), splits) * window + TURN_CYCLES
-    tile += ceil_div(_slabs(p.shortcut_channels), splits) * shortcut
-    if p.residual:
+    tile = ceil_div(_slabs(job.windows.channels), splits) * window + TURN_CYCLES
+    tile += ceil_div(_slabs(job.shortcut_channels), splits) * shortcut
+    if job.ends.companion:
         tile += RESIDUAL_CYCLES + RESIDUAL_CYCLES_BOX * tiling.boxes
     tiles = tiling.tiles * tiling.filter_tiles
     if splits == 1:
@@ -115,22 +119,21 @@ def _cost(tiling: Tiling, splits: int) -> float:
     return ceil_div(tiles, CLUSTERS[splits]) * (START_CYCLES + tile + meeting)
 
 
-def _shortcut_maps(tiling: Tiling) -> tuple[TiledMap, TiledMap]:
+def _shortcut_maps(tiling: Tiling, shortcut: Windows) -> tuple[TiledMap, TiledMap]:
     """The pixels that the stride leaves over, numbered as in a window, and a slab of their weights."""
-    p = tiling.problem
-    row, pixel = p.shortcut_size[1], p.shortcut_channels * p.element_bytes
+    step, (height, row), pixel = (
+        shortcut.stride[0],
+        shortcut.image,
+        shortcut.channels * shortcut.element_bytes,
+    )
     pixels = TiledMap(
         Buffer("shortcut"),
-        p.dtype,
-        (p.shortcut_channels, p.output_width, p.output_height, p.batch),
+        shortcut.dtype,
+        (shortcut.channels, shortcut.output[1], shortcut.output[0], shortcut.batch),
         (SLAB, tiling.window[1], tiling.rows, 1),
-        strides=(
-            p.shortcut_stride * pixel,
-            p.shortcut_stride * row * pixel,
-            p.shortcut_size[0] * row * pixel,
-        ),
+        strides=(step * pixel, step * row * pixel, height * row * pixel),
     )
-    return pixels, Windows.of_shortcut(p).weight_map(Buffer("shortcut_weight"), p.filters, FILTERS)
+    return pixels, shortcut.weight_map(Buffer("shortcut_weight"), tiling.job.filters, FILTERS)
 
 
 @dataclass(frozen=True)
@@ -139,28 +142,28 @@ class StreamedWindow(WindowRung):
     def takes_shortcut(self) -> bool:
         return True
 
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        sentence = super().limits(p)
+    def job_limits(self, job: Job) -> str | None:
+        sentence = super().job_limits(job)
         if sentence is not None:
             return sentence
-        for what, channels in {"channels": p.channels, "shortcut channels": p.shortcut_channels}.items():
+        both = {"channels": job.windows.channels, "shortcut channels": job.shortcut_channels}
+        for what, channels in both.items():
             if channels % 8:
                 return f"{self.name} takes multiples of 8 {what}, not {channels}"
-        if p.output_pixels * (p.filters // FILTERS) >= 2**31 - 2 * SMS:
-            return f"{self.name} counts tiles in 32 bits; {p.output_pixels} output pixels are too many"
-        if not self.configs(p):
+        pixels = job.windows.pixels
+        if pixels * (job.filters // FILTERS) >= 2**31 - 2 * SMS:
+            return f"{self.name} counts tiles in 32 bits; {pixels} output pixels are too many"
+        if not self.job_configs(job):
             return (
-                f"{self.name} has two windows in shared memory, of "
-                f"{p.dilation[0] * (p.filter_height - 1) + 1}x{p.dilation[1] * (p.filter_width - 1) + 1} pixels or "
+                f"{self.name} has two windows in shared memory, of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or "
                 f"more; there are {MOST_SHARED // 1024} KiB"
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[Config, ...]:
         """The cheapest of every width of the product and number of splits, with one box and with several."""
         found: dict[tuple[int, int, bool], tuple[float, StreamedConfig]] = {}
-        for tiling in tilings_of(problem):
+        for tiling in tilings_of(job):
             stages = _stages(tiling)
             if stages is None or tiling.width is None:
                 continue
@@ -171,30 +174,30 @@ class StreamedWindow(WindowRung):
                     found[key] = cost, StreamedConfig(tiling.rows, tiling.columns, *stages, splits)
         return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+    def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, StreamedConfig)
-        return _cost(Tiling(problem, config.rows, config.columns), config.splits)
+        return _cost(Tiling(job, config.rows, config.columns), config.splits)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+    def call(self, job: Job, config: Config) -> KernelCall:
         assert isinstance(config, StreamedConfig)
-        tiling = Tiling(problem, config.rows, config.columns)
+        tiling = Tiling(job, config.rows, config.columns)
         constants: dict[str, Constant] = {
             **tiling.constants,
             "WINDOWS": config.windows,
             "TAP_STAGES": config.tap_stages,
             "SPLITS": config.splits,
-            "SHORTCUT": problem.shortcut_channels > 0,
+            "SHORTCUT": job.shortcut is not None,
         }
         maps = tiling.window_map, tiling.weight_map
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, SMS)
-        call = KernelCall(
+        return KernelCall(
             Program.of("conv2d/hopper_streamed_window.cu", "conv2d_hopper_streamed_window", constants),
             (blocks * config.splits, 1, 1),
             (THREADS, 1, 1),
             (
                 *maps,
-                *(_shortcut_maps(tiling) if problem.shortcut_channels else maps),
+                *(_shortcut_maps(tiling, job.shortcut) if job.shortcut else maps),
                 *tiling.panel_maps,
                 Buffer("bias", optional=True),
                 Buffer("y"),
@@ -206,7 +209,6 @@ class StreamedWindow(WindowRung):
             cluster=(config.splits, 1, 1),
             overlap=True,
         )
-        return Recipe((call,))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled
+from escalade.device.recipe import Buffer, KernelCall, Relayed, Settled
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
@@ -14,6 +14,7 @@ from escalade.ops.conv2d.window_tiling import (
     SLAB,
     TAP_BYTES,
     THREADS,
+    Job,
     Tiling,
     WindowRung,
     tilings_of,
@@ -58,14 +59,14 @@ class WindowConfig(Config):
 
 
 def _weight_bytes(tiling: Tiling) -> int:
-    return tiling.problem.taps * TAP_BYTES
+    return tiling.job.taps * TAP_BYTES
 
 
 def _shared_bytes(tiling: Tiling, stages: int) -> int:
     """Weights, a panel for each of two warpgroups, windows, and their barriers."""
     assert tiling.width
     panels = 2 * tiling.width * ROW_BYTES
-    barriers = 8 * (tiling.problem.filter_height + 4)
+    barriers = 8 * (tiling.job.windows.taps[0] + 4)
     return _weight_bytes(tiling) + panels + stages * (tiling.stage_bytes + 16) + barriers
 
 
@@ -83,61 +84,61 @@ def _cost(tiling: Tiling) -> float:
     """Cycles of the block with the most tiles, as far as tensor cores, shared memory, L2 and ends decide."""
     assert tiling.width
     step = max(COLUMN_CYCLES * tiling.width, (FILTERS + tiling.width) * 32 / SHARED_RATE)
-    products = tiling.problem.taps * 4 * step + TURN_CYCLES
+    products = tiling.job.taps * 4 * step + TURN_CYCLES
     end = END_CYCLES + END_CYCLES_COLUMN * tiling.width
     copies = tiling.window_bytes / COPY_RATE
     # The end of one tile lies under the products of the other warpgroup's.
     tile = max(products, copies, (products + end) / 2)
     tiles = ceil_div(tiling.tiles, _blocks(tiling))
     residuals = 0.0
-    if tiling.problem.residual:
+    if tiling.job.ends.companion:
         residuals = (
             RESIDUAL_CYCLES + RESIDUAL_CYCLES_COLUMN * tiling.width + RESIDUAL_CYCLES_BOX * tiling.boxes
         )
         residuals += (tiles - 1) // 2 * (LAP_CYCLES + LAP_CYCLES_BOX * tiling.boxes)
-    first_row = _weight_bytes(tiling) / tiling.problem.filter_height / COPY_RATE
+    first_row = _weight_bytes(tiling) / tiling.job.windows.taps[0] / COPY_RATE
     waves = ceil_div(_blocks(tiling) * tiling.filter_tiles, SMS)
     return waves * (START_CYCLES + copies + first_row + tiles * tile + end + residuals)
 
 
-def _fitting(problem: Conv2dProblem) -> Iterator[Tiling]:
-    return (tiling for tiling in tilings_of(problem) if stages_of(tiling))
+def _fitting(job: Job) -> Iterator[Tiling]:
+    return (tiling for tiling in tilings_of(job) if stages_of(tiling))
 
 
 @dataclass(frozen=True)
 class Window(WindowRung):
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        sentence = super().limits(p)
+    def job_limits(self, job: Job) -> str | None:
+        sentence = super().job_limits(job)
         if sentence is not None:
             return sentence
-        if p.channels != SLAB:
-            return f"{self.name} takes {SLAB} channels, not {p.channels}; streamed_window takes more"
-        if next(_fitting(p), None) is None:
+        if job.windows.channels != SLAB:
             return (
-                f"{self.name} keeps all {p.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
-                f"windows of {p.dilation[0] * (p.filter_height - 1) + 1}x{p.dilation[1] * (p.filter_width - 1) + 1} "
-                f"pixels or more; there are {MOST_SHARED // 1024} KiB"
+                f"{self.name} takes {SLAB} channels, not {job.windows.channels}; streamed_window takes more"
+            )
+        if next(_fitting(job), None) is None:
+            return (
+                f"{self.name} keeps all {job.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
+                f"windows of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or more; there are {MOST_SHARED // 1024} KiB"
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[Config, ...]:
         """The cheapest of every width of the product, with one box and with several."""
         found: dict[tuple[int | None, bool], Tiling] = {}
-        for tiling in sorted(_fitting(problem), key=_cost):
+        for tiling in sorted(_fitting(job), key=_cost):
             found.setdefault((tiling.width, tiling.boxes == 1), tiling)
         cheapest = list(found.values())[:MOST_CONFIGS]
         return tuple(WindowConfig(t.rows, t.columns, stages_of(t)) for t in cheapest)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+    def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, WindowConfig)
-        return _cost(Tiling(problem, config.rows, config.columns))
+        return _cost(Tiling(job, config.rows, config.columns))
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+    def call(self, job: Job, config: Config) -> KernelCall:
         assert isinstance(config, WindowConfig)
-        tiling = Tiling(problem, config.rows, config.columns)
+        tiling = Tiling(job, config.rows, config.columns)
         constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
-        call = KernelCall(
+        return KernelCall(
             Program.of("conv2d/hopper_window.cu", "conv2d_hopper_window", constants),
             (_blocks(tiling) * tiling.filter_tiles, 1, 1),
             (THREADS, 1, 1),
@@ -153,7 +154,6 @@ class Window(WindowRung):
             shared_bytes=_shared_bytes(tiling, config.stages),
             overlap=True,
         )
-        return Recipe((call,))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Buffer, Im2colMap, Ints, TiledMap
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -98,6 +98,15 @@ class Windows:
             (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.slab, pixels,
             (self.stride[1], self.stride[0]),
         )  # fmt: skip
+
+    def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
+        """Of an image in which the output pixels lie apart: so many of them, which the copy engine walks alike."""
+        step_h, step_w, offset_h, offset_w, height, width = placement.values
+        whole = replace(
+            self, channels=filters, image=(height, width), taps=(1, 1), stride=(step_h, step_w),
+            padding=(-offset_h, -offset_w), dilation=(1, 1),
+        )  # fmt: skip
+        return whole.pixel_map(buffer, pixels)
 
     def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
         """A slab of one tap of `box` filters; where channels end before the slab there are zeros."""

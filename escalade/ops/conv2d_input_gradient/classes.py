@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Ints
+from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.elements import ceil_div
 
@@ -129,6 +131,26 @@ class PixelClass:
         """Where pixels of the class lie in dx: steps, offsets and the size of the whole, along rows and columns."""
         f = self.forward
         return *f.stride, self.rows.offset, self.columns.offset, f.height, f.width
+
+    @property
+    def windows(self) -> Windows:
+        """Of the output's gradient that the pixels see: exactly these, whatever lies around the image."""
+        f, rows, columns = self.forward, self.rows, self.columns
+        return Windows(
+            f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
+            (rows.taps, columns.taps), (1, 1), (rows.lower, columns.lower), (rows.dilation, columns.dilation),
+            (rows.count, columns.count),
+        )  # fmt: skip
+
+    @property
+    def placed(self) -> Ints:
+        """Where kernels for Hopper put the pixels themselves."""
+        return UNPLACED if self.forward.stride == (1, 1) else Ints(self.placement)
+
+    @property
+    def elements(self) -> int:
+        """Of dx."""
+        return self.forward.batch * self.forward.channels * self.rows.count * self.columns.count
 
     @property
     def places(self) -> Ints:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops import machine
 from escalade.ops.conv2d import Conv2d, Conv2dProblem, arguments
 from escalade.ops.conv2d_input_gradient.classes import PixelClass, pixel_classes
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
@@ -148,6 +150,36 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
     ) -> Recipe:
         """What takes a class from its filter, turned around, to its places in dx."""
 
+    def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float | None:
+        """Filters turned around side by side, then class after class: each fills the card."""
+        f = problem.forward
+        total = machine.microseconds(0, 2 * f.element_bytes * f.weight_elements)
+        for one in pixel_classes(f):
+            if one.taps:
+                us = self.part_estimate(problem, one, config)
+                if us is None:
+                    return None
+                total += us
+            else:
+                total += machine.microseconds(0, f.element_bytes * one.elements)
+        return total
+
+    def part_estimate(
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
+    ) -> float | None:
+        """Of a class without its filter: one launch that masks and places."""
+        clocks = self.class_clocks(problem, one, config)
+        if clocks is None:
+            return None
+        moved = one.forward.output_elements + one.weight_elements + (1 + problem.mask) * one.elements
+        return machine.microseconds(clocks, one.forward.element_bytes * moved)
+
+    def class_clocks(
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
+    ) -> float | None:
+        """About what the busiest multiprocessor takes for a class."""
+        return None
+
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """What the convolution's rung rounds beyond a plain sum is allowed here too."""
         return max(
@@ -160,6 +192,19 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 class AsConvolution(ByClasses):
     """By a rung of conv2d as it is; results that are not dx as they lie are placed by a launch of their own."""
 
+    def _config_of(self, convolution: Conv2dProblem, config: Config) -> Config:
+        offered = _offered(self.inner, convolution)
+        return config if config in offered else offered[0]
+
+    def part_estimate(
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
+    ) -> float | None:
+        convolution = one.convolution
+        us = self.inner.estimate(convolution, self._config_of(convolution, config))
+        if us is None or (one.whole and not problem.mask):
+            return us
+        return us + machine.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
+
     def part(
         self,
         problem: Conv2dInputGradientProblem,
@@ -170,8 +215,7 @@ class AsConvolution(ByClasses):
         lane: int,
     ) -> Recipe:
         convolution = one.convolution
-        offered = self.inner.configs(convolution)
-        inner = self.inner.recipe(convolution, config if config in offered else offered[0])
+        inner = self.inner.recipe(convolution, self._config_of(convolution, config))
         result = "y" if one.whole else f"result{number}"
         scratch = {workspace.name: Buffer(f"{workspace.name}{number}") for workspace in inner.workspaces}
         buffers = {"x": Buffer("gradient"), "weight": Buffer(flipped), "y": Buffer(result), **scratch}
@@ -183,6 +227,11 @@ class AsConvolution(ByClasses):
             return Recipe(steps, inner.workspaces)
         room = Workspace(result, convolution.element_bytes * convolution.output_elements)
         return Recipe(steps, (*inner.workspaces, room))
+
+
+@lru_cache(maxsize=256)
+def _offered(rung: Rung[Conv2dProblem], convolution: Conv2dProblem) -> tuple[Config, ...]:
+    return rung.configs(convolution)
 
 
 def largest_class(problem: Conv2dInputGradientProblem) -> PixelClass:
@@ -215,6 +264,14 @@ RUNGS = (
         # 1.0 ms of products against 1.4.
         predicted_gain=1.4,
         convolution="tensor_core_split",
+    ),
+    AsConvolution(
+        "wgmma_split",
+        "the same by conv2d's wgmma_split: fp32 accuracy on Hopper's own units; an infinity becomes NaN",
+        below="tensor_core_split",
+        # Three fp16 products for one at 200 TFLOP/s are 295 us, against 1.0 ms.
+        predicted_gain=3.3,
+        convolution="wgmma_split",
     ),
     AsConvolution(
         "tma_wgmma",

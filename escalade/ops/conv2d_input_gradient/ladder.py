@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from escalade.ops.conv2d.problem import LAYOUTS
-from escalade.ops.conv2d_input_gradient import duality, reference
+from escalade.ops.conv2d_input_gradient import duality, reference, windowed
 from escalade.ops.conv2d_input_gradient.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.persistent import PERSISTENT
 from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
@@ -65,20 +65,24 @@ SMALL_PROBLEMS = tuple(
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     if problem.dtype != "fp32":
-        return ("persistent", "tma_wgmma", "tensor_core", "direct")
+        return (*HOPPER, "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
-    return ("implicit_gemm", "direct") if few else ("tensor_core_split", "implicit_gemm", "direct")
+    return ("implicit_gemm", "direct") if few else (*SPLIT, "implicit_gemm", "direct")
 
 
 FEW_FILTERS = 8
 """Up to here rows of the implicit GEMM, which runs over the filters, are too short for tensor cores in fp32."""
-WORTH_CONVERTING = ("persistent", "tma_wgmma", "tensor_core")
+HOPPER = ("window", "streamed_window", "persistent")
+"""Kernels that mask and place results themselves, in fp16 and bf16."""
+SPLIT = ("wgmma_split", "tensor_core_split")
+"""fp32 accuracy on tensor cores."""
+WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 
 
 class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
-    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT))
+    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *windowed.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES

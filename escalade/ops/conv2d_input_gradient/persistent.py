@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from escalade.device.recipe import Recipe
 from escalade.ops.conv2d import Conv2d
-from escalade.ops.conv2d.hopper_persistent import UNPLACED, Ends, PersistentConfig, placed, product
-from escalade.ops.conv2d.hopper_windows import Windows
+from escalade.ops.conv2d.ends import Ends
+from escalade.ops.conv2d.hopper_persistent import PersistentConfig, product
+from escalade.ops.conv2d.hopper_windows import MOST_STRIDE
 from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
 from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
@@ -15,9 +16,11 @@ from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProble
 from escalade.ops.ladder import Config
 
 DTYPES = ("fp16", "bf16")
-WHOLE_IMAGES = ("overlapped_store", "swapped_operands", "cluster_split_k")
-"""Rungs of conv2d with configs for results that lie side by side: with a stride they do not, and some classes may have
-less to sum up than blocks of a cluster would share."""
+STORED = ("overlapped_store", "swapped_operands")
+"""Rungs of conv2d whose results leave through shared memory, and masks come that way: by the copy engine, which walks
+over images in steps of up to `MOST_STRIDE`."""
+SPLIT = ("cluster_split_k",)
+"""Rungs of conv2d whose blocks share sums; with a stride, a class may have less to sum up than there are blocks."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,23 @@ class Persistent(ByClasses):
             return f"{self.name} takes {' and '.join(DTYPES)}, not {f.dtype}"
         if f.filters * f.element_bytes % COPY_BYTES:
             return f"{self.name} copies {COPY_BYTES} bytes at once; {f.filters} filters are no multiple"
-        return super()._class_refusal(one) or _windows(one).unsupported(self.name)
+        return super()._class_refusal(one) or one.windows.unsupported(self.name)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
-        convolution = largest_class(problem).convolution
-        windows = _windows(largest_class(problem))
-        rungs = [self.inner]
-        if problem.forward.stride == (1, 1):
-            rungs += [Conv2d.ladder.rung(name) for name in WHOLE_IMAGES]
+        largest = largest_class(problem)
+        convolution = largest.convolution
+        stride = max(problem.forward.stride)
+        names = (STORED if stride <= MOST_STRIDE else ()) + (SPLIT if stride == 1 else ())
+        rungs = [self.inner, *(Conv2d.ladder.rung(name) for name in names)]
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
+        whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
+        return tuple(
+            sorted(whole_lines or offered, key=lambda config: self.class_clocks(problem, largest, config))
+        )
 
-        def cost(config: Config) -> float:
-            assert isinstance(config, PersistentConfig)
-            return config.cost(windows.pixels, convolution.filters, windows.slabs)
-
-        return tuple(sorted(offered, key=cost))
+    def class_clocks(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
+        assert isinstance(config, PersistentConfig)
+        return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs)
 
     def part(
         self,
@@ -55,29 +60,23 @@ class Persistent(ByClasses):
     ) -> Recipe:
         assert isinstance(config, PersistentConfig)
         f = problem.forward
-        offset = (one.rows.offset, one.columns.offset)
         call = product(
-            _windows(one),
+            one.windows,
             f.channels,
             config,
             Ends(f.dtype, mask=problem.mask),
             x="gradient",
             weight=flipped,
             residual="mask",
-            placement=UNPLACED if f.stride == (1, 1) else placed(f.stride, offset, (f.height, f.width)),
+            placement=one.placed,
             lane=lane,
         )
         return Recipe((call,))
 
 
-def _windows(one: PixelClass) -> Windows:
-    """Of the output's gradient that the pixels of a class see: exactly these, whatever lies around the image."""
-    f, rows, columns = one.forward, one.rows, one.columns
-    return Windows(
-        f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
-        (rows.taps, columns.taps), (1, 1), (rows.lower, columns.lower), (rows.dilation, columns.dilation),
-        (rows.count, columns.count),
-    )  # fmt: skip
+def _writes_lines(config: Config) -> bool:
+    """Of many results, quarters of a line straight from registers take half as long again to write."""
+    return isinstance(config, PersistentConfig) and (config.buffers > 0 or config.parts > 1)
 
 
 PERSISTENT = Persistent(

@@ -161,17 +161,68 @@ def test_the_persistent_rung_on_odd_sizes(name: str, dtype: str, seed: int) -> N
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
-def test_results_leave_by_the_copy_engine_only_where_they_lie_together() -> None:
+@pytest.mark.parametrize("name", ["136to72_9x11_k3s2_b3_mask", "64to72_6x7_k1s2_b2"])
+def test_every_tile_is_placed(name: str, seed: int) -> None:
+    """Through shared memory, where masks arrive, and straight from registers."""
+    problem, rung = half(name), OPERATION.ladder.rung("persistent")
+    configs = rung.configs(problem)
+    assert {config.as_dict()["buffers"] for config in configs} > {0, 1}
+    for config in configs:
+        check(OPERATION, rung, problem, config, CPU, seed)
+
+
+def test_results_go_straight_to_dx_where_they_do_not_lie_together() -> None:
     rung = OPERATION.ladder.rung("persistent")
 
-    def buffers(name: str) -> set[int]:
-        return {config.as_dict()["buffers"] for config in rung.configs(half(name))}
+    def straight(name: str) -> set[bool]:
+        return {config.as_dict()["buffers"] == 0 for config in rung.configs(half(name))}
 
-    assert buffers("128to128_28_k3s1_b256") > {0}
-    assert buffers("128to128_28_k3s2_b256") == {0}
+    assert straight("128to128_28_k3s1_b256") == {False}
+    assert straight("128to128_28_k3s2_b256") == {False, True}
+    assert straight("128to128_28_k3s9x1_b256") == {True}  # longer steps than the copy engine makes
+    assert straight("67to64_28_k3s1_b256") == {True}  # rows of results that no copy divides
+    assert any(config.as_dict()["splits"] > 1 for config in rung.configs(half("512to512_7_k3s1_b8")))
 
 
-@pytest.mark.parametrize("rung", ["tensor_core", "persistent"])
+WINDOWED = [
+    ("window", "64to64_9x7_k3s1_b2_mask"),
+    ("window", "128to64_9x8_k3s2_b1_mask"),  # windows that end beyond one side, classes of two sizes
+    ("window", "64to64_4_k1s1p2_b1_mask"),  # windows that begin inside the image
+    ("window", "64to64_7x10_k2s3x1_b1_mask"),
+    ("window", "64to64_9x11_k3s2p2d2_b2"),
+    ("streamed_window", "64to128_5x7_k3s1_b2_mask"),
+    ("streamed_window", "128to72_9x7_k3s2_b2_mask"),  # a slab that is not full
+    ("streamed_window", "64to72_6x7_k1s2_b2_mask"),
+    ("streamed_window", "64to256_3_k3s1_b1_mask"),  # blocks of a cluster share the filters
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(("rung", "name"), WINDOWED)
+def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> None:
+    problem, one = half(name, dtype), OPERATION.ladder.rung(rung)
+    check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed)
+
+
+@pytest.mark.parametrize("name", ["64to64_9x11_k3s1_b1_mask", "64to64_9x11_k3s2_b1_mask"])
+@pytest.mark.parametrize("rung", ["window", "streamed_window"])
+def test_windows_of_every_config(rung: str, name: str, seed: int) -> None:
+    problem, one = half(name), OPERATION.ladder.rung(rung)
+    for config in one.configs(problem):
+        check(OPERATION, one, problem, config, CPU, seed)
+
+
+def test_the_blocks_of_a_cluster_share_sums_only_where_results_lie_together() -> None:
+    rung = OPERATION.ladder.rung("streamed_window")
+
+    def splits(name: str) -> set[int]:
+        return {config.as_dict()["splits"] for config in rung.configs(half(name))}
+
+    assert splits("64to256_7_k3s1_b1") - {1}
+    assert splits("64to256_7_k3s2_b1") == {1}
+
+
+@pytest.mark.parametrize("rung", ["tensor_core", "persistent", "window", "streamed_window"])
 def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     problem = half("64to64_5x6_k3s2_b1_mask")
     one = OPERATION.ladder.rung(rung)
@@ -182,7 +233,8 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
 @pytest.mark.parametrize("rung", NAMES)
 def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     """As in PyTorch: nothing passes where the mask is not positive, everything where it is NaN."""
-    dtype = torch.float32 if rung in ("implicit_gemm", "tensor_core_split") else torch.float16
+    split = rung.endswith("_split")
+    dtype = torch.float32 if split or rung == "implicit_gemm" else torch.float16
     channels = 64
     gradient = torch.ones(1, channels, 4, 4, dtype=dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.ones(channels, channels, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
@@ -195,7 +247,7 @@ def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     expected = torch.full((1, channels, 4, 4), float(channels), dtype=dtype)
     expected[0, 32:, 1, 2] = torch.nan
     # Split operands make NaN of an infinity.
-    expected[0, :, 2, 2] = torch.nan if rung == "tensor_core_split" else torch.inf
+    expected[0, :, 2, 2] = torch.nan if split else torch.inf
     expected[0, :32, 1, 2] = expected[0, 33:35, 3, 3] = 0
     torch.testing.assert_close(dx, expected, equal_nan=True)
 
@@ -227,20 +279,33 @@ def test_the_choice() -> None:
     def rung(problem: Conv2dInputGradientProblem) -> str:
         return choose("conv2d_input_gradient", problem, CPU).rung.name
 
-    assert rung(half("128to128_28_k3s2_b256")) == "persistent"
-    assert rung(half("64to12_28_k3s1_b256")) == "tma_wgmma"
+    assert rung(half("64to64_56_k3s1_b256_mask")) == "window"
+    assert rung(half("128to128_28_k3s1_b8")) == "streamed_window"
+    assert rung(half("256to256_14_k3s1_b256_mask")) == "persistent"
     assert rung(half("128to128_28_k3s2_b256", "tf32")) == "tma_wgmma"
     assert rung(half("3to12_28_k3s1_b256")) == "tensor_core"
+    assert rung(half("128to128_28_k3s1_b256", "fp32")) == "wgmma_split"
+    assert rung(half("128to4_28_k3s1_b256", "fp32")) == "implicit_gemm"
     assert rung(half("128to128_28_k3s1g4_b256")) == "direct"
     assert rung(parse("128to128_28_k3s1_b256", "fp32", "nchw")) == "implicit_gemm"
     assert choose("conv2d_input_gradient", parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
 
 
-@pytest.mark.parametrize("name", ["128to128_28_k3s1_b256_mask", "64to128_56_k3s2_b256_mask"])
-def test_no_config_of_the_persistent_rung_spills(name: str) -> None:
-    problem, rung = half(name), OPERATION.ladder.rung("persistent")
-    for config in rung.configs(problem):
-        for program in rung.recipe(problem, config).programs:
+@pytest.mark.parametrize(
+    ("rung", "name", "configs"),
+    [
+        ("persistent", "128to128_28_k3s1_b256_mask", 16),
+        ("persistent", "64to128_56_k3s2_b256_mask", 16),
+        ("window", "64to64_56_k3s1_b256_mask", 2),
+        ("window", "128to64_56_k3s2_b32_mask", 1),
+        ("streamed_window", "256to256_14_k3s1_b256_mask", 2),
+        ("streamed_window", "64to128_56_k3s2_b256_mask", 1),
+    ],
+)
+def test_no_config_spills(rung: str, name: str, configs: int) -> None:
+    problem, one = half(name), OPERATION.ladder.rung(rung)
+    for config in one.configs(problem)[:configs]:
+        for program in one.recipe(problem, config).programs:
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config
 
 

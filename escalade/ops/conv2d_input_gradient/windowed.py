@@ -1,0 +1,89 @@
+"""The gradient from windows that are copied once: conv2d's kernels for Hopper of that kind, at any stride."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from escalade.device.recipe import Buffer, Recipe
+from escalade.ops.conv2d.ends import Ends
+from escalade.ops.conv2d.window_tiling import Job, WindowRung
+from escalade.ops.conv2d_input_gradient.classes import PixelClass
+from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.ladder import Config
+
+
+@dataclass(frozen=True)
+class Windowed(ByClasses):
+    """The copy engine brings the mask of a class, and takes its results, as if their pixels were neighbours."""
+
+    @property
+    def inner(self) -> WindowRung:
+        rung = super().inner
+        assert isinstance(rung, WindowRung)
+        return rung
+
+    def _class_refusal(self, one: PixelClass) -> str | None:
+        if one.forward.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {one.forward.layout}"
+        return self.inner.job_limits(_job(one, mask=False))
+
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+        return _offered(self.inner, _job(largest_class(problem), problem.mask))
+
+    def _config_of(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> Config:
+        """Classes with other windows than the largest have what suits them best."""
+        job, largest = _job(one, problem.mask), _job(largest_class(problem), problem.mask)
+        alike = (job.windows.taps, job.windows.output) == (largest.windows.taps, largest.windows.output)
+        return config if alike else _offered(self.inner, job)[0]
+
+    def class_clocks(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
+        return self.inner.job_clocks(_job(one, problem.mask), self._config_of(problem, one, config))
+
+    def part(
+        self,
+        problem: Conv2dInputGradientProblem,
+        one: PixelClass,
+        config: Config,
+        number: int,
+        flipped: str,
+        lane: int,
+    ) -> Recipe:
+        call = self.inner.call(_job(one, problem.mask), self._config_of(problem, one, config))
+        buffers = {"x": Buffer("gradient"), "weight": Buffer(flipped), "residual": Buffer("mask")}
+        return Recipe((call,)).over(buffers, lane)
+
+
+def _job(one: PixelClass, mask: bool) -> Job:
+    f = one.forward
+    return Job(one.windows, f.channels, Ends(f.dtype, mask=mask), placement=one.placed)
+
+
+@lru_cache(maxsize=256)
+def _offered(rung: WindowRung, job: Job) -> tuple[Config, ...]:
+    return rung.job_configs(job)
+
+
+# Predictions for fp16 at batch 256, with 2 us for the filter.
+RUNGS = (
+    Windowed(
+        "window",
+        "conv2d's window for 64 filters: the window of a tile of dx is copied once and all taps read it in place; the "
+        "copy engine brings the mask and places results, with a stride too",
+        below="persistent",
+        # 64to64_56_k3 with a mask: by im2col 130 us of copies and 8 of masks; 84 and 8 here.
+        predicted_gain=1.45,
+        convolution="window",
+    ),
+    Windowed(
+        "streamed_window",
+        "the same for any number of filters, 64 at a time, by conv2d's streamed_window",
+        below="persistent",
+        # 64to128_56_k3s2, four classes with 9 taps between them: by im2col 1568 tiles of 128x64 copy 18 slabs of 24 KB
+        # in 440 cycles each, 54 us, and write dx a quarter of a line at a time, 30 us more than whole lines; windows
+        # copy half of that, so that reading the gradient four times and writing dx, 308 MB, decide: 73 us.
+        predicted_gain=1.2,
+        convolution="streamed_window",
+    ),
+)
