@@ -210,13 +210,7 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    untuned: Annotated[
-        bool,
-        typer.Option(help="Instead: twenty odd convolutions that no table has, beside PyTorch."),
-    ] = False,
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="Where --sweep and --untuned write.", show_default=False)
-    ] = None,
+    out: Annotated[pathlib.Path, typer.Option(help="Where --sweep writes.")] = pathlib.Path("sweep.jsonl"),
 ) -> None:
     """Measure every rung and config for the steps of networks, or for problems, and remember the fastest.
 
@@ -224,17 +218,13 @@ def tune(
     """
     from escalade.tune import commands
 
-    instead = sum((sweep is not None, judge is not None, untuned))
+    instead = sum((sweep is not None, judge is not None))
     if instead > 1 or (instead and (names or problem)):
-        raise typer.BadParameter("--sweep, --judge, --untuned and what is to be tuned exclude each other")
+        raise typer.BadParameter("--sweep, --judge and what is to be tuned exclude each other")
     if judge is not None:
         raise typer.Exit(commands.judge(judge))
     if sweep is not None:
-        raise typer.Exit(commands.sweep_into(out or pathlib.Path("sweep.jsonl"), sweep, seed))
-    if untuned:
-        from escalade.bench import untuned as odd
-
-        raise typer.Exit(odd.command(out))
+        raise typer.Exit(commands.sweep_into(out, sweep, seed))
     options = commands.TuneOptions(
         tuple(names or ()), tuple(problem or ()), tuple(dtype or ("fp16",)), tuple(layout or ("nhwc",)),
         _numbers("--batch", _listed([batch])), table, again,

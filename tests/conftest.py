@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support import Sample
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 # In the repository, so that a second run is fast and the user's own cache stays as it is.
@@ -81,6 +83,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def seed(request: pytest.FixtureRequest) -> int:
     """Different in every test and every run."""
     return zlib.crc32(f"{request.config.option.seed} {request.node.nodeid}".encode())
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest, seed: int) -> Sample:
+    return Sample(seed, request.config.option.thorough)
 
 
 @pytest.fixture

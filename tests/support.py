@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from escalade.bench.verify import Case
 from escalade.device.run import TwinOptions
 from escalade.ops import OPERATIONS, Config, Operation, Rung
+
+T = TypeVar("T")
 
 
 def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:
@@ -45,6 +47,20 @@ def cover(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], t
         offered = each[number % len(each)]
         chosen.append(offered[(number + turn) % len(offered)])
     return list(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Chooses from what takes too long to try in full: others with every seed; all with `--thorough`."""
+
+    seed: int
+    everything: bool
+
+    def __call__(self, things: Iterable[T], most: int) -> Sequence[T]:
+        """So many of them at most, far apart."""
+        offered = list(things)
+        step = 1 if self.everything else max(1, len(offered) // most)
+        return offered[self.seed % step :: step][: None if self.everything else most]
 
 
 def check(

@@ -149,7 +149,7 @@ class Bench:
             self.device,
             one.name,
             settled=stay,
-            relayed=stay and recipe.fills_multiprocessors,
+            relayed=stay and recipe.may_come_early,
         )
         workspaces = self._workspaces(recipe)
 

@@ -30,6 +30,8 @@ import escalade
 from escalade.errors import EscaladeError
 
 DEFAULT_FOLDER = pathlib.Path("results")
+SWEEPS = "_sweep.jsonl"
+"""How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
 _OUTPUT_OPTIONS = ("--results", "--json", "--plot")
 
 
@@ -157,7 +159,12 @@ def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
     if not folder.is_dir():
         return {}
     found = {
-        gpu.name: [record for path in sorted(gpu.glob("*.jsonl")) for record in load(path)]
+        gpu.name: [
+            record
+            for path in sorted(gpu.glob("*.jsonl"))
+            if not path.name.endswith(SWEEPS)
+            for record in load(path)
+        ]
         for gpu in sorted(folder.iterdir())
         if gpu.is_dir()
     }

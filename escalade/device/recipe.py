@@ -6,6 +6,7 @@ that runs: on the GPU for CUDA tensors, on the twin for CPU tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,8 @@ from escalade.device.program import Program
 Size3 = tuple[int, int, int]
 FILLING_BYTES = 114 * 1024
 """Half of the shared memory of a multiprocessor of Hopper."""
+FEW_BLOCKS = 66
+"""Half of an H200's multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Settled:
 class Relayed:
     """A 32-bit integer: 1 where the launch behind may be let in before this one has finished.
 
-    That is where its blocks have a multiprocessor each: smaller ones would crowd onto those that are free first.
+    That is where its blocks have a multiprocessor each: many smaller ones would crowd onto those that are free first.
     """
 
 
@@ -177,10 +180,12 @@ class Recipe:
         return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
 
     @property
-    def fills_multiprocessors(self) -> bool:
-        """Whether the blocks of its first launch have a multiprocessor each."""
+    def may_come_early(self) -> bool:
+        """Whether the blocks of its first launch have a multiprocessor each, or are so few that it does not matter."""
         first = next((step for step in self.after_packing.steps if isinstance(step, KernelCall)), None)
-        return first is not None and first.shared_bytes > FILLING_BYTES
+        if first is None:
+            return False
+        return first.shared_bytes > FILLING_BYTES or math.prod(first.grid) <= FEW_BLOCKS
 
     @property
     def workspace_bytes(self) -> int:

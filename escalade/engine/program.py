@@ -119,7 +119,7 @@ class Kernels:
             Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
         each = tuple(part for part in step.recipe.steps if not part.weights_only)
         recipe = Recipe(each, step.recipe.workspaces)
-        relayed = behind is not None and behind.recipe is not None and behind.recipe.fills_multiprocessors
+        relayed = behind is not None and behind.recipe is not None and behind.recipe.may_come_early
         return Executable(recipe, self._device, label, settled=True, relayed=relayed).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:

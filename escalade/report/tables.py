@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from escalade.bench.store import Record, load_folder
 from escalade.errors import EscaladeError
 from escalade.ops import OPERATIONS
-from escalade.report import cells, network_pages
+from escalade.report import cells, layer_pages, network_pages
 from escalade.report.markdown import origin, table
 
 LADDER, NETWORKS = "ladder", "networks"
@@ -62,6 +62,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         readme: text,
         root / "docs" / "ladder.md": ladder_page(records),
         root / "docs" / "networks.md": network_pages.networks_page(records, PREFERRED_GPU),
+        root / "docs" / "layers.md": layer_pages.layers_page(records, PREFERRED_GPU),
     }
 
 

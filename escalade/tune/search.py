@@ -145,6 +145,6 @@ def _arm(
     if recipe.packing.steps:
         Executable(recipe.packing, device, candidate.name).bind(bound)()
     executable = Executable(
-        recipe.after_packing, device, candidate.name, settled=True, relayed=recipe.fills_multiprocessors
+        recipe.after_packing, device, candidate.name, settled=True, relayed=recipe.may_come_early
     )
     return Arm(candidate.name, [executable.bind(bound)])

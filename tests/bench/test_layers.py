@@ -373,7 +373,7 @@ def test_the_command_on_the_twin_checks_and_files(tmp_path: pathlib.Path) -> Non
 
 def test_the_command_fails_if_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "OPERATIONS", {"conv2d": Scale(rung("wrong", "wrong_element"))})
-    monkeypatch.setattr(command, "named", lambda name, batch, dtype: (Layer("conv2d", ScaleProblem(100)),))
+    monkeypatch.setattr(sets, "named", lambda name, batch, dtype: (Layer("conv2d", ScaleProblem(100)),))
     result = run("anything", "--device", "twin")
     assert result.exit_code == 1 and "failed: scale_100 wrong" in result.output
 

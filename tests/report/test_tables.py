@@ -51,6 +51,7 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
         "README.md",
         "ladder.md",
         "networks.md",
+        "layers.md",
     ]
     written = tables.write(root / "results", root)
     assert tables.stale(root / "results", root) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from escalade import cli
-from escalade.bench import store, untuned
-from escalade.bench.arms import Settings
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.tune import commands, judge, samples, search
@@ -285,7 +282,7 @@ def test_the_command_judges_a_file(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--sweep", "3", "--untuned"), ("resnet18", "--sweep", "3"), ("--judge", "x", "--problem", "y")],
+    [("--sweep", "3", "--judge", "x"), ("resnet18", "--sweep", "3"), ("--judge", "x", "--problem", "y")],
 )
 def test_one_thing_at_a_time(arguments: tuple[str, ...]) -> None:
     code, output = run(*arguments)
@@ -297,24 +294,3 @@ def test_one_thing_at_a_time(arguments: tuple[str, ...]) -> None:
 def test_measuring_needs_a_gpu(arguments: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     code, output = run(*arguments)
     assert code == 1 and "there is no GPU here" in output
-
-
-# --- beside peers
-
-
-def test_untuned_problems_are_verified_and_shown(tmp_path: pathlib.Path) -> None:
-    problem = Conv2dProblem.parse("7to9_11_k3s1_b1_bias+relu", "fp16", "nhwc")
-    said: list[str] = []
-    (record,) = untuned.measure(problem, CPU, Settings(), None, said.append)
-    assert record.workload == untuned.WORKLOAD and not record.failure and record.median_us
-    assert "estimate" in record.note and "estimate" in said[0]
-    peers = [
-        replace(record, timing="graph", median_us=10.0, peer_gain=2.0, peer="torch-nhwc"),
-        replace(record, timing="graph", median_us=10.0, peer_gain=0.5, peer="torch-nhwc"),
-        replace(record, system="torch-nhwc", rung="", median_us=20.0),
-    ]
-    shown = untuned.table(peers)
-    assert shown.row_count == 2 and "2 problems: 1.00 times" in str(shown.caption)
-    path = tmp_path / "records.jsonl"
-    store.write(path, [record])
-    assert json.loads(path.read_text())["problem"] == problem.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ from escalade.bench import store
 from escalade.bench.arms import Settings, blank_record
 from escalade.bench.commands import chosen_device, status
 from escalade.bench.ladder import Say, free
-from escalade.bench.layers import rivals, summary
+from escalade.bench.layers import rivals, sets, summary
 from escalade.bench.layers.measure import measure, programs
-from escalade.bench.layers.sets import Layer, in_direction, named
+from escalade.bench.layers.sets import Layer, Part
 from escalade.bench.store import Record
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
@@ -52,14 +51,6 @@ class LayerOptions:
     @property
     def workload(self) -> str:
         return "layers" if self.direction == "forward" else f"layers_{self.direction}"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A set in one dtype and batch."""
-
-    title: str
-    layers: tuple[Layer, ...]
 
 
 def layers(options: LayerOptions, console: Console | None = None) -> int:
@@ -94,22 +85,13 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
-def parts(options: LayerOptions) -> list[Part]:
-    """Every set in every dtype and batch that has it."""
+def parts(options: LayerOptions) -> tuple[Part, ...]:
     for dtype in options.dtypes:
         if dtype not in ELEMENT_BYTES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(ELEMENT_BYTES)}")
-    found: dict[tuple[Layer, ...], Part] = {}  # a set with batches of its own is the same at every other
-    for dtype, batch, name in itertools.product(
-        options.dtypes or ("fp16",), options.batches or (256,), options.names
-    ):
-        members = in_direction(named(name, batch, dtype), options.direction)
-        title = f"{name}, {options.direction.replace('_', ' ')}, {dtype}"
-        if all(layer.problem.batch == batch for layer in members):
-            title += f", batch {batch}"
-        if members:
-            found.setdefault(members, Part(title, members))
-    return list(found.values())
+    return sets.parts(
+        options.names, options.batches or (256,), options.dtypes or ("fp16",), options.direction
+    )
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,3 +157,27 @@ def in_direction(layers: Sequence[Layer], direction: str) -> tuple[Layer, ...]:
         problem = replace(operation.parse(plain.name), dtype=plain.dtype, layout=plain.layout)
         counts[problem] = counts.get(problem, 0) + layer.count
     return tuple(Layer(operation.name, problem, count) for problem, count in counts.items())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A set in one dtype and batch."""
+
+    name: str
+    title: str
+    layers: tuple[Layer, ...]
+
+
+def parts(
+    names: Sequence[str], batches: Sequence[int], dtypes: Sequence[str], direction: str
+) -> tuple[Part, ...]:
+    """Every set in every dtype and batch that has it."""
+    found: dict[tuple[Layer, ...], Part] = {}  # a set with batches of its own is the same at every other
+    for dtype, batch, name in itertools.product(dtypes, batches, names):
+        members = in_direction(named(name, batch, dtype), direction)
+        title = f"{name}, {direction.replace('_', ' ')}, {dtype}"
+        if all(layer.problem.batch == batch for layer in members):
+            title += f", batch {batch}"
+        if members:
+            found.setdefault(members, Part(name, title, members))
+    return tuple(found.values())

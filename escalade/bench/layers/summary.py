@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -81,30 +81,37 @@ def summary(found: Sequence[Row]) -> Summary | None:
     )
 
 
+def shown(row: Row) -> dict[str, str]:
+    """What a table says of a layer, by heading."""
+    ours, peer = row.ours, row.peer
+    return {
+        "layer": row.layer.problem.name + (" (stem)" if row.layer.operation == "stem" else ""),
+        "×": str(row.layer.count),
+        "rung": ours.rung if ours else "",
+        "µs": cells.figure(ours.median_us if ours else None),
+        "TFLOP/s": cells.whole(ours.tflops if ours else None),
+        "% of floor": cells.percent(100 * ours.floor_us / ours.time if ours and ours.floor_us else None),
+        "peer": peer.system if peer else "",
+        "peer's µs": cells.figure(peer.median_us if peer else None),
+        "ratio": cells.times(row.ratio),
+    }
+
+
+TEXTS = ("layer", "rung", "peer")
+"""The headings above text; above the others are figures."""
+
+
 def table(title: str, found: Sequence[Row]) -> Table:
-    shown = Table(title=title, title_justify="left")
-    numbers = ("×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
-    for heading in ("layer", "×", "rung", "µs", "TFLOP/s", "% of floor", "peer", "peer's µs", "ratio"):
-        right = heading in numbers
-        shown.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for row in found:
-        pooled = "" if row.layer.operation != "stem" else " (stem)"
-        ours, peer = row.ours, row.peer
-        shown.add_row(
-            row.layer.problem.name + pooled,
-            str(row.layer.count),
-            ours.rung if ours else "",
-            cells.figure(ours.median_us if ours else None),
-            cells.whole(ours.tflops if ours else None),
-            cells.percent(100 * ours.floor_us / ours.time if ours and ours.floor_us else None),
-            peer.system if peer else "",
-            cells.figure(peer.median_us if peer else None),
-            cells.times(row.ratio),
-        )
-    return shown
+    made = Table(title=title, title_justify="left")
+    for position, row in enumerate(map(shown, found)):
+        if not position:
+            for heading in row:
+                made.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=True)
+        made.add_row(*row.values())
+    return made
 
 
-def over_fp16(found: Sequence[Row]) -> list[tuple[Row, float]]:
+def over_fp16(found: Collection[Row]) -> list[tuple[Row, float]]:
     """How many times as fast as our own fp16 our FP8 is, for the layers that both were timed on."""
     halves = {
         (row.layer.operation, row.layer.problem.name): row.ours

@@ -282,7 +282,7 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     stem_streamed(const Source* __restrict__ x, const u32* __restrict__ packed, const Element*,
                   const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
-                  StemShape shape) {
+                  StemShape shape, int relayed) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so that the compiler knows: alike in all lanes
     const int stream = warpgroup % STREAMS;
@@ -295,6 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     wait_for_previous_launch();
+    if (relayed) let_next_launch_start();
 
     const Range range(stream, shape);
     if (warpgroup < STREAMS) {

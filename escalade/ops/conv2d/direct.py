@@ -28,7 +28,7 @@ SCATTERED_RATE = 0.5e6
 """The same in NHWC, where they do not, from `SCATTERED` channels on."""
 SCATTERED = 16
 MEASURED = 3.3
-"""What sums of odd shapes took at most of what these rates say, in a random sweep: the last resort must look like one."""
+"""What sums of odd shapes took at most of what these rates say, in a random sweep: the last resort has to look it."""
 STEP_CLOCKS = 40
 """An estimate of what a product takes a thread that has nothing to wait with: its operands come from L1."""
 REACHED = 0.92

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Workspace
 from escalade.ops.elements import blocks, element
 from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
 from escalade.ops.stem import arguments, reference
@@ -144,6 +144,7 @@ class TensorCore(Rung[StemProblem]):
             (
                 *arguments.tensors(Buffer("packed"), target),
                 arguments.shape(part, tiling.row_tiles, tiling.column_tiles),
+                Relayed(),
             ),
             shared_bytes=config.shared_bytes(part),
             overlap=True,
@@ -264,6 +265,7 @@ class Streamed(Rung[StemProblem]):
             (
                 *arguments.tensors(Buffer("packed"), Buffer("y")),
                 arguments.shape(p, tiling.row_tiles, tiling.column_tiles),
+                Relayed(),
             ),
             shared_bytes=config.shared_bytes(p),
             overlap=True,

@@ -1,0 +1,70 @@
+"""What a launch is told of the ones in front and behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade import engine
+from escalade.device.arguments import ArgumentList
+from escalade.device.program import Program
+from escalade.device.recipe import FEW_BLOCKS, FILLING_BYTES, KernelCall, Recipe, Relayed, Settled
+from escalade.device.run import Executable
+from escalade.engine import program as engine_program
+from escalade.ops.conv2d import Conv2d, Conv2dProblem
+
+CALL = KernelCall(Program.of("relu/scalar.cu", "relu_scalar"), (1000, 1, 1), (128, 1, 1), ())
+
+
+def _never(tensor_map: object, address: int) -> bytes:
+    raise AssertionError("there is no map here")
+
+
+def test_neither_holds_unless_said() -> None:
+    arguments = ArgumentList((7, Settled(), Relayed()), _never)
+    assert [value.value for value in arguments.values] == [7, 0, 0]
+    arguments.set(settled=True, relayed=False)
+    assert [value.value for value in arguments.values] == [7, 1, 0]
+    arguments.set(settled=False, relayed=True)
+    assert [value.value for value in arguments.values] == [7, 0, 1]
+
+
+def test_many_small_blocks_do_not_come_early() -> None:
+    assert not Recipe((CALL,)).may_come_early
+    assert Recipe((replace(CALL, shared_bytes=FILLING_BYTES + 1),)).may_come_early
+    assert Recipe((replace(CALL, grid=(FEW_BLOCKS, 1, 1)),)).may_come_early
+    assert not Recipe((replace(CALL, grid=(FEW_BLOCKS // 2, 3, 1)),)).may_come_early
+
+
+def test_packing_does_not_count() -> None:
+    packing = replace(CALL, grid=(1, 1, 1), weights_only=True)
+    assert not Recipe((packing, CALL)).may_come_early
+    assert not Recipe((packing,)).may_come_early
+
+
+def test_persistent_blocks_have_a_multiprocessor_each() -> None:
+    problem = Conv2dProblem.square(128, 128, 28, 3, batch=32, dtype="fp16", layout="nhwc")
+    rung = Conv2d.ladder.rung("overlapped_store")
+    assert rung.recipe(problem, rung.configs(problem)[0]).may_come_early
+
+
+def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[bool, bool]] = []
+
+    class Listening(Executable):
+        def __init__(self, recipe: Recipe, device: torch.device, label: str = "", **more: Any) -> None:
+            if more.get("settled"):
+                told.append((recipe.may_come_early, more["relayed"]))
+            super().__init__(recipe, device, label, **more)
+
+    monkeypatch.setattr(engine_program, "Executable", Listening)
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2)]
+    model = torch.nn.Sequential(*layers, torch.nn.Softmax(dim=1)).eval()
+    engine.compile(model, torch.randn(1, 64, 12, 12), dtype="fp16", device="twin")
+    early, relayed = zip(*told, strict=True)
+    assert len(told) >= 3 and True in early
+    assert relayed == (*early[1:], False)
