@@ -59,8 +59,10 @@ class Sample:
     def __call__(self, things: Iterable[T], most: int) -> Sequence[T]:
         """So many of them at most, far apart."""
         offered = list(things)
-        step = 1 if self.everything else max(1, len(offered) // most)
-        return offered[self.seed % step :: step][: None if self.everything else most]
+        if self.everything or len(offered) <= most:
+            return offered
+        step = len(offered) // most
+        return [offered[(self.seed + number * step) % len(offered)] for number in range(most)]
 
 
 def check(

@@ -25,10 +25,9 @@ TITLES = {
 _DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
 _HEADER = (*summary.TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
 _LEGEND = (
-    "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has the "
-    "layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest peer's "
-    "time over ours, so that more than 1 is faster than every peer. Of a layer that was measured more than once the "
-    "last run counts.\n"
+    "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has "
+    "the layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest "
+    "peer's time over ours: above 1 we are faster. Of a layer that was measured more than once the last run counts.\n"
 )
 
 

@@ -43,7 +43,8 @@ def test_records_are_filed_by_gpu_and_workload(tmp_path: pathlib.Path) -> None:
         "h200/conv2d.jsonl",
         "h200/conv2d_ablation.jsonl",
     ]
-    assert len(store.load_folder(tmp_path)["h200"]) == 2
+    (tmp_path / "h200" / "conv2d_sweep.jsonl").write_text('{"us": 1.0}\n')
+    assert len(store.load_folder(tmp_path)["h200"]) == 2, "sweeps are no records"
 
 
 @pytest.mark.parametrize(

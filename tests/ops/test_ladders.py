@@ -18,7 +18,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.elements import SHARED_BYTES
 from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder
-from tests.support import all_rungs, check, cover, label, supported, variants
+from tests.support import Sample, all_rungs, check, cover, label, supported, variants
 
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
@@ -48,17 +48,11 @@ def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem
 
 
 @each_rung
-def test_every_config_is_right(
-    operation: Operation[Any], rung: Rung[Any], seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_every_config_is_right(operation: Operation[Any], rung: Rung[Any], seed: int, sample: Sample) -> None:
     """On the problem for which the rung has the most to choose from."""
     candidates = cover(operation, rung, operation.small_problems, seed)
     problem = max(candidates, key=lambda candidate: len(rung.configs(candidate)))
-    others = rung.configs(problem)[1:]
-    if not request.config.option.thorough:
-        step = max(1, len(others) // MOST_CONFIGS)
-        others = others[seed % step :: step][:MOST_CONFIGS]
-    for config in others:
+    for config in sample(rung.configs(problem)[1:], MOST_CONFIGS):
         check(operation, rung, problem, config, CPU, seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,10 +203,12 @@ def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: 
 def test_every_preferred_rung_of_conv2d_has_estimates() -> None:
     """One without ends the competition, whatever those behind it could do."""
     operation = Conv2d()
+    asked: Counter[str] = Counter()
     for problem in problems(60):
         for name in operation.preferred(problem):
             one = operation.ladder.rung(name)
-            if one.supports(problem) is None:
+            if asked[name] < 8 and one.supports(problem) is None:
+                asked[name] += 1
                 assert one.estimate(problem, one.configs(problem)[0]), f"{name} on {problem.name}"
 
 

@@ -25,6 +25,7 @@ from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
 PROBLEM = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp32", "nhwc")
+RECORDED = pathlib.Path(__file__).parents[2] / "results/h200/conv2d_sweep.jsonl"
 
 
 # --- the problems
@@ -263,6 +264,13 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
 def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="no measured problems"):
         commands.judge(tmp_path / "none.jsonl")
+
+
+def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:
+    verdicts = judge.judge(samples.load(RECORDED))
+    assert len(verdicts) == 64
+    beyond = [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in verdicts if v.ratio > judge.BOUND]
+    assert not beyond
 
 
 # --- the command line

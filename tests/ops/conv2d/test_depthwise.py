@@ -13,7 +13,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.depthwise import RUNGS, DepthwiseConfig
-from tests.support import check
+from tests.support import Sample, check
 
 CPU = torch.device("cpu")
 CONV2D = Conv2d()
@@ -138,7 +138,8 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     ],
     ids=lambda problem: f"{problem.name}-{problem.dtype}",
 )
-def test_the_best_configs_do_not_spill(problem: Conv2dProblem) -> None:
-    for config in RUNG.configs(replace(problem, bias=True, residual=True, relu=True))[:2]:
+def test_the_best_configs_do_not_spill(problem: Conv2dProblem, sample: Sample) -> None:
+    problem = replace(problem, bias=True, residual=True, relu=True)
+    for config in sample(RUNG.configs(problem)[:2], 1):
         (program,) = RUNG.recipe(problem, config).programs
         assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

@@ -21,7 +21,7 @@ from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.classes import axes, pixel_classes
 from escalade.tune import choose
-from tests.support import check
+from tests.support import Sample, check
 
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["conv2d_input_gradient"]
@@ -294,17 +294,17 @@ def test_the_choice() -> None:
 @pytest.mark.parametrize(
     ("rung", "name", "configs"),
     [
-        ("persistent", "128to128_28_k3s1_b256_mask", 16),
-        ("persistent", "64to128_56_k3s2_b256_mask", 16),
+        ("persistent", "128to128_28_k3s1_b256_mask", 3),
+        ("persistent", "64to128_56_k3s2_b256_mask", 3),
         ("window", "64to64_56_k3s1_b256_mask", 2),
         ("window", "128to64_56_k3s2_b32_mask", 1),
         ("streamed_window", "256to256_14_k3s1_b256_mask", 2),
         ("streamed_window", "64to128_56_k3s2_b256_mask", 1),
     ],
 )
-def test_no_config_spills(rung: str, name: str, configs: int) -> None:
+def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) -> None:
     problem, one = half(name), OPERATION.ladder.rung(rung)
-    for config in one.configs(problem)[:configs]:
+    for config in sample(one.configs(problem), configs):
         for program in one.recipe(problem, config).programs:
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config
 
