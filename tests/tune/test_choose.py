@@ -190,7 +190,6 @@ def test_estimates_grow_with_the_work() -> None:
         ("128to128_28_k3s1_b256", "winograd_f4_split", "fp32", 396.0),
         ("128to128_28_k3s1_b256", "implicit_gemm", "fp32", 1384.6),
         ("32to32_64_k31s1_b32", "fft", "fp32", 175.7),
-        ("64to64_56_k3s1_b256", "direct", "fp32", 118173.0),
     ],
 )
 def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: str, measured: float) -> None:
@@ -198,6 +197,13 @@ def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: 
     problem = Conv2dProblem.parse(name, dtype, "nhwc")
     least = min(one.estimate(problem, config) or 0.0 for config in one.configs(problem))
     assert measured / 1.4 < least < measured * 1.4
+
+
+def test_the_last_resort_is_estimated_with_caution() -> None:
+    """`direct` took this long on an H200, and more than its rate says for odd shapes: another is worth a try first."""
+    one, problem = Conv2d.ladder.rung("direct"), Conv2dProblem.parse("64to64_56_k3s1_b256", "fp32", "nhwc")
+    for config in one.configs(problem):
+        assert 118173.0 < (one.estimate(problem, config) or 0.0) < 4 * 118173.0
 
 
 def test_every_preferred_rung_of_conv2d_has_estimates() -> None:

@@ -20,6 +20,7 @@
 #include "common/warp.cuh"
 #include "common/wgmma_widths.cuh"
 #include "conv2d/finish.cuh"
+#include "conv2d/placement.cuh"
 #include "conv2d/products.cuh"
 
 constexpr int ROW_BYTES = 128;  // what the swizzle spans
@@ -53,14 +54,6 @@ static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's")
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];
-
-struct Placement {  // of an output pixel in the image that y points to
-    int step_h, step_w, offset_h, offset_w, height, width;
-};
-
-struct Place {
-    int n, h, w;
-};
 
 struct Maps {
     const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;
@@ -268,18 +261,7 @@ struct Writer {
     const Placement& placement;
     int pixels;
 
-    __device__ __forceinline__ Place place(int pixel) const {
-        const int row = pixel / shape.output_width;
-        return {row / shape.output_height, row % shape.output_height * placement.step_h + placement.offset_h,
-                pixel % shape.output_width * placement.step_w + placement.offset_w};
-    }
-
-    // Of the first filter of a pixel, in y.
-    __device__ __forceinline__ long long offset(int pixel) const {
-        if constexpr (!PLACED) return 1LL * pixel * shape.filters;
-        const Place at = place(pixel);
-        return ((1LL * at.n * placement.height + at.h) * placement.width + at.w) * shape.filters;
-    }
+    __device__ __forceinline__ long long offset(int pixel) const { return ::offset(pixel, shape, placement); }
 
     __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
         if constexpr (sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0) {
@@ -470,8 +452,8 @@ struct PanelWriter {
             const u32 to = panels + buffer * PANEL_BYTES + box * BOX_BYTES, full = barriers + 8 * buffer;
             const int filter = at.filter + box * BOX_FILTERS;
             if constexpr (PLACED) {
-                const Place place = writer.place(at.pixel);
-                tma_load_im2col(to, residual_map, full, filter, place.w, place.h, place.n, 0, 0);
+                const Place origin_place = place(at.pixel, writer.shape, writer.placement);
+                tma_load_im2col(to, residual_map, full, filter, origin_place.w, origin_place.h, origin_place.n, 0, 0);
             } else {
                 tma_load_2d(to, residual_map, full, filter, at.pixel);
             }

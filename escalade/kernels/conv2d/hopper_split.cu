@@ -1,4 +1,5 @@
 // y[pixel][filter] = relu(sum over k of input[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
+// or, with HAS_MASK, the sum where the mask is positive, which comes in the residual's place: the gradient of a ReLU.
 //
 // fp32's accuracy from fp16 products: x * 2^e = upper + lower, the weights likewise with a power of two for each filter
 // (common/halves.cuh), and three products of the halves for one: upper * upper + upper * lower + lower * upper.
@@ -9,8 +10,9 @@
 // A product cuts off what it adds to its sums beyond their last bit. So it adds up 32 channels only, the small terms
 // first, and ordinary additions bring that to the totals: in parts, one being added while the others are multiplied.
 //
-// 2^e is not known before x has been read. The first attempt takes 2^FIRST_EXPONENT and notes the largest magnitude
-// of x; a second launch looks at it, and does the work again if halves with that power are not good enough.
+// 2^e is not known before x has been read. The first attempt takes 2^FIRST_EXPONENT, or with SAMPLED what some numbers
+// of x suggest, and notes the largest magnitude of x; a second launch looks at it, and does the work again if halves
+// with that power are not good enough.
 //
 // A block is persistent: one thread copies, WARPGROUPS warpgroups multiply. What bounds it: tensor cores, a third of
 // their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
@@ -19,6 +21,7 @@
 #include "common/halves.cuh"
 #include "common/ring.cuh"
 #include "common/warp.cuh"
+#include "conv2d/placement.cuh"
 
 constexpr int SLAB = 32;  // channels of a stage
 constexpr int STEPS = SLAB / 16;
@@ -28,14 +31,35 @@ constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
 constexpr int PARTS = TILE_N / 64;  // a warpgroup's, of 64 pixels and filters: a lane has 32 sums of one
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
 static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536, "all there are");
 
-// With 2^7 the largest magnitude may lie in [2^-2, 2^8): upper halves stay below 2^15, and what is lost of a small
-// number, 2^-25, is less than 2^-30 of the largest.
+// The power may bring the largest magnitude to [2^5, 2^15), with 2^7 from [2^-2, 2^8): upper halves stay below 2^15, and
+// what is lost of a small number, 2^-25, is less than 2^-30 of the largest.
+__device__ __forceinline__ bool good_exponent(int exponent, u32 largest_bits) {
+    const int brought_to = static_cast<int>(largest_bits >> 23) - 127 + exponent;
+    return largest_bits == 0 || (brought_to >= 5 && brought_to < 15);
+}
+
 constexpr int FIRST_EXPONENT = 7;
-__device__ __forceinline__ bool first_was_good(u32 largest_bits) {
-    const int exponent = static_cast<int>(largest_bits >> 23) - 127;
-    return largest_bits == 0 || (exponent >= -2 && exponent < 8);
+constexpr int SAMPLES = 16;  // of four numbers, a lane's
+constexpr int MARGIN = 6;    // powers of two that the largest may lie above those of the sample
+
+// The same for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among them.
+__device__ __forceinline__ int first_exponent(const float* x, long long packs) {
+    if (!SAMPLED) return FIRST_EXPONENT;
+    const long long step = packs >= 32 * SAMPLES ? (packs / (32 * SAMPLES) - 1) | 1 : 1;
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < SAMPLES; ++i) {
+        const long long at = (i * 32 + threadIdx.x % 32) * step;
+        const Pack<float, 4> four = load_pack<float, 4>(x + 4 * (at < packs ? at : packs - 1));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) largest = max(largest, magnitude_key(four.at[e]));
+    }
+    const u32 bits = magnitude_bits(warp_max(largest));
+    return bits == 0 ? FIRST_EXPONENT : scaling_exponent(bits) - MARGIN;
 }
 
 struct Seen {  // zeros before the first attempt, and after the second launch
@@ -207,12 +231,19 @@ __device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multipli
 struct Output {
     const float *bias, *residual, *scales;
     float* y;
-    int filters, pixels;
+    const ConvShape& shape;
+    const Placement& placement;
+    int pixels;
     float2 image_scale;
 
     // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are.
     __device__ __forceinline__ float scaled(float total, float first, float second) const {
         return total * (first * image_scale.x) * (second * image_scale.y);
+    }
+
+    __device__ __forceinline__ static float finished(float sum, float added, float companion) {
+        if (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch: a NaN lets the gradient through
+        return finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &added, 0, &companion, 0);
     }
 
     __device__ __forceinline__ void store_pair(float low, float high, int filter, long long at) const {
@@ -223,16 +254,16 @@ struct Output {
         if (FILTERS_EVEN) {
             Pair biases = {}, residuals = {}, results;
             if (HAS_BIAS) biases = load_pack<float, 2>(bias + filter);
-            if (HAS_RESIDUAL) residuals = load_pack<float, 2>(residual + at);
+            if (HAS_COMPANION) residuals = load_pack<float, 2>(residual + at);
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], biases.at, e, residuals.at, e);
+            for (int e = 0; e < 2; ++e) results.at[e] = finished(values[e], biases.at[e], residuals.at[e]);
             store_pack(y + at, results);
         } else {
 #pragma unroll
             for (int e = 0; e < 2; ++e)
-                if (filter + e < filters)
-                    y[at + e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(values[e], bias, filter + e, residual, at + e);
+                if (filter + e < shape.filters)
+                    y[at + e] = finished(values[e], HAS_BIAS ? bias[filter + e] : 0.f,
+                                         HAS_COMPANION ? residual[at + e] : 0.f);
         }
     }
 
@@ -242,11 +273,11 @@ struct Output {
         for (int half = 0; half < 2; ++half) {
             const int pixel = first_pixel + lane_pixel() + half * 8;
             if (pixel >= pixels) return;
-            const long long at = 1LL * pixel * filters + filter;
+            const long long at = offset(pixel, shape, placement) + filter;
 #pragma unroll
             for (int i = 0; i < PARTS * 8; ++i) {
                 const float* two = &totals[i / 8][i % 8 * 4 + half * 2];
-                if (FILTERS_ALIGNED || filter + i * 8 < filters) store_pair(two[0], two[1], filter + i * 8, at + i * 8);
+                if (FILTERS_ALIGNED || filter + i * 8 < shape.filters) store_pair(two[0], two[1], filter + i * 8, at + i * 8);
             }
         }
     }
@@ -256,7 +287,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_hopper_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap shortcut_map,
                         const __grid_constant__ TensorMap weight_map, const float* __restrict__ scales,
                         const float* __restrict__ bias, const float* __restrict__ residual, float* __restrict__ y,
-                        Seen* seen, int attempt, Work work, ConvShape shape, ShortcutShape shortcut) {
+                        Seen* seen, int attempt, const float* __restrict__ x, long long x_packs, Work work, ConvShape shape, ShortcutShape shortcut,
+                        Placement placement) {
     Stages ring(shared_address(shared_memory));
     if (threadIdx.x == 0) {
         ring.init(WARPGROUPS * 4);
@@ -265,12 +297,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         prefetch_map(weight_map);
     }
     wait_for_previous_launch();
-    int exponent = FIRST_EXPONENT;
+    int exponent = first_exponent(x, x_packs);
     bool needed = true;
     if (attempt > 0) {
         const u32 largest_bits = seen->largest_bits;
+        needed = !good_exponent(exponent, largest_bits);
         exponent = scaling_exponent(largest_bits);
-        needed = !first_was_good(largest_bits);
     }
     __syncthreads();
     if (attempt > 0 && threadIdx.x == 0 && take_ticket(&seen->tickets, gridDim.x) == gridDim.x - 1)
@@ -286,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     claim_registers<PRODUCT_REGISTERS>();
     const int first_row = threadIdx.x / 32 * 16;
-    const Output output{bias, residual, scales, y, shape.filters, work.pixels, undoing_factors(exponent)};
+    const Output output{bias, residual, scales, y, shape, placement, work.pixels, undoing_factors(exponent)};
     Multiplier multiplier{first_row + lane_pixel(), power_of_two(exponent)};
     for (int index = blockIdx.x; index < work.tiles; index += gridDim.x) {
         const Tile tile(index, work);

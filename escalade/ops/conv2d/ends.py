@@ -10,7 +10,7 @@ from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
-"""`Placement` of kernels/conv2d/hopper_persistent.cu where y is a whole image. Otherwise it is a part of a larger one:
+"""`Placement` of kernels/conv2d/placement.cuh where y is a whole image. Otherwise it is a part of a larger one:
 the steps between its rows and columns there, the first of each, and the whole's height and width."""
 
 

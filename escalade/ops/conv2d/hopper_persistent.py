@@ -10,7 +10,7 @@ from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.ends import UNPLACED, Ends
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
-from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows, shortcut_shape
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
 from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS
@@ -207,9 +207,7 @@ def product(
             Buffer(residual, optional=True),
             Buffer("y"),
             windows.shape(filters),
-            Ints(
-                (0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])
-            ),
+            shortcut_shape(shortcut),
             placement,
             Settled(),
             Relayed(),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, Ints, KernelCall, Recipe, TiledMap, Workspace
-from escalade.ops import machine
-from escalade.ops.conv2d import arguments
+from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.gemm import blocks
-from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows, shortcut_shape
+from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.elements import SMS
 from escalade.ops.ladder import Config, Rung
 
@@ -65,23 +65,22 @@ class SplitConfig(Config):
         """The stages and two barriers each."""
         return self.stages * (self.stage_bytes + 16)
 
-    def tiles(self, problem: Conv2dProblem) -> int:
-        return blocks(problem.output_pixels, self.pixels) * blocks(problem.filters, self.filters)
+    def tiles(self, job: Job) -> int:
+        return blocks(job.windows.pixels, self.pixels) * blocks(job.filters, self.filters)
 
-    def work(self, problem: Conv2dProblem) -> Ints:
+    def work(self, job: Job) -> Ints:
         """`Work` of kernels/conv2d/hopper_split.cu."""
-        p = problem
-        return Ints((p.output_pixels, self.tiles(p), blocks(p.filters, self.filters), slabs(p)))
+        return Ints((job.windows.pixels, self.tiles(job), blocks(job.filters, self.filters), slabs(job)))
 
-    def cost(self, problem: Conv2dProblem) -> float:
+    def cost(self, job: Job) -> float:
         """Cycles, as far as tensor cores, shared memory, L2, and what a warpgroup does besides multiplying decide."""
         products = PRODUCTS * self.pixels * self.filters * SLAB / PRODUCT_RATE
         columns = PRODUCTS * self.warpgroups * self.filters * SLAB * 2  # read anew by every warpgroup
         shared = (columns + self.pixels * ROW_BYTES + self.stage_bytes) / SHARED_RATE
-        rounds = blocks(self.tiles(problem), SMS)
+        rounds = blocks(self.tiles(job), SMS)
         together = min(self.blocks_per_sm, rounds)
         slab = max(products, shared, self.stage_bytes / COPY_RATE, SLAB_CYCLES / together)
-        return rounds * (slabs(problem) * slab + TILE_CYCLES / together)
+        return rounds * (slabs(job) * slab + TILE_CYCLES / together)
 
 
 CONFIGS = (
@@ -93,9 +92,9 @@ CONFIGS = (
 )
 
 
-def slabs(problem: Conv2dProblem) -> int:
+def slabs(job: Job) -> int:
     """That a sum goes through."""
-    return problem.taps * blocks(problem.channels, SLAB) + blocks(problem.shortcut_channels, SLAB)
+    return job.taps * blocks(job.windows.channels, SLAB) + blocks(job.shortcut_channels, SLAB)
 
 
 def _filled_up(channels: int) -> int:
@@ -110,6 +109,11 @@ class _Image:
     buffer: Buffer
     steps: tuple[KernelCall, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        w = self.windows
+        return w.batch * w.image[0] * w.image[1] * w.channels
 
 
 def _image(windows: Windows, name: str) -> _Image:
@@ -139,15 +143,14 @@ def _image(windows: Windows, name: str) -> _Image:
     )
 
 
-def _split_weights(problem: Conv2dProblem) -> KernelCall:
-    p = problem
+def _split_weights(job: Job) -> KernelCall:
     return KernelCall(
         Program.of("conv2d/split_weights.cu", "conv2d_split_weights", {"THREADS": PACKING_THREADS}),
-        (p.filters, 1, 1),
+        (job.filters, 1, 1),
         (PACKING_THREADS, 1, 1),
         (
             Buffer("weight"), Buffer("shortcut_weight", optional=True), Buffer("split_weight"),
-            Buffer("weight_scales"), p.channels, p.taps, p.shortcut_channels,
+            Buffer("weight_scales"), job.windows.channels, job.taps, job.shortcut_channels,
         ),
         weights_only=True,
         overlap=True,
@@ -155,42 +158,34 @@ def _split_weights(problem: Conv2dProblem) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class HopperSplit(Conv2dRung):
+class HopperSplit(JobRung):
+    launches: ClassVar[int] = 2
+
     @property
     def takes_shortcut(self) -> bool:
         return True
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        if p.groups != 1:
-            return f"{self.name} takes groups=1, not {p.groups}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
-        if p.dtype != "fp32":
-            return f"{self.name} is for the accuracy of fp32; it does not take {p.dtype}"
-        if p.shortcut_channels and (sentence := Windows.of_shortcut(p).unsupported(self.name)):
+    def job_limits(self, job: Job) -> str | None:
+        if job.windows.dtype != "fp32":
+            return f"{self.name} is for the accuracy of fp32; it does not take {job.windows.dtype}"
+        if job.shortcut and (sentence := job.shortcut.unsupported(self.name)):
             return sentence
-        return Windows.of(p).unsupported(self.name)
+        return job.windows.unsupported(self.name)
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return tuple(sorted(CONFIGS, key=lambda config: config.cost(problem)))
+    def job_configs(self, job: Job) -> tuple[Config, ...]:
+        return tuple(sorted(CONFIGS, key=lambda config: config.cost(job)))
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, SplitConfig)
-        return machine.microseconds(config.cost(problem), problem.bytes, launches=2)
+        return config.cost(job)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+    def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
-        p = problem
-        image = _image(Windows.of(p), "x")
-        shortcut = _image(Windows.of_shortcut(p), "shortcut") if p.shortcut_channels else image
+        image = _image(job.windows, "x")
+        shortcut = _image(job.shortcut, "shortcut") if job.shortcut else image
         pixels = image.windows.pixel_map(image.buffer, config.pixels)
         shortcut_pixels = shortcut.windows.pixel_map(shortcut.buffer, config.pixels)
-        weights = _weight_map(p, config)
+        weights = _weight_map(job, config)
         constants: dict[str, Constant] = {
             "TILE_N": config.filters,
             "WARPGROUPS": config.warpgroups,
@@ -198,21 +193,24 @@ class HopperSplit(Conv2dRung):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "COPY_REGISTERS": config.registers[0],
             "PRODUCT_REGISTERS": config.registers[1],
-            "FILTERS_ALIGNED": p.filters % config.filters == 0,
-            "FILTERS_EVEN": p.filters % 2 == 0,
-            "HAS_SHORTCUT": p.shortcut_channels > 0,
-            **arguments.epilogue_constants(p),
+            "FILTERS_ALIGNED": job.filters % config.filters == 0,
+            "FILTERS_EVEN": job.filters % 2 == 0,
+            "HAS_SHORTCUT": job.shortcut is not None,
+            "PLACED": job.placement != UNPLACED,
+            "SAMPLED": job.any_magnitude,
+            **job.ends.flags,
         }
         program = Program.of("conv2d/hopper_split.cu", "conv2d_hopper_split", constants)
         attempts = tuple(
             KernelCall(
                 program,
-                (min(config.tiles(p), SMS * config.blocks_per_sm), 1, 1),
+                (min(config.tiles(job), SMS * config.blocks_per_sm), 1, 1),
                 (config.threads, 1, 1),
                 (
                     pixels, shortcut_pixels, weights, Buffer("weight_scales"), Buffer("bias", optional=True),
                     Buffer("residual", optional=True), Buffer("y"), Buffer("magnitudes"), attempt,
-                    config.work(p), arguments.shape(p), arguments.shortcut_shape(p),
+                    image.buffer, Int64(image.elements // COPIED),
+                    config.work(job), job.windows.shape(job.filters), shortcut_shape(job.shortcut), job.placement,
                 ),
                 shared_bytes=config.shared_bytes,
                 overlap=True,
@@ -221,10 +219,10 @@ class HopperSplit(Conv2dRung):
         )  # fmt: skip
         images = dict.fromkeys((image, shortcut))
         return Recipe(
-            (_split_weights(p), *(step for one in images for step in one.steps), *attempts),
+            (_split_weights(job), *(step for one in images for step in one.steps), *attempts),
             (
-                Workspace("split_weight", p.filters * slabs(p) * ROW_BYTES),
-                Workspace("weight_scales", blocks(p.filters, 2) * 16),
+                Workspace("split_weight", job.filters * slabs(job) * ROW_BYTES),
+                Workspace("weight_scales", blocks(job.filters, 2) * 16),
                 Workspace("magnitudes", 8, zeroed=True),
                 *(workspace for one in images for workspace in one.workspaces),
             ),
@@ -235,12 +233,12 @@ class HopperSplit(Conv2dRung):
         return max(super().tolerance(problem, peer_error), 2.0**-21)
 
 
-def _weight_map(problem: Conv2dProblem, config: SplitConfig) -> TiledMap:
+def _weight_map(job: Job, config: SplitConfig) -> TiledMap:
     """A slab of both halves of `config.filters` filters."""
     return TiledMap(
         Buffer("split_weight"),
         "fp16",
-        (slabs(problem) * 2 * SLAB, problem.filters),
+        (slabs(job) * 2 * SLAB, job.filters),
         (2 * SLAB, config.filters),
     )
 

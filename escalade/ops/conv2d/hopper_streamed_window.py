@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Relayed, Settled, TiledMap
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
 from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.hopper_windows import Windows
+from escalade.ops.conv2d.job import Job
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
@@ -16,7 +17,6 @@ from escalade.ops.conv2d.window_tiling import (
     SLAB,
     TAP_BYTES,
     THREADS,
-    Job,
     Tiling,
     WindowRung,
     tilings_of,
@@ -178,7 +178,7 @@ class StreamedWindow(WindowRung):
         assert isinstance(config, StreamedConfig)
         return _cost(Tiling(job, config.rows, config.columns), config.splits)
 
-    def call(self, job: Job, config: Config) -> KernelCall:
+    def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, StreamedConfig)
         tiling = Tiling(job, config.rows, config.columns)
         constants: dict[str, Constant] = {
@@ -191,7 +191,7 @@ class StreamedWindow(WindowRung):
         maps = tiling.window_map, tiling.weight_map
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, SMS)
-        return KernelCall(
+        call = KernelCall(
             Program.of("conv2d/hopper_streamed_window.cu", "conv2d_hopper_streamed_window", constants),
             (blocks * config.splits, 1, 1),
             (THREADS, 1, 1),
@@ -209,6 +209,7 @@ class StreamedWindow(WindowRung):
             cluster=(config.splits, 1, 1),
             overlap=True,
         )
+        return Recipe((call,))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

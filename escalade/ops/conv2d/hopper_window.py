@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Relayed, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled
+from escalade.ops.conv2d.job import Job
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
@@ -14,7 +15,6 @@ from escalade.ops.conv2d.window_tiling import (
     SLAB,
     TAP_BYTES,
     THREADS,
-    Job,
     Tiling,
     WindowRung,
     tilings_of,
@@ -134,11 +134,11 @@ class Window(WindowRung):
         assert isinstance(config, WindowConfig)
         return _cost(Tiling(job, config.rows, config.columns))
 
-    def call(self, job: Job, config: Config) -> KernelCall:
+    def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, WindowConfig)
         tiling = Tiling(job, config.rows, config.columns)
         constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
-        return KernelCall(
+        call = KernelCall(
             Program.of("conv2d/hopper_window.cu", "conv2d_hopper_window", constants),
             (_blocks(tiling) * tiling.filter_tiles, 1, 1),
             (THREADS, 1, 1),
@@ -154,6 +154,7 @@ class Window(WindowRung):
             shared_bytes=_shared_bytes(tiling, config.stages),
             overlap=True,
         )
+        return Recipe((call,))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -125,3 +125,10 @@ class Windows:
                 *self.dilation, 1, *self.output,
             )
         )  # fmt: skip
+
+
+def shortcut_shape(shortcut: Windows | None) -> Ints:
+    """`ShortcutShape` of kernels/common/conv_shape.cuh."""
+    return Ints(
+        (0, 0, 0, 1) if shortcut is None else (shortcut.channels, *shortcut.image, shortcut.stride[0])
+    )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Type
-from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, TiledMap
+from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.conv2d import arguments
-from escalade.ops.conv2d.ends import UNPLACED, Ends
-from escalade.ops.conv2d.hopper_windows import Windows
-from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rung import Conv2dRung
+from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.elements import SMS, ceil_div
-from escalade.ops.ladder import Config
 
 FILTERS = 64
 """Of a tile: the rows of a product."""
@@ -30,52 +26,6 @@ MOST_IN_BOX = 256
 """Pixels that one copy takes along a side."""
 LEAST_COLUMNS = 4
 """Of a tile, unless the image has fewer."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A convolution with stride 1, whatever it is a part of."""
-
-    windows: Windows
-    filters: int
-    ends: Ends
-    shortcut: Windows | None = None
-    placement: Ints = UNPLACED
-
-    @staticmethod
-    def of(problem: Conv2dProblem) -> Job:
-        shortcut = Windows.of_shortcut(problem) if problem.shortcut_channels else None
-        return Job(Windows.of(problem), problem.filters, Ends.of(problem), shortcut)
-
-    @property
-    def taps(self) -> int:
-        return self.windows.taps[0] * self.windows.taps[1]
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Rows and columns by which a window is larger than its tile."""
-        (height, width), dilation = self.windows.taps, self.windows.dilation
-        return (height - 1) * dilation[0], (width - 1) * dilation[1]
-
-    @property
-    def shortcut_channels(self) -> int:
-        return self.shortcut.channels if self.shortcut else 0
-
-    def output_map(self, buffer: str, box: tuple[int, int]) -> TiledMap:
-        """Boxes of 64 filters of y, or of what has its shape: columns, rows. Pixels that a placement has apart are
-        neighbours for the copy engine."""
-        w, sizes = (
-            self.windows,
-            (self.filters, self.windows.output[1], self.windows.output[0], self.windows.batch),
-        )
-        if self.placement == UNPLACED:
-            return TiledMap(Buffer(buffer), w.dtype, sizes, (FILTERS, *box, 1))
-        step_h, step_w, offset_h, offset_w, height, width = self.placement.values
-        pixel = self.filters * w.element_bytes
-        return TiledMap(
-            Buffer(buffer, (offset_h * width + offset_w) * pixel), w.dtype, sizes, (FILTERS, *box, 1),
-            strides=(step_w * pixel, step_h * width * pixel, height * width * pixel),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -169,11 +119,23 @@ class Tiling:
     def weight_map(self) -> TiledMap:
         return self.job.windows.weight_map(Buffer("weight"), self.job.filters, FILTERS)
 
+    def _panel_map(self, buffer: str) -> TiledMap:
+        """Boxes of 64 filters. Pixels that a placement has apart are neighbours for the copy engine."""
+        job, w = self.job, self.job.windows
+        sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (FILTERS, *self.box, 1)
+        if job.placement == UNPLACED:
+            return TiledMap(Buffer(buffer), w.dtype, sizes, box)
+        step_h, step_w, offset_h, offset_w, height, width = job.placement.values
+        pixel = job.filters * w.element_bytes
+        return TiledMap(
+            Buffer(buffer, (offset_h * width + offset_w) * pixel), w.dtype, sizes, box,
+            strides=(step_w * pixel, step_h * width * pixel, height * width * pixel),
+        )  # fmt: skip
+
     @property
     def panel_maps(self) -> tuple[TiledMap, TiledMap]:
         """What is loaded of the residual or the mask, and what is stored, in one go."""
-        companion = "residual" if self.job.ends.companion else "y"
-        return self.job.output_map(companion, self.box), self.job.output_map("y", self.box)
+        return self._panel_map("residual" if self.job.ends.companion else "y"), self._panel_map("y")
 
     @property
     def shape(self) -> Ints:
@@ -202,49 +164,17 @@ def tilings_of(job: Job) -> Iterator[Tiling]:
 
 
 @dataclass(frozen=True)
-class WindowRung(Conv2dRung):
-    """What both rungs of such tiles take. Jobs are done for other operations too."""
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        if p.groups != 1:
-            return f"{self.name} takes groups=1, not {p.groups}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
-        if p.stride != (1, 1):
-            return f"{self.name} takes stride 1, not {p.stride}; overlapped_store takes any up to 8"
-        return self.job_limits(Job.of(p))
+class WindowRung(JobRung):
+    """What both rungs of such tiles take."""
 
     def job_limits(self, job: Job) -> str | None:
-        """Like `limits`, of NHWC and one group."""
-        if job.windows.dtype not in ("fp16", "bf16"):
-            return f"{self.name} takes fp16 and bf16, not {job.windows.dtype}"
+        w = job.windows
+        if w.dtype not in ("fp16", "bf16"):
+            return f"{self.name} takes fp16 and bf16, not {w.dtype}"
+        if w.stride != (1, 1):
+            return f"{self.name} takes stride 1, not {w.stride}; overlapped_store takes any up to 8"
         if job.filters % FILTERS:
             return f"{self.name} takes multiples of {FILTERS} filters, not {job.filters}"
-        if job.windows.pixels >= 2**31 - 2 * SMS:
-            return f"{self.name} counts tiles in 32 bits; {job.windows.pixels} output pixels are too many"
+        if w.pixels >= 2**31 - 2 * SMS:
+            return f"{self.name} counts tiles in 32 bits; {w.pixels} output pixels are too many"
         return None
-
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return self.job_configs(Job.of(problem))
-
-    @abstractmethod
-    def job_configs(self, job: Job) -> tuple[Config, ...]:
-        """The cheapest first."""
-
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        return self.job_clocks(Job.of(problem), config)
-
-    @abstractmethod
-    def job_clocks(self, job: Job, config: Config) -> float: ...
-
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        return Recipe((self.call(Job.of(problem), config),))
-
-    @abstractmethod
-    def call(self, job: Job, config: Config) -> KernelCall:
-        """Over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""

@@ -164,21 +164,17 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
                 total += machine.microseconds(0, f.element_bytes * one.elements)
         return total
 
+    @abstractmethod
     def part_estimate(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
     ) -> float | None:
-        """Of a class without its filter: one launch that masks and places."""
-        clocks = self.class_clocks(problem, one, config)
-        if clocks is None:
-            return None
-        moved = one.forward.output_elements + one.weight_elements + (1 + problem.mask) * one.elements
-        return machine.microseconds(clocks, one.forward.element_bytes * moved)
+        """Of a class without its filter."""
 
-    def class_clocks(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
-    ) -> float | None:
-        """About what the busiest multiprocessor takes for a class."""
-        return None
+    @staticmethod
+    def moved(problem: Conv2dInputGradientProblem, one: PixelClass) -> int:
+        """Bytes of a class, by a launch that masks and places."""
+        f = one.forward
+        return f.element_bytes * (f.output_elements + one.weight_elements + (1 + problem.mask) * one.elements)
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """What the convolution's rung rounds beyond a plain sum is allowed here too."""
@@ -264,14 +260,6 @@ RUNGS = (
         # 1.0 ms of products against 1.4.
         predicted_gain=1.4,
         convolution="tensor_core_split",
-    ),
-    AsConvolution(
-        "wgmma_split",
-        "the same by conv2d's wgmma_split: fp32 accuracy on Hopper's own units; an infinity becomes NaN",
-        below="tensor_core_split",
-        # Three fp16 products for one at 200 TFLOP/s are 295 us, against 1.0 ms.
-        predicted_gain=3.3,
-        convolution="wgmma_split",
     ),
     AsConvolution(
         "tma_wgmma",

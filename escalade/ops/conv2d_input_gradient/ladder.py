@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from escalade.ops.conv2d.problem import LAYOUTS
-from escalade.ops.conv2d_input_gradient import duality, reference, windowed
+from escalade.ops.conv2d_input_gradient import duality, jobs, reference
 from escalade.ops.conv2d_input_gradient.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.persistent import PERSISTENT
 from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
@@ -82,7 +82,7 @@ WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
 
 class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
-    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *windowed.RUNGS))
+    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *jobs.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.recipe import Recipe
+from escalade.ops import machine
 from escalade.ops.conv2d import Conv2d
 from escalade.ops.conv2d.ends import Ends
 from escalade.ops.conv2d.hopper_persistent import PersistentConfig, product
@@ -41,13 +42,10 @@ class Persistent(ByClasses):
         rungs = [self.inner, *(Conv2d.ladder.rung(name) for name in names)]
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
         whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
-        return tuple(
-            sorted(whole_lines or offered, key=lambda config: self.class_clocks(problem, largest, config))
-        )
+        return tuple(sorted(whole_lines or offered, key=lambda config: _clocks(largest, config)))
 
-    def class_clocks(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
-        assert isinstance(config, PersistentConfig)
-        return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs)
+    def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
+        return machine.microseconds(_clocks(one, config), self.moved(problem, one))
 
     def part(
         self,
@@ -72,6 +70,11 @@ class Persistent(ByClasses):
             lane=lane,
         )
         return Recipe((call,))
+
+
+def _clocks(one: PixelClass, config: Config) -> float:
+    assert isinstance(config, PersistentConfig)
+    return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs)
 
 
 def _writes_lines(config: Config) -> bool:

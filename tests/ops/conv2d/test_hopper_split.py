@@ -15,6 +15,7 @@ from escalade.device.twin import Order
 from escalade.ops.accuracy import relative_error
 from escalade.ops.conv2d import Conv2d, Conv2dProblem, hopper_split
 from escalade.ops.conv2d.hopper_split import CONFIGS, SplitConfig
+from escalade.ops.conv2d.job import Job
 from escalade.ops.elements import MOST_SHARED
 from tests.support import Sample, check
 
@@ -80,7 +81,7 @@ def test_blocks_go_on_with_other_tiles(
     """Three or more for each block, with odd and even numbers of slabs: the ring goes on where it was."""
     monkeypatch.setattr(hopper_split, "SMS", 1)
     problem = nhwc(2, channels, 23, 17, 136, 1, 1)
-    assert config.tiles(problem) >= 3 * config.blocks_per_sm
+    assert config.tiles(Job.of(problem)) >= 3 * config.blocks_per_sm
     check(CONV2D, RUNG, problem, config, CPU, seed)
 
 

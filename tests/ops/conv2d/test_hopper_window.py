@@ -15,7 +15,8 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_window import RUNGS, Window, WindowConfig, stages_of
-from escalade.ops.conv2d.window_tiling import WIDTHS, Job, Tiling
+from escalade.ops.conv2d.job import Job
+from escalade.ops.conv2d.window_tiling import WIDTHS, Tiling
 from escalade.ops.elements import MOST_SHARED
 from escalade.ops.ladder import Config
 from tests.device.twin.support import planted

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from escalade import tune
 from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, Workspace
-from escalade.device.run import TwinOptions
+from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, conv2d, conv2d_input_gradient
+from escalade.ops.accuracy import relative_error
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.classes import axes, pixel_classes
@@ -204,6 +205,48 @@ def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> No
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "40to24_5x7_k3s1_b2_mask",
+        "67to6_9x8_k3s2_b2_mask",  # filters that no copy divides, an odd row of results
+        "24to72_6x7_k1s2_b2_mask",
+        "8to8_4_k1s1p2_b1_mask",  # windows that begin inside the image
+    ],
+)
+def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
+    problem, rung = half(name, "fp32"), OPERATION.ladder.rung("wgmma_split")
+    for config in rung.configs(problem):
+        check(OPERATION, rung, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-6, 1.0, 1e5, 1e30])
+def test_gradients_of_any_magnitude_take_one_attempt(scale: float, seed: int) -> None:
+    """In fp32: the first attempt has samples to go by, also where the largest is 50 times as large."""
+    problem, rung = half("24to40_24x23_k3s1_b2", "fp32"), OPERATION.ladder.rung("wgmma_split")
+    inputs = OPERATION.inputs(problem, CPU, seed)
+    inputs["gradient"] *= scale
+    inputs["gradient"][0, 3, 4, 5] *= 50
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    y, expected = OPERATION.output(problem, CPU), OPERATION.reference(problem, inputs)
+    first = replace(recipe, steps=recipe.steps[:-1])
+    bind(first, {**inputs, "y": y})()
+    assert relative_error(y, expected) < 1e-6
+    bind(recipe, {**inputs, "y": y})()
+    assert relative_error(y, expected) < 1e-6
+
+
+@pytest.mark.parametrize("outlier", [1e6, 1e-6])
+def test_a_sample_that_misleads_is_made_up_for(outlier: float, seed: int) -> None:
+    problem, rung = half("8to40_24x23_k3s1_b2", "fp32"), OPERATION.ladder.rung("wgmma_split")
+    inputs = OPERATION.inputs(problem, CPU, seed)
+    inputs["gradient"] *= 1e-4 if outlier > 1 else 0
+    inputs["gradient"][1, 21, 12, 13] = outlier
+    y = OPERATION.output(problem, CPU)
+    bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, "y": y})()
+    assert relative_error(y, OPERATION.reference(problem, inputs)) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["64to64_9x11_k3s1_b1_mask", "64to64_9x11_k3s2_b1_mask"])
 @pytest.mark.parametrize("rung", ["window", "streamed_window"])
 def test_windows_of_every_config(rung: str, name: str, seed: int) -> None:
@@ -300,10 +343,11 @@ def test_the_choice() -> None:
         ("window", "128to64_56_k3s2_b32_mask", 1),
         ("streamed_window", "256to256_14_k3s1_b256_mask", 2),
         ("streamed_window", "64to128_56_k3s2_b256_mask", 1),
+        ("wgmma_split", "64to128_56_k3s2_b256_mask", 2),
     ],
 )
 def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) -> None:
-    problem, one = half(name), OPERATION.ladder.rung(rung)
+    problem, one = half(name, "fp32" if rung == "wgmma_split" else "fp16"), OPERATION.ladder.rung(rung)
     for config in sample(one.configs(problem), configs):
         for program in one.recipe(problem, config).programs:
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

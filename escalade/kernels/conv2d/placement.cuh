@@ -1,0 +1,25 @@
+// Where the pixels of y lie that are a part of a larger image: every so many rows, every so many columns.
+#pragma once
+
+#include "common/conv_shape.cuh"
+
+struct Placement {  // of an output pixel in the image that y points to
+    int step_h, step_w, offset_h, offset_w, height, width;
+};
+
+struct Place {
+    int n, h, w;
+};
+
+__device__ __forceinline__ Place place(int pixel, const ConvShape& shape, const Placement& placement) {
+    const int row = pixel / shape.output_width;
+    return {row / shape.output_height, row % shape.output_height * placement.step_h + placement.offset_h,
+            pixel % shape.output_width * placement.step_w + placement.offset_w};
+}
+
+// Of the first filter of a pixel, in y.
+__device__ __forceinline__ long long offset(int pixel, const ConvShape& shape, const Placement& placement) {
+    if constexpr (!PLACED) return 1LL * pixel * shape.filters;
+    const Place at = place(pixel, shape, placement);
+    return ((1LL * at.n * placement.height + at.h) * placement.width + at.w) * shape.filters;
+}
