@@ -1,7 +1,7 @@
 // packed[step][block][lane] = the registers of the weights' fragments, 16 filters by 16 values of k, as mma takes them
 //
 // k is in the order of dense.cuh. Rows `group` and `group` + 8 of a block are neighbouring filters: then a lane's sums
-// of one pixel lie side by side in y. What bounds it: one launch, once for a network.
+// of one pixel lie side by side in y. Weights are [K][C][R][S], or [K][R][S][C] with WEIGHTS_NHWC. What bounds it: one launch, once for a network.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "stem/dense.cuh"
@@ -38,7 +38,11 @@ extern "C" __global__ void stem_pack_dense(const Element* __restrict__ weight, c
         twice = c < 2 && s % 2 == 0 && s > 0 && s < FILTER_WIDTH - 1, second = pixel < 0;
     }
     Element value = from_float<Element>(0.f);
-    if (r == 7) value = bias[filter];
-    else if (r < FILTER_HEIGHT) value = weight[((filter * CHANNELS + c) * FILTER_HEIGHT + r) * FILTER_WIDTH + s];
+    if (r == 7) {
+        if (HAS_BIAS) value = bias[filter];
+    } else if (r < FILTER_HEIGHT) {
+        value = weight[WEIGHTS_NHWC ? ((filter * FILTER_HEIGHT + r) * FILTER_WIDTH + s) * CHANNELS + c
+                                    : ((filter * CHANNELS + c) * FILTER_HEIGHT + r) * FILTER_WIDTH + s];
+    }
     packed[at] = twice ? half_of(value, second) : value;
 }

@@ -19,6 +19,7 @@ from escalade.ops.conv2d import (
     hopper_streamed_window,
     hopper_window,
     reference,
+    stem,
     tensor_core,
     winograd,
 )
@@ -89,7 +90,7 @@ SMALL_PROBLEMS = (
 """Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts, FP8."""
 
 
-HOPPER = ("window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
+HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
 """With Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
@@ -148,6 +149,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *hopper_window.RUNGS,
             *hopper_streamed_window.RUNGS,
             *hopper_split.RUNGS,
+            *stem.RUNGS,
             *winograd.RUNGS,
             *fft.RUNGS,
             *depthwise.RUNGS,

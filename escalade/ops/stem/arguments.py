@@ -33,12 +33,12 @@ def shape(problem: StemProblem, row_tiles: int = 1, column_tiles: int = 1) -> In
     )  # fmt: skip
 
 
-def tensors(weight: Buffer, y: Buffer) -> tuple[Argument, ...]:
+def tensors(weight: Buffer, y: Buffer, bias_optional: bool = False) -> tuple[Argument, ...]:
     """The pointers that come first in every kernel that convolves."""
     return (
         Buffer("x"),
         weight,
-        Buffer("bias"),
+        Buffer("bias", optional=bias_optional),
         Buffer("scale", optional=True),
         Buffer("shift", optional=True),
         y,

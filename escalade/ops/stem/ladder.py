@@ -235,6 +235,12 @@ class Streamed(Rung[StemProblem]):
 
     def recipe(self, problem: StemProblem, config: Config) -> Recipe:
         assert isinstance(config, StreamedConfig)
+        return self.over(problem, config)
+
+    def over(
+        self, problem: StemProblem, config: StreamedConfig, *, weights_nhwc: bool = False, bias: bool = True
+    ) -> Recipe:
+        """Also for weights in the other layout, and without a bias."""
         p = problem
         elements = dense_steps(p) * 16 * p.filters
         pack = KernelCall(
@@ -245,11 +251,13 @@ class Streamed(Rung[StemProblem]):
                     "Element": element(p.storage),
                     "FILTER_HEIGHT": p.filter_height,
                     "FILTER_WIDTH": p.filter_width,
+                    "WEIGHTS_NHWC": weights_nhwc,
+                    "HAS_BIAS": bias,
                 },
             ),
             (blocks(elements, _PACK_THREADS), 1, 1),
             (_PACK_THREADS, 1, 1),
-            (Buffer("weight"), Buffer("bias"), Buffer("packed"), elements, p.filters // 16),
+            (Buffer("weight"), Buffer("bias", optional=True), Buffer("packed"), elements, p.filters // 16),
             overlap=True,
             weights_only=True,
         )
@@ -263,7 +271,7 @@ class Streamed(Rung[StemProblem]):
             (config.blocks(p), p.filters // 64, 1),
             (256 * STREAMS, 1, 1),
             (
-                *arguments.tensors(Buffer("packed"), Buffer("y")),
+                *arguments.tensors(Buffer("packed"), Buffer("y"), bias_optional=True),
                 arguments.shape(p, tiling.row_tiles, tiling.column_tiles),
                 Relayed(),
             ),
