@@ -64,6 +64,7 @@ SMALL_PROBLEMS = (
     _SQUARE(24, 40, 12, 1, batch=2, stride=2),
     _SQUARE(16, 8, 13, 3, batch=1, stride=2, padding=0, residual=True),
     _SQUARE(3, 16, 23, 7, batch=1, stride=2, bias=True, relu=True),
+    _SQUARE(3, 64, 19, 7, batch=1, stride=2, bias=True, relu=True),
     _SQUARE(1, 4, 19, 7, batch=2, padding=0),
     _SQUARE(4, 16, 14, 7, batch=1, padding=0),
     _SQUARE(2, 3, 20, 15, batch=1),
