@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+from dataclasses import replace
 
 import pytest
 import torch
 
+from escalade import ops
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.tune import choose, table
 from escalade.tune.table import Entry, Table, TableError, key_of, read
@@ -80,3 +82,15 @@ def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch
 def test_every_shipped_table_can_be_read() -> None:
     for path in table.SHIPPED.glob("*.json"):
         assert read(path, "shipped").entries
+
+
+def test_every_shipped_choice_is_still_on_offer() -> None:
+    """A table of configs that a rung no longer has would be passed over in silence."""
+    for path in table.SHIPPED.glob("*.json"):
+        for key, entry in read(path, "shipped").entries.items():
+            operation, name, dtype, layout = key.split()
+            asked = ops.operation(operation)
+            problem = replace(asked.parse(name), dtype=dtype, layout=layout)
+            rung = asked.ladder.rung(entry.rung)
+            assert rung.supports(problem) is None, key
+            assert entry.config in [config.as_dict() for config in rung.configs(problem)], key
