@@ -29,7 +29,6 @@ import torch
 import escalade
 from escalade.errors import EscaladeError
 
-DEFAULT_FOLDER = pathlib.Path("results")
 SWEEPS = "_sweep.jsonl"
 """How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
 _OUTPUT_OPTIONS = ("--results", "--json", "--plot")

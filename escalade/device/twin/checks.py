@@ -17,15 +17,9 @@ from escalade.device.twin.build import interface_key, kernel_library, runtime_li
 from escalade.device.twin.launch import IN_TURN, Order, Size3, TwinKernel, plain_name
 from escalade.errors import TwinError
 
-POISON = 0xFF  # a NaN in every float format
 Buffers = Sequence[tuple[int, int]]
 _SOURCE = toolchain.FOLDER / "sanitizer" / "runner.cpp"
 _REPORT_LINES = 40
-
-
-def poison(address: int, size: int) -> None:
-    """Fills an output with NaNs before a launch, so that what is left unwritten spoils the result."""
-    ctypes.memset(address, POISON, size)
 
 
 def require_written(

@@ -30,8 +30,6 @@ __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #endif
 }
 
-__device__ __forceinline__ unsigned warp_min(unsigned value) { return ~warp_max(~value); }
-
 // Sum i of COUNT (a power of two up to 32) over all lanes, in lane i * 32 / COUNT and those up to the next: a lane
 // keeps half of its sums and gives the other half away, then half of that half; COUNT - 1 shuffles where each sum by
 // itself takes five.

@@ -26,7 +26,7 @@ class Conv2dRung(Rung[Conv2dProblem]):
         if problem.shortcut_channels and not self.takes_shortcut:
             return f"{self.name} convolves one image; a shortcut of {problem.shortcut_channels} channels is a second"
         if problem.dtype == "fp8" and not self.takes_fp8:
-            return f"{self.name} has no products of e4m3; fp8 is for fused_epilogue"
+            return f"{self.name} has no products of e4m3; fp8 is for persistent and fused_epilogue"
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
         return self.limits(problem)
