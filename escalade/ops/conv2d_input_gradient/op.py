@@ -114,7 +114,7 @@ def _run(
         (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
         "tf32" if tf32 else NAMES[gradient.dtype], layout_of(gradient),
     )  # fmt: skip
-    problem = Conv2dInputGradientProblem(forward, mask is not None)
+    problem = Conv2dInputGradientProblem(forward, mask=mask is not None)
     _check_sizes(forward, gradient, mask)
     if problem.batch == 0:
         require_rung("conv2d_input_gradient", rung)

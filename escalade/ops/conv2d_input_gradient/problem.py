@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require
+from escalade.ops.conv2d.gradient import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -14,27 +14,17 @@ _MASK = "_mask"
 
 
 @dataclass(frozen=True)
-class Conv2dInputGradientProblem:
+class Conv2dInputGradientProblem(GradientProblem):
     """dx of y = conv2d(x, weight), from `gradient`, which is that of y, and `weight`; the result is buffer `y`.
 
     With a mask, which is x as it came out of a ReLU, dx is zero where the mask is not positive: what the ReLU's own
-    backward pass would do. All tensors are stored and laid out as the convolution's are.
+    backward pass would do. The convolution has no epilogue.
     """
 
-    forward: Conv2dProblem
-    """What it is the gradient of, without an epilogue."""
     mask: bool = False
-    dtype: str = ""
-    """Empty: the convolution's, which otherwise follows."""
-    layout: str = ""
-    """The same."""
 
     def __post_init__(self) -> None:
-        dtype, layout = self.dtype or self.forward.dtype, self.layout or self.forward.layout
-        require("conv2d_input_gradient", "dtype", dtype, DTYPES)
-        object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "layout", layout)
-        object.__setattr__(self, "forward", replace(self.forward, dtype=dtype, layout=layout))
+        self.follow("conv2d_input_gradient", DTYPES)
         f = self.forward
         if f.bias or f.residual or f.relu or f.shortcut_channels or f.output:
             raise UnsupportedError(
@@ -45,7 +35,7 @@ class Conv2dInputGradientProblem:
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dInputGradientProblem:
         """The problem of a name such as `64to64_56_k3s1_b256_mask`: that of the convolution, then _mask for one."""
         forward = Conv2dProblem.parse(name.removesuffix(_MASK), dtype, layout)
-        return Conv2dInputGradientProblem(forward, name.endswith(_MASK))
+        return Conv2dInputGradientProblem(forward, mask=name.endswith(_MASK))
 
     @property
     def name(self) -> str:
@@ -53,17 +43,9 @@ class Conv2dInputGradientProblem:
         return self.forward.name + (_MASK if self.mask else "")
 
     @property
-    def batch(self) -> int:
-        return self.forward.batch
-
-    @property
     def elements(self) -> int:
         """Of dx."""
         return self.forward.input_elements
-
-    @property
-    def flops(self) -> int:
-        return self.forward.flops
 
     @property
     def bytes(self) -> int:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import require
+from escalade.ops.conv2d.gradient import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.elements import DTYPES
 
 
 @dataclass(frozen=True)
-class Conv2dWeightGradientProblem:
+class Conv2dWeightGradientProblem(GradientProblem):
     """y[k][r][s][c] = sum over output pixels p of gradient[p][k] * x[window(p, r, s)][c], for a convolution `forward`.
 
     Buffers are x and `gradient`, that of the convolution's result, and y, which is stored as its weights are: in layout
     `nchw` [K][C/groups][R][S], in `nhwc` [K][R][S][C/groups]. If the convolution has a bias, `bias_gradient` [K] is
     the sum of `gradient` over output pixels; nobody need give room for it. Sums are fp32, whatever the dtype.
     """
-
-    forward: Conv2dProblem
-    dtype: str = ""
-    """Empty: that of the convolution, which follows this one otherwise."""
-    layout: str = ""
 
     def __post_init__(self) -> None:
         f = self.forward
@@ -32,23 +27,12 @@ class Conv2dWeightGradientProblem:
                 f"{f.name}: the gradient of a convolution's weights knows of a bias; a residual, a shortcut or a ReLU "
                 "behind it is no matter of the weights"
             )
-        forward = replace(f, dtype=self.dtype or f.dtype, layout=self.layout or f.layout)
-        require("conv2d_weight_gradient", "dtype", forward.dtype, DTYPES)
-        for name, value in (("forward", forward), ("dtype", forward.dtype), ("layout", forward.layout)):
-            object.__setattr__(self, name, value)
+        self.follow("conv2d_weight_gradient", DTYPES)
 
     @staticmethod
     def parse(name: str) -> Conv2dWeightGradientProblem:
         """The problem of a name such as `64to64_56_k3s1_b256_bias`, the convolution's."""
         return Conv2dWeightGradientProblem(Conv2dProblem.parse(name))
-
-    @property
-    def name(self) -> str:
-        return self.forward.name
-
-    @property
-    def batch(self) -> int:
-        return self.forward.batch
 
     @property
     def bias(self) -> bool:
@@ -58,10 +42,6 @@ class Conv2dWeightGradientProblem:
     def part_elements(self) -> int:
         """Of the weights' gradient and, behind it, the bias's."""
         return self.forward.weight_elements + (self.forward.filters if self.bias else 0)
-
-    @property
-    def flops(self) -> int:
-        return self.forward.flops
 
     @property
     def bytes(self) -> int:

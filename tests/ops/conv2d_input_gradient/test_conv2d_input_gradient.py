@@ -63,7 +63,7 @@ def expected_gradient(
 def test_names_and_sizes() -> None:
     problem = parse("8to16_9x7_k3s2_b2_mask", "fp16", "nhwc")
     forward = Conv2dProblem(2, 8, 9, 7, 16, 3, 3, (2, 2), (1, 1), dtype="fp16", layout="nhwc")
-    assert problem == Conv2dInputGradientProblem(forward, True)
+    assert problem == Conv2dInputGradientProblem(forward, mask=True)
     assert problem.name == "8to16_9x7_k3s2_b2_mask"
     assert replace(problem, dtype="fp32", layout="nchw") == parse("8to16_9x7_k3s2_b2_mask")
     assert replace(problem, dtype="fp32").forward.dtype == "fp32"

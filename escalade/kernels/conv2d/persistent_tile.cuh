@@ -1,0 +1,73 @@
+// The tiles of hopper_persistent.cu and what shared memory holds of them; the prelude's constants are explained there.
+#pragma once
+
+#include "common/conv_shape.cuh"
+#include "common/ring.cuh"
+#include "common/wgmma_widths.cuh"
+#include "conv2d/finish.cuh"
+
+constexpr int ROW_BYTES = 128;  // what the swizzle spans
+constexpr int SLAB = ROW_BYTES / sizeof(Element);
+constexpr bool TURNS = SHARE == 0, DEPTH = SHARE == 3;
+constexpr int TILE_PIXELS = WG_PIXELS * (SHARE == 1 ? 2 : 1);
+constexpr int TILE_FILTERS = WG_FILTERS * (SHARE == 2 ? 2 : 1);
+constexpr int PIXEL_BYTES = TILE_PIXELS * ROW_BYTES;
+constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_FILTERS * ROW_BYTES;
+constexpr int WG_ROWS = SWAPPED ? WG_FILTERS : WG_PIXELS;
+constexpr int COLUMNS = SWAPPED ? WG_PIXELS : WG_FILTERS;
+constexpr int ATOMS = WG_ROWS / 64;  // blocks of 64 rows of a warpgroup
+constexpr int CLUSTER_BLOCKS = CLUSTER * SPLITS;
+constexpr int PARTS = SPLITS * (DEPTH ? 2 : 1);  // that a sum comes in
+constexpr int THREADS = 384;
+
+// Results move in panels of 64 pixels and 64 filters, as boxes of 128 bytes a pixel.
+constexpr int BOX_BYTES = 64 * ROW_BYTES;
+constexpr int BOX_FILTERS = ROW_BYTES / sizeof(Output);
+constexpr int BOXES = sizeof(Output) / 2;
+constexpr int PANEL_BYTES = BOXES * BOX_BYTES;
+constexpr int PANELS_AN_ATOM = COLUMNS / 64;
+constexpr int PANELS = ATOMS * PANELS_AN_ATOM;
+
+static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "buffers are used in a fixed order");
+static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
+static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
+static_assert(PARTS == 1 || ATOMS * COLUMNS / 2 * 256 * 4 <= STAGES * STAGE_BYTES, "partial sums lie over the ring");
+static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
+static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
+
+using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
+using Sums = float[ATOMS][COLUMNS / 2];
+
+struct Maps {
+    const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;
+};
+
+struct Problem {
+    ConvShape shape;
+    int pixels, tiles_n, tiles, slabs, tap_slabs;
+
+    __device__ __forceinline__ Problem(const ConvShape& shape, int shortcut_channels) : shape(shape) {
+        pixels = shape.batch * shape.output_height * shape.output_width;
+        tiles_n = (shape.filters + TILE_FILTERS - 1) / TILE_FILTERS;
+        const int tiles_m = (pixels + TILE_PIXELS - 1) / TILE_PIXELS;
+        tiles = (tiles_m + CLUSTER - 1) / CLUSTER * tiles_n;
+        tap_slabs = (shape.channels + SLAB - 1) / SLAB;
+        slabs = shape.filter_height * shape.filter_width * tap_slabs;
+        if (SHORTCUT) slabs += (shortcut_channels + SLAB - 1) / SLAB;
+    }
+
+    __device__ __forceinline__ int first_slab(u32 rank) const { return SPLITS == 1 ? 0 : slabs * rank / SPLITS; }
+    __device__ __forceinline__ int last_slab(u32 rank) const {
+        return SPLITS == 1 ? slabs : slabs * (rank + 1) / SPLITS;
+    }
+};
+
+struct Tile {
+    int pixel, filter;
+
+    // Tiles that see the same pixels follow each other, so that x comes from DRAM once. The blocks of a cluster have
+    // neighbouring pixels; past the last there are zeros, and nothing is stored.
+    __device__ __forceinline__ Tile(const Problem& problem, int index, u32 rank)
+        : pixel((index / problem.tiles_n * CLUSTER + (CLUSTER > 1 ? rank : 0)) * TILE_PIXELS),
+          filter(index % problem.tiles_n * TILE_FILTERS) {}
+};
