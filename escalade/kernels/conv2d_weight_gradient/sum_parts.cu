@@ -1,36 +1,39 @@
 // y[i] = sum over parts of parts[part][i]; behind the weights' elements those of the bias gradient
 //
-// A warp takes 32 neighbouring packs of VECTOR elements and every LANES-th part of them, then the warps' sums meet in
-// shared memory: always in the same order, so that every run gives the same bits. Nobody may have asked for the bias
-// gradient's values. What bounds it: L2, where the parts have just been written.
+// A thread takes a pack of VECTOR elements and every LANES-th part of them; where parts are many, LANES threads share a
+// pack, and their sums meet in shared memory: always in the same order, so that every run gives the same bits. Nobody
+// may have asked for the bias gradient's values. What bounds it: L2, where the parts have just been written.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
 using Sums = Pack<float, VECTOR>;
+constexpr int PACKS = THREADS / LANES;  // of a block
 
-extern "C" __global__ void __launch_bounds__(32 * LANES)
+__device__ __forceinline__ void add(Sums& sums, const Sums& more) {
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) sums.at[e] += more.at[e];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_weight_gradient_sum_parts(const float* parts, Element* y, Element* bias_gradient, int count,
                                      long long weights, long long elements) {
-    __shared__ Sums others[LANES][32];
+    __shared__ Sums others[LANES][PACKS];
     wait_for_previous_launch();
-    const int lane = threadIdx.x / 32, in_warp = threadIdx.x % 32;
-    const long long at = (32LL * blockIdx.x + in_warp) * VECTOR;
+    const int lane = threadIdx.x / PACKS, pack = threadIdx.x % PACKS;
+    const long long at = (1LL * PACKS * blockIdx.x + pack) * VECTOR;
     Sums sums = {};
     if (at < elements) {
 #pragma unroll 8
-        for (int part = lane; part < count; part += LANES) {
-            const Sums more = load_pack<float, VECTOR>(parts + part * elements + at);
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) sums.at[e] += more.at[e];
-        }
+        for (int part = lane; part < count; part += LANES)
+            add(sums, load_pack<float, VECTOR>(parts + part * elements + at));
     }
-    others[lane][in_warp] = sums;
-    __syncthreads();
+    if (LANES > 1) {
+        others[lane][pack] = sums;
+        __syncthreads();
+#pragma unroll
+        for (int other = 1; lane == 0 && other < LANES; ++other) add(sums, others[other][pack]);
+    }
     if (lane > 0 || at >= elements) return;
-#pragma unroll
-    for (int other = 1; other < LANES; ++other)
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) sums.at[e] += others[other][in_warp].at[e];
     Pack<Element, VECTOR> results;
     from_floats(results, sums.at);
     if (at < weights)

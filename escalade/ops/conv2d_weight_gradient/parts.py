@@ -11,7 +11,10 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.elements import SMS, blocks, ceil_div, element
 
 PARTS = "parts"
-_SUM_LANES = 8
+_MANY = 2**31
+_SUM_THREADS = 256
+_SUM_LANES = ((8, 1), (32, 4), (_MANY, 8))
+"""Threads that share the parts of an element, where there are so many parts at most: each has a few loads to make."""
 _REDUCTION_RATE = 20.0 * SMS
 """Bytes of parts that the card writes or reads in a cycle, about 5 TB/s."""
 _START_CYCLES = 4000.0
@@ -30,6 +33,7 @@ def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int
     """A launch that fills so many parts, and the one that adds them up."""
     elements, weights = problem.part_elements, problem.forward.weight_elements
     vector = 4 if elements % 4 == 0 and weights % 4 == 0 else 1
+    lanes = next(lanes for most, lanes in _SUM_LANES if parts <= most)
     arguments: tuple[Argument, ...] = (
         Buffer(PARTS), Buffer("y"), Buffer("bias_gradient", optional=True), parts, Int64(weights), Int64(elements),
     )  # fmt: skip
@@ -37,10 +41,15 @@ def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int
         Program.of(
             "conv2d_weight_gradient/sum_parts.cu",
             "conv2d_weight_gradient_sum_parts",
-            {"Element": element(problem.dtype), "LANES": _SUM_LANES, "VECTOR": vector},
+            {
+                "Element": element(problem.dtype),
+                "THREADS": _SUM_THREADS,
+                "LANES": lanes,
+                "VECTOR": vector,
+            },
         ),
-        (blocks(elements, 32 * vector), 1, 1),
-        (32 * _SUM_LANES, 1, 1),
+        (blocks(elements, _SUM_THREADS // lanes * vector), 1, 1),
+        (_SUM_THREADS, 1, 1),
         arguments,
         overlap=True,
     )

@@ -110,6 +110,16 @@ def test_odd_sizes(rung: Any, name: str, dtype: str, seed: int) -> None:
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
+@pytest.mark.parametrize("part_slabs, lanes", [(5, 1), (2, 4), (1, 8)])
+def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int) -> None:
+    """36 slabs: of few parts a thread has them all, of many every so-manieth."""
+    problem = half("8to8_16x16_k1s1_b9_bias")
+    config = WgmmaConfig(64, 64, 1, 2, 3, part_slabs)
+    total = WGMMA.recipe(problem, config).steps[-1]
+    assert isinstance(total, KernelCall) and ("LANES", lanes) in total.program.constants
+    check(OPERATION, WGMMA, problem, config, CPU, seed)
+
+
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.filters}x{tile.columns}")
 def test_every_tile_and_several_slabs_a_part(tile: WgmmaConfig, seed: int) -> None:
     check(OPERATION, WGMMA, half("72to264_9x8_k2x1s1p0_b5_bias"), replace(tile, part_slabs=3), CPU, seed)
