@@ -16,7 +16,7 @@ from escalade.engine.constants import Constants, require_finite
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import InputFormat, require_dtype
 from escalade.engine.graph import Batch, Graph, Node, fixed
-from escalade.engine.passes import optimise
+from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import Plan, make_plan
 from escalade.engine.program import KernelProgram, Program, ReferenceProgram
 from escalade.engine.way import Way
@@ -230,7 +230,7 @@ class Engine:
     def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
         device = tensors[0].device
-        graph = self._graph.at(batch)
+        graph = for_batch(self._graph, self.dtype, batch, self.way)
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:

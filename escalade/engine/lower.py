@@ -185,8 +185,9 @@ def _linear(node: Node, forms: Forms) -> Lowered | None:
         return None
     outputs, features = forms.constant(node.inputs["weight"])
     rows = prod(forms.value(node.name).shape) // outputs
+    pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
     problem = LinearProblem(
-        rows, features, outputs, "bias" in node.inputs, node.attributes["relu"], forms.dtype
+        rows, features, outputs, "bias" in node.inputs, node.attributes["relu"], forms.dtype, pixels=pixels
     )
     return Lowered("linear", problem)
 

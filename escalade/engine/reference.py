@@ -85,7 +85,8 @@ def _max_pool2d(node: Node, inputs: Tensors) -> torch.Tensor:
 
 
 def _linear(node: Node, inputs: Tensors) -> torch.Tensor:
-    return _finish(node, F.linear(inputs["x"], inputs["weight"], inputs.get("bias")), inputs)
+    x = inputs["x"].mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
+    return _finish(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs)
 
 
 def _layer_norm(node: Node, inputs: Tensors) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from escalade.engine.capture import capture
 from escalade.engine.compiler import _normalise
 from escalade.engine.graph import Batch, Graph, Node
-from escalade.engine.passes import optimise
+from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
 from escalade.engine.passes.layout import convert_between, convert_inputs, layout_of, reorder_flattened
@@ -39,6 +39,7 @@ class Parts(nn.Module):
         self.wn, self.sn = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
         self.fc, self.fn = nn.Linear(8 * 6 * 6, 5), nn.BatchNorm1d(5)
         self.rows, self.rn = nn.Linear(36, 4), nn.BatchNorm1d(8)
+        self.head, self.pair = nn.Linear(8, 5), nn.Linear(16, 5)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.run(self, x)
@@ -219,6 +220,56 @@ def test_a_chain_of_additions_is_fused_once_a_convolution() -> None:
 def test_shortcuts_that_are_not_fused(run: Callable[..., Any]) -> None:
     graph = after(run, fold_constants, fuse_activations, fuse_residuals, fuse_shortcuts)
     assert all("shortcut" not in node.inputs for node in graph)
+
+
+def pooled_after(run: Callable[[Parts, torch.Tensor], Any], batch: int = 1, dtype: str = "fp16") -> Graph:
+    graph = graph_of(run)
+    done = for_batch(graph, dtype, batch)
+    x = torch.randn(batch, 3, 6, 6)
+    for old, new in zip(evaluate(graph, x), evaluate(done, x), strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
+    return done
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: p.head(F.adaptive_avg_pool2d(p.first(x), 1).flatten(1)),
+        lambda p, x: p.head(p.first(x).mean((2, 3))),
+        lambda p, x: p.head(F.avg_pool2d(p.first(x), 6).view(-1, 8)) * 2,
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "fp8"])
+def test_the_mean_is_taken_by_the_layer_behind_it(run: Callable[..., Any], dtype: str) -> None:
+    graph = pooled_after(run, dtype=dtype)
+    linear = node_of(graph, "linear")
+    assert linear.attributes["pooled"] and graph.nodes[linear.inputs["x"]].op == "conv2d"
+    assert not {"adaptive_avg_pool2d", "reshape"} & set(ops(graph))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: (lambda y: (p.head(y), y * 2))(p.first(x).mean((2, 3))),  # read again
+        lambda p, x: (lambda y: (p.head(y), y))(p.first(x).mean((2, 3))),  # an output
+        lambda p, x: (lambda y: (p.head(y.flatten(1)), y.sum()))(F.adaptive_avg_pool2d(p.first(x), 1)),
+        lambda p, x: p.pair(F.adaptive_avg_pool2d(p.first(x), (1, 2)).flatten(1)),  # two pixels
+        lambda p, x: p.head(F.adaptive_avg_pool2d(p.first(x), 1).view(1, -1, 8)),  # another shape
+        lambda p, x: p.head(F.relu(p.first(x).mean((2, 3)))),
+    ],
+)
+def test_means_that_stay_steps_of_their_own(run: Callable[..., Any]) -> None:
+    assert "adaptive_avg_pool2d" in ops(pooled_after(run))
+
+
+def test_the_mean_of_many_images_is_a_step_of_its_own() -> None:
+    def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
+        return p.head(p.first(x).mean((2, 3)))
+
+    assert "adaptive_avg_pool2d" in ops(pooled_after(run, batch=5))
+    for way in Way:
+        done = for_batch(optimise(graph_of(run), "fp16", way), "fp16", 1, way)
+        assert ("adaptive_avg_pool2d" in ops(done)) == (way is not Way.fused)
 
 
 class Stem(nn.Module):

@@ -15,7 +15,7 @@ from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture import capture
 from escalade.engine.forms import InputFormat
 from escalade.engine.graph import Graph
-from escalade.engine.passes import optimise
+from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import Plan, Step, make_plan
 from escalade.models.resnet import BasicBlock, ResNet
 
@@ -29,7 +29,7 @@ def planned(graph: Graph, batch: int, dtype: str = "fp16", like: torch.Tensor | 
     }
     if like is not None:
         formats = {graph.inputs[0].name: InputFormat.of(like)}
-    return make_plan(optimise(graph, dtype).at(batch), dtype, CPU, formats)
+    return make_plan(for_batch(optimise(graph, dtype), dtype, batch), dtype, CPU, formats)
 
 
 class Call(nn.Module):
@@ -141,6 +141,32 @@ def test_resnet18_takes_little_more_than_three_values(resnet18: Graph) -> None:
     assert plan.bytes == plan.arena_bytes + plan.constant_bytes + plan.lasting_bytes
     ops = [step.node.op for step in plan.steps if not step.is_alias]
     assert ops == ["stem"] + ["conv2d"] * 16 + ["adaptive_avg_pool2d", "linear"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype", "head"),
+    [
+        (1, "fp16", ["linear"]),
+        (2, "bf16", ["linear"]),
+        (3, "fp16", ["adaptive_avg_pool2d", "linear"]),
+        (1, "fp32", ["linear"]),
+        (2, "tf32", ["adaptive_avg_pool2d", "linear"]),
+    ],
+)
+def test_a_few_images_take_one_launch_for_mean_and_layer(
+    resnet18: Graph, batch: int, dtype: str, head: list[str]
+) -> None:
+    plan = planned(resnet18, batch, dtype)
+    check_memory(plan)
+    steps = [step for step in plan.steps if not step.is_alias]
+    assert [step.node.op for step in steps[-len(head) - 1 :]] == ["conv2d", *head]
+    layer = steps[-1]
+    assert layer.choice is not None and layer.lowered is not None and layer.recipe is not None
+    together = head == ["linear"]
+    assert (layer.choice.rung.name == "pooled") == together
+    assert layer.lowered.problem.name == f"512to1000{'_mean49' if together else ''}_b{batch}_bias"
+    assert layer.node.source == ("avgpool, fc" if together else "fc")
+    assert len(layer.recipe.steps) == 1
 
 
 def test_images_are_read_as_they_come(resnet18: Graph) -> None:

@@ -16,6 +16,7 @@ from escalade.device import run
 from escalade.engine import reference
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
+from escalade.engine.passes import pooled
 from escalade.engine.program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
@@ -54,6 +55,34 @@ def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
     assert difference(y, cpu(x)) <= TOLERANCE[dtype]
     if dtype == "fp16":
         torch.testing.assert_close(twin(x), y, rtol=0, atol=0)  # what a run leaves behind does not matter
+
+
+class Head(nn.Module):
+    """What a ResNet ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 72, 3, padding=1)
+        self.fc = nn.Linear(72, 21)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(F.adaptive_avg_pool2d(F.relu(self.conv(x)), 1).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(14)
+    graph = capture(Head().eval(), (torch.randn(1, 3, 7, 7),))
+    x = torch.randn(2, 3, 7, 7)
+    together, apart = Engine(graph, dtype, "twin"), Engine(graph, dtype, "twin")
+    rungs = [step.rung for step in together.explain(x).steps]
+    monkeypatch.setattr(pooled, "one_launch_pays", lambda problem: False)
+    assert len(apart.explain(x).steps) == len(rungs) + 2  # the mean, and the flattening
+    assert rungs[-1] == "pooled"
+    error = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}[dtype]
+    torch.testing.assert_close(together(x), apart(x), rtol=error, atol=error)
 
 
 class Awkward(nn.Module):

@@ -8,6 +8,7 @@ from escalade.engine.passes.few_channels import fuse_few_channels
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
 from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
 from escalade.engine.passes.mlp import fuse_mlp
+from escalade.engine.passes.pooled import fuse_pooled
 from escalade.engine.passes.quantise import quantise
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
@@ -24,6 +25,14 @@ def optimise(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
     if dtype == "fp8":
         quantise(graph, graph.ranges)
         remove_dead_code(graph)
+    return graph
+
+
+def for_batch(graph: Graph, dtype: str, batch: int, way: Way = Way.fused) -> Graph:
+    """An optimised graph with every size a number, and with what pays at some batch sizes only."""
+    graph = graph.at(batch)
+    if way is Way.fused:
+        fuse_pooled(graph, dtype)
     return graph
 
 

@@ -1,5 +1,7 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output])
 //
+// With PIXELS > 1 the mean of x[row][pixel][k] over the pixels, rounded to Element, stands for x[row][k].
+//
 // The foot of the ladder: one thread an output. The threads of a warp share a row of x and read 32 rows of weights, an
 // element of each at a time: loads, two for each multiply-add and mostly of scattered words, are what bounds it.
 #include "common/epilogue.cuh"
@@ -12,9 +14,13 @@ extern "C" __global__ void linear_naive(const Element* x, const Element* weight,
     if (at >= 1LL * rows * out_features) return;
 
     const int output = at % out_features;
-    const Element* inputs = x + at / out_features * in_features;
+    const Element* inputs = x + at / out_features * PIXELS * in_features;
     const Element* weights = weight + 1LL * output * in_features;
     float sum = 0.f;
-    for (int k = 0; k < in_features; ++k) sum += to_float(inputs[k]) * to_float(weights[k]);
+    for (int k = 0; k < in_features; ++k) {
+        float input = to_float(inputs[k]);
+        for (int pixel = 1; pixel < PIXELS; ++pixel) input += to_float(inputs[1LL * pixel * in_features + k]);
+        sum += to_float(from_float<Element>(input / PIXELS)) * to_float(weights[k]);
+    }
     y[at] = finish<HAS_BIAS, false, HAS_RELU>(sum, bias, output, static_cast<const Element*>(nullptr), 0);
 }

@@ -4,8 +4,8 @@
 // Each warp streams OUTPUTS rows of weights through a ring in shared memory, 16 bytes a lane and STAGES - 1 such
 // copies of each row ahead, for which no register waits; ROWS rows of x, which the warps of a block find in L1, are
 // loaded a step ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same
-// outputs and each takes every DEPTH_WARPS-th piece of k. What bounds it: memory, and at a megabyte the time of one
-// round trip.
+// outputs and each takes every DEPTH_WARPS-th piece of k. Settled weights do not wait for the launch in front. What
+// bounds it: memory, and at a megabyte the time of one round trip.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
@@ -39,10 +39,9 @@ __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Values (&inp
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     linear_warp_per_output(const Element* x, const Element* weight, const Element* bias, Element* y, int rows,
-                           int in_features, int out_features) {
+                           int in_features, int out_features, int weights_settled) {
     extern __shared__ __align__(16) unsigned char shared[];
     Values(*ring)[OUTPUTS][32] = reinterpret_cast<Values(*)[OUTPUTS][32]>(shared) + threadIdx.x / 32 * STAGES;
-    wait_for_previous_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int depth_warp = warp % DEPTH_WARPS;
     const int first_output = (blockIdx.x * OUTPUT_WARPS + warp / DEPTH_WARPS) * OUTPUTS;
@@ -68,9 +67,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         for (int r = 0; r < ROWS; ++r)
             values[r] = load_pack<Element, VECTOR>(input_rows[r] + 1LL * pack * VECTOR);
     };
+    // From the sums on a lane has one output, which its neighbours up to the next multiple of 32 / SUMS have too.
+    const int mine = lane / (32 / SUMS);
+    const int row = first_row + mine / OUTPUTS, output = first_output + mine % OUTPUTS;
+
+    if (!weights_settled) wait_for_previous_launch();
     int pack = depth_warp * 32 + lane;
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage, pack + stage * STEP);
+    const float offset = HAS_BIAS ? to_float(bias[min(output, out_features - 1)]) : 0.f;
+    wait_for_previous_launch();  // if it was done before, it is over at once
     Values inputs[ROWS], next[ROWS];
     if (LOOK_AHEAD && pack < packs) load_inputs(next, pack);
 
@@ -94,8 +100,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     }
     copy_async_wait<0>();
 
-    // From here on a lane has one sum, which its neighbours up to the next multiple of 32 / SUMS have too.
-    const int mine = lane / (32 / SUMS);
     float sum = warp_sums(sums);
     if (DEPTH_WARPS > 1) {
         __shared__ float parts[WARPS][SUMS];
@@ -106,8 +110,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
         for (int part = 0; part < DEPTH_WARPS; ++part) sum += parts[warp + part][mine];
     }
-    const int row = first_row + mine / OUTPUTS, output = first_output + mine % OUTPUTS;
     if (lane % (32 / SUMS) == 0 && row < rows && output < out_features)
-        y[1LL * row * out_features + output] =
-            finish<HAS_BIAS, false, HAS_RELU>(sum, bias, output, static_cast<const Element*>(nullptr), 0);
+        y[1LL * row * out_features + output] = from_float<Element>(HAS_RELU ? relu(sum + offset) : sum + offset);
 }

@@ -8,6 +8,13 @@ from escalade.ops.elements import element
 from escalade.ops.linear.problem import LinearProblem
 
 
+def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
+    """What most rungs say to the mean over pixels."""
+    if problem.pixels == 1:
+        return None
+    return f"{rung} takes rows as they are, not means over pixels; pool_first does both"
+
+
 def constants(problem: LinearProblem) -> dict[str, Constant]:
     return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias, "HAS_RELU": problem.relu}
 

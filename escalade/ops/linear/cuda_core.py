@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Settled, Workspace
 from escalade.ops.elements import ELEMENT_BYTES, SMS, ceil_div, element, widest_vector
 from escalade.ops.ladder import Config, Rung, ThreadsConfig
-from escalade.ops.linear.arguments import arguments, constants
+from escalade.ops.linear.arguments import arguments, constants, refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
 
 
@@ -23,7 +23,7 @@ class Naive(Rung[LinearProblem]):
     def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         call = KernelCall(
-            Program.of("linear/naive.cu", "linear_naive", constants(problem)),
+            Program.of("linear/naive.cu", "linear_naive", {**constants(problem), "PIXELS": problem.pixels}),
             (ceil_div(problem.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             arguments(problem),
@@ -82,7 +82,7 @@ TILES = (
 @dataclass(frozen=True)
 class Tiled(Rung[LinearProblem]):
     def supports(self, problem: LinearProblem) -> str | None:
-        return None
+        return refuses_pixels(self.name, problem)
 
     def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
         offered = list(TILES)
@@ -176,7 +176,7 @@ class WarpPerOutput(Rung[LinearProblem]):
             return (
                 f"{self.name} reads the weights once for each eight rows; it takes {MOST_ROWS} rows at most"
             )
-        return None
+        return refuses_pixels(self.name, problem)
 
     def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
         rows = next((count for count in (1, 2, 4) if problem.batch <= count), 8)
@@ -210,7 +210,7 @@ class WarpPerOutput(Rung[LinearProblem]):
                 1,
             ),
             (warps * 32, 1, 1),
-            arguments(problem),
+            (*arguments(problem), Settled()),
             shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
             overlap=True,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.ladder import Ladder, Operation
-from escalade.ops.linear import cuda_core, reference, tensor_core
+from escalade.ops.linear import cuda_core, pooled, reference, tensor_core
 from escalade.ops.linear.problem import DTYPES, LinearProblem
 from escalade.ops.rows import LAYOUTS
 
@@ -15,8 +15,10 @@ PROBLEMS = (
     *(LinearProblem(batch, 512, 1000, bias=True) for batch in (1, 8, 32, 256)),
     *(LinearProblem(batch, 25088, 4096, bias=True, relu=True) for batch in (1, 32)),
     LinearProblem(10_000, 1296, 32, bias=True, relu=True),
+    *(LinearProblem(batch, 512, 1000, bias=True, pixels=49) for batch in (1, 2, 4)),
+    LinearProblem(1, 2048, 1000, bias=True, pixels=49),
 )
-"""The heads of ResNet and of VGG, and the first layer of a small autoencoder."""
+"""The heads of ResNet and of VGG, the first layer of a small autoencoder, and ResNet's heads with the mean before."""
 
 SMALL_PROBLEMS = (
     LinearProblem(1, 64, 40, bias=True),
@@ -27,11 +29,16 @@ SMALL_PROBLEMS = (
     LinearProblem(37, 48, 68, bias=True),
     LinearProblem(70, 31, 130, relu=True),
     LinearProblem(1, 1, 1),
+    LinearProblem(1, 64, 40, bias=True, pixels=49),
+    LinearProblem(3, 200, 33, bias=True, relu=True, pixels=35),
+    LinearProblem(4, 31, 17, relu=True, pixels=2),
+    LinearProblem(1, 1040, 3, bias=True, pixels=29),
+    LinearProblem(18, 40, 9, bias=True, pixels=4),
 )
-"""Between them: one row and more than a block's, odd features in and out, k in one piece and in several."""
-
-FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
-"""Up to so many, the weights' way from memory takes longer than the products of a warp an output."""
+"""Between them: one row and more than a block's, odd features in and out, k in one piece and in several; means over
+two pixels and over more than are loaded at once, of more features than a block has threads and of more rows than one
+launch takes.
+"""
 
 
 class Linear(Operation[LinearProblem]):
@@ -44,6 +51,8 @@ class Linear(Operation[LinearProblem]):
             cuda_core.WARP_PER_OUTPUT,
             tensor_core.TENSOR_CORE,
             tensor_core.TENSOR_CORE_SPLIT,
+            pooled.POOL_FIRST,
+            pooled.POOLED,
         ),
     )
     problems = PROBLEMS
@@ -52,9 +61,10 @@ class Linear(Operation[LinearProblem]):
     layouts = LAYOUTS
 
     def preferred(self, problem: LinearProblem) -> tuple[str, ...]:
-        """Not the split products: they make NaN of an infinity."""
-        few = ("warp_per_output",) if problem.batch <= FEW_ROWS[problem.dtype] else ()
-        return (*few, "tensor_core", "tiled")
+        if problem.pixels > 1:
+            both = ("pool_first", "naive")
+            return ("pooled", *both) if pooled.one_launch_pays(problem) else both
+        return tuple(rung.name for rung in pooled.plain_rungs(problem))
 
     def parse(self, name: str) -> LinearProblem:
         return LinearProblem.parse(name)

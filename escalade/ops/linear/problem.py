@@ -14,7 +14,8 @@ from escalade.ops.rows import check_fields
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 _NAME = re.compile(
-    r"(?P<in_features>\d+)to(?P<out_features>\d+)_b(?P<batch>\d+)(_(?P<epilogue>bias([+]relu)?|relu))?"
+    r"(?P<in_features>\d+)to(?P<out_features>\d+)(_mean(?P<pixels>\d+))?_b(?P<batch>\d+)"
+    r"(_(?P<epilogue>bias([+]relu)?|relu))?"
 )
 
 
@@ -24,6 +25,9 @@ class LinearProblem:
 
     x is [batch][in_features], weight [out_features][in_features], y [batch][out_features]. `dtype` is what they
     and the bias are stored as, and how products are formed: `tf32` is stored in fp32. Sums are fp32 always.
+
+    With `pixels` x is [batch][pixels][in_features], an image in NHWC, and the mean over its pixels, rounded to `dtype`,
+    is the row that the layer takes.
     """
 
     batch: int
@@ -33,11 +37,11 @@ class LinearProblem:
     relu: bool = False
     dtype: str = "fp32"
     layout: str = "flat"
+    pixels: int = 1
 
     def __post_init__(self) -> None:
-        check_fields(
-            "linear", self, DTYPES, {"in_features": self.in_features, "out_features": self.out_features}
-        )
+        sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
+        check_fields("linear", self, DTYPES, sizes)
         if self.output_elements >= 2**38:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"
@@ -50,21 +54,26 @@ class LinearProblem:
             _NAME,
             name,
             "fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
-            "features out, _b rows, then optionally _bias, _relu or _bias+relu",
+            "features out, optionally _mean and the pixels that a row is the mean of, _b rows, then optionally _bias, "
+            "_relu or _bias+relu",
         )
         epilogue = (found["epilogue"] or "").split("+")
         return LinearProblem(
             int(found["batch"]), int(found["in_features"]), int(found["out_features"]),
-            "bias" in epilogue, "relu" in epilogue, dtype,
+            "bias" in epilogue, "relu" in epilogue, dtype, pixels=int(found["pixels"] or 1),
         )  # fmt: skip
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (the dtype stands apart)."""
         parts = [part for part, on in (("bias", self.bias), ("relu", self.relu)) if on]
-        return f"{self.in_features}to{self.out_features}_b{self.batch}" + (
-            f"_{'+'.join(parts)}" if parts else ""
-        )
+        mean = f"_mean{self.pixels}" if self.pixels > 1 else ""
+        epilogue = f"_{'+'.join(parts)}" if parts else ""
+        return f"{self.in_features}to{self.out_features}{mean}_b{self.batch}{epilogue}"
+
+    @property
+    def input_elements(self) -> int:
+        return self.batch * self.pixels * self.in_features
 
     @property
     def output_elements(self) -> int:
@@ -72,11 +81,12 @@ class LinearProblem:
 
     @property
     def flops(self) -> int:
-        return 2 * self.output_elements * self.in_features
+        additions = self.input_elements if self.pixels > 1 else 0
+        return 2 * self.output_elements * self.in_features + additions
 
     @property
     def bytes(self) -> int:
-        inputs = (self.batch + self.out_features) * self.in_features
+        inputs = self.input_elements + self.out_features * self.in_features
         return ELEMENT_BYTES[self.dtype] * (
             inputs + self.output_elements + (self.out_features if self.bias else 0)
         )
@@ -84,4 +94,4 @@ class LinearProblem:
     @property
     def rounding(self) -> float:
         """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
-        return 2.0**-24 * math.sqrt(1 + self.in_features / 6)
+        return 2.0**-24 * math.sqrt(1 + (self.in_features + self.pixels - 1) / 6)

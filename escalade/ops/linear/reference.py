@@ -23,7 +23,7 @@ def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> di
         return values.to(STORAGE[p.dtype])
 
     inputs = {
-        "x": normal(p.batch, p.in_features),
+        "x": normal(p.batch, p.pixels, p.in_features) if p.pixels > 1 else normal(p.batch, p.in_features),
         "weight": normal(p.out_features, p.in_features, scale=p.in_features**-0.5),
     }
     if p.bias:
@@ -36,14 +36,20 @@ def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """By PyTorch, in the dtype of the inputs."""
+    """By PyTorch, in the dtype of the inputs; x is rows by now."""
     y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
     return y.relu_() if problem.relu else y
 
 
 def reference(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """In float64."""
-    return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    return compute(problem, dict(wide, x=_rows(problem, wide["x"])))
+
+
+def _rows(problem: LinearProblem, x: torch.Tensor) -> torch.Tensor:
+    """What the layer takes of x: the means over pixels, if there are several."""
+    return x.mean(1) if problem.pixels > 1 else x
 
 
 def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -52,11 +58,13 @@ def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
     sum 16-bit products in 16 bits.
     """
-    if inputs["x"].is_cuda:
+    x = inputs["x"]
+    if x.is_cuda:
         with precision(problem.dtype):
-            return compute(problem, inputs)
+            return compute(problem, dict(inputs, x=_rows(problem, x)))
+    rows = _rows(problem, x.float()).to(x.dtype)
     if problem.dtype == "tf32":
-        rounded = dict(inputs, x=round_to_tf32(inputs["x"]), weight=round_to_tf32(inputs["weight"]))
+        rounded = dict(inputs, x=round_to_tf32(rows), weight=round_to_tf32(inputs["weight"]))
         return compute(problem, rounded)
-    wide = {name: tensor.float() for name, tensor in inputs.items()}
+    wide = {name: tensor.float() for name, tensor in dict(inputs, x=rows).items()}
     return compute(problem, wide).to(STORAGE[problem.dtype])

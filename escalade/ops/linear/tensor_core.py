@@ -8,6 +8,7 @@ from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.ladder import Config, Rung
+from escalade.ops.linear.arguments import refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
 
 
@@ -33,6 +34,8 @@ class AsConvolution(Rung[LinearProblem]):
         return self._rung.architectures
 
     def supports(self, problem: LinearProblem) -> str | None:
+        if problem.pixels > 1:
+            return refuses_pixels(self.name, problem)
         try:
             refusal = self._rung.supports(as_convolution(problem))
         except UnsupportedError as error:

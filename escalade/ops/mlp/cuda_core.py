@@ -86,7 +86,7 @@ class _Steps:
         """By the foot of linear's ladder."""
         source, target = buffers
         self._launch(
-            "linear/naive.cu", "linear_naive", {"HAS_BIAS": bias, "HAS_RELU": False}, sizes[0] * sizes[2],
+            "linear/naive.cu", "linear_naive", {"HAS_BIAS": bias, "HAS_RELU": False, "PIXELS": 1}, sizes[0] * sizes[2],
             Buffer(source), Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True), Buffer(target), *sizes,
         )  # fmt: skip
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import linear
+from escalade.ops.elements import STORAGE
 from escalade.ops.linear import Linear, LinearProblem
 from escalade.tune import choose
 
@@ -38,6 +41,16 @@ def test_names_and_sizes() -> None:
         LinearProblem.parse("512x1000")
 
 
+def test_names_and_sizes_of_means() -> None:
+    problem = LinearProblem.parse("512to1000_mean49_b2_bias", "fp16")
+    assert problem == LinearProblem(2, 512, 1000, True, False, "fp16", pixels=49)
+    assert problem.name == "512to1000_mean49_b2_bias"
+    assert problem.flops == 2 * 2 * 512 * 1000 + 2 * 49 * 512
+    assert problem.bytes == 2 * (2 * 49 * 512 + 512 * 1000 + 1000 + 2 * 1000)
+    with pytest.raises(UnsupportedError, match="pixels of 0"):
+        LinearProblem(1, 8, 8, pixels=0)
+
+
 @pytest.mark.parametrize(
     ("problem", "rung"),
     [
@@ -48,6 +61,14 @@ def test_names_and_sizes() -> None:
         (LinearProblem(10_000, 1296, 32, dtype="tf32"), "tensor_core"),
         (LinearProblem(2**29, 40, 24, dtype="fp16"), "tensor_core"),
         (LinearProblem(33, 2**26, 64, dtype="fp16"), "tiled"),
+        (LinearProblem(1, 512, 1000, dtype="fp16", pixels=49), "pooled"),
+        (LinearProblem(2, 512, 1000, dtype="bf16", pixels=49), "pooled"),
+        (LinearProblem(1, 512, 1000, pixels=49), "pooled"),
+        (LinearProblem(2, 512, 1000, pixels=49), "pool_first"),
+        (LinearProblem(3, 512, 1000, dtype="fp16", pixels=49), "pool_first"),
+        (LinearProblem(1, 2048, 1000, dtype="fp16", pixels=49), "pool_first"),
+        (LinearProblem(256, 512, 1000, dtype="fp16", pixels=49), "pool_first"),
+        (LinearProblem(1, 8, 8, pixels=2**29), "naive"),
     ],
 )
 def test_the_choice(problem: LinearProblem, rung: str) -> None:
@@ -59,6 +80,14 @@ def test_refusals_say_why() -> None:
     assert "64 rows at most" in (ladder.rung("warp_per_output").supports(LinearProblem(65, 8, 8)) or "")
     refusal = ladder.rung("tensor_core").supports(LinearProblem(65, 2**26, 64, dtype="fp16")) or ""
     assert refusal.startswith("as a 1x1 convolution") and "32 bits" in refusal
+    for rung in ("tiled", "warp_per_output", "tensor_core", "tensor_core_split"):
+        assert "not means over pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8, pixels=4)) or "")
+    for rung in ("pool_first", "pooled"):
+        assert "a row already" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8)) or "")
+    pooled = ladder.rung("pooled")
+    assert "4 rows at most" in (pooled.supports(LinearProblem(5, 8, 8, pixels=4)) or "")
+    assert "accesses of 1 are too many" in (pooled.supports(LinearProblem(1, 513, 8, pixels=4)) or "")
+    assert "32 bits" in (ladder.rung("pool_first").supports(LinearProblem(1, 8, 8, pixels=2**29)) or "")
     with pytest.raises(UnsupportedError, match=r"fewer than 2\^38"):
         LinearProblem(2**20, 8, 2**20)
     with pytest.raises(UnsupportedError, match=r"fewer than 2\^30"):
@@ -90,6 +119,43 @@ def test_nan_and_infinity_travel_as_in_pytorch(rung: str, relu: bool) -> None:
     expected = F.linear(x, weight, bias)
     expected = F.relu(expected) if relu else expected
     torch.testing.assert_close(linear(x, weight, bias, relu=relu, rung=rung), expected, equal_nan=True)
+
+
+def means_by(rung: str, problem: LinearProblem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    operation = Linear()
+    taken = operation.ladder.rung(rung)
+    recipe = taken.recipe(problem, taken.configs(problem)[0])
+    workspaces = {each.name: each.allocate(CPU) for each in recipe.workspaces}
+    y = operation.output(problem, CPU)
+    bind(recipe, {"bias": None, **inputs, **workspaces, "y": y}, rung)()
+    return y
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("rung", ["naive", "pooled"])
+def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> None:
+    """Sums of small integers are exact whatever their order: what is left is the rounding of the means."""
+    problem = LinearProblem(2, 72, 19, bias=True, dtype=dtype, pixels=49)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(-8, 9, (2, 49, 72), generator=generator).to(STORAGE[dtype])
+    inputs = {**Linear().inputs(problem, CPU, 3), "x": x}
+    torch.testing.assert_close(
+        means_by(rung, problem, inputs), means_by("pool_first", problem, inputs), rtol=1e-6, atol=1e-6
+    )
+    identity = replace(problem, out_features=72, bias=False)
+    rows = means_by(rung, identity, {"x": x, "weight": torch.eye(72, dtype=x.dtype)})
+    assert torch.equal(rows, x.float().mean(1).to(x.dtype))
+
+
+@pytest.mark.parametrize("rung", ["naive", "pool_first", "pooled"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_nan_and_infinity_travel_through_means(rung: str, relu: bool) -> None:
+    problem = LinearProblem(3, 40, 24, bias=True, relu=relu, pixels=5)
+    inputs = Linear().inputs(problem, CPU, 4)
+    inputs["x"][0, 4, 3], inputs["x"][1, 0, 39] = float("nan"), float("inf")
+    inputs["weight"][5, 7], inputs["bias"][9] = float("-inf"), float("nan")
+    expected = Linear().peer(problem, inputs)
+    torch.testing.assert_close(means_by(rung, problem, inputs), expected, equal_nan=True)
 
 
 def test_no_rows_no_launch() -> None:

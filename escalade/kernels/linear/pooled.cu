@@ -1,0 +1,119 @@
+// y[row][output] = relu(sum over k of mean[row][k] * weight[output][k] + bias[output]), for a few rows, where
+// mean[row][k] is that of x[row][pixel][k] over the pixels, rounded to Element
+//
+// The mean over an image and the layer behind it: two launches, each of which takes longer to begin than to work. Here
+// every block takes the means of all features for itself. A feature's pixels are dealt out to GROUPS threads, each with
+// up to AHEAD loads of VECTOR features under way; their sums meet in shared memory and become rows as the layer knows
+// them. Each warp then has OUTPUTS outputs, whose weights it has fetched into registers before anything else, ahead of
+// the end of the launch in front if they are settled. What bounds it: the way of x from L2, for each block reads it
+// whole, its conversion to fp32, and the time of one round trip.
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+constexpr int CHUNKS = FEATURES / VECTOR;          // pieces of a row that one load takes
+constexpr int PACKS = (CHUNKS + 31) / 32;          // of them, those that a lane multiplies
+constexpr int LANES = CHUNKS < THREADS ? CHUNKS : THREADS;
+constexpr int STORED = VECTOR < 4 ? VECTOR : 4;    // fp32 sums in the widest access
+using Values = Pack<Element, VECTOR>;
+
+// COUNT pixels, GROUPS apart, all under way at once.
+template <int COUNT>
+__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Element* column) {
+    Values packs[COUNT > 0 ? COUNT : 1];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) packs[i] = load_pack<Element, VECTOR>(column + 1LL * i * GROUPS * FEATURES);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(packs[i].at[e]);
+}
+
+// A thread's sums over its pixels of one image. Nothing is asked about pixels that all groups have; the one more that
+// some have is fetched first.
+__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group) {
+    constexpr int ALL = PIXELS / GROUPS, SOME = PIXELS % GROUPS;
+    column += 1LL * group * FEATURES;
+    Values last = {};
+    if (group < SOME) last = load_pack<Element, VECTOR>(column + 1LL * ALL * GROUPS * FEATURES);
+#pragma unroll 1
+    for (int i = 0; i < ALL / AHEAD; ++i) add_pixels<AHEAD>(sums, column + 1LL * i * AHEAD * GROUPS * FEATURES);
+    add_pixels<ALL % AHEAD>(sums, column + 1LL * (ALL - ALL % AHEAD) * GROUPS * FEATURES);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(last.at[e]);
+}
+
+// Every row's means, by all threads of the block.
+__device__ __forceinline__ void take_means(Element (*means)[FEATURES], float (*parts)[GROUPS][FEATURES],
+                                           const Element* x) {
+    const int group = threadIdx.x / LANES;
+    if (group < GROUPS) {
+#pragma unroll 1
+        for (int row = 0; row < ROWS; ++row)
+            for (int chunk = threadIdx.x % LANES; chunk < CHUNKS; chunk += LANES) {
+                float sums[VECTOR] = {};
+                sum_pixels(sums, x + 1LL * row * PIXELS * FEATURES + chunk * VECTOR, group);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e += STORED) {
+                    Pack<float, STORED> some;
+#pragma unroll
+                    for (int i = 0; i < STORED; ++i) some.at[i] = sums[e + i];
+                    store_pack(&parts[row][group][chunk * VECTOR + e], some);
+                }
+            }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < ROWS * FEATURES; at += THREADS) {
+        const int row = at / FEATURES, feature = at % FEATURES;
+        float sum = 0.f;
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) sum += parts[row][g][feature];
+        means[row][feature] = from_float<Element>(sum / PIXELS);
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    linear_pooled(const Element* x, const Element* weight, const Element* bias, Element* y, int out_features,
+                  int weights_settled) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    float(*parts)[GROUPS][FEATURES] = reinterpret_cast<float(*)[GROUPS][FEATURES]>(shared);
+    Element(*means)[FEATURES] = reinterpret_cast<Element(*)[FEATURES]>(parts + ROWS);
+
+    const int lane = threadIdx.x % 32;
+    const int first_output = (blockIdx.x * (THREADS / 32) + threadIdx.x / 32) * OUTPUTS;
+    // The output that this lane's sum will be of, and its neighbours' up to the next multiple of 32 / OUTPUTS.
+    const int output = first_output + lane / (32 / OUTPUTS);
+
+    if (!weights_settled) wait_for_previous_launch();
+    Values weights[OUTPUTS][PACKS];  // past the last output the last again, past a row's end its last again
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o)
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+            weights[o][i] =
+                load_pack<Element, VECTOR>(weight + 1LL * min(first_output + o, out_features - 1) * FEATURES +
+                                           min(i * 32 + lane, CHUNKS - 1) * VECTOR);
+    const float offset = HAS_BIAS ? to_float(bias[min(output, out_features - 1)]) : 0.f;
+    wait_for_previous_launch();  // if it was done before, it is over at once
+    take_means(means, parts, x);
+
+#pragma unroll(PACKS * OUTPUTS <= 4 ? ROWS : 1)  // else the weights of all rows are converted at once
+    for (int row = 0; row < ROWS; ++row) {
+        float sums[OUTPUTS] = {};
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int chunk = i * 32 + lane;
+            if (chunk >= CHUNKS) continue;
+            const Values inputs = load_pack<Element, VECTOR>(&means[row][chunk * VECTOR]);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o) sums[o] += to_float(inputs.at[e]) * to_float(weights[o][i].at[e]);
+        }
+        const float sum = warp_sums(sums) + offset;
+        if (lane % (32 / OUTPUTS) == 0 && output < out_features)
+            y[1LL * row * out_features + output] = from_float<Element>(HAS_RELU ? relu(sum) : sum);
+    }
+}

@@ -1,0 +1,179 @@
+"""The mean over an image's pixels and the fully connected layer behind it: as two launches, and as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled, Workspace
+from escalade.errors import UnsupportedError
+from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
+from escalade.ops.elements import ELEMENT_BYTES, NAMES, STORAGE, ceil_div, widest_vector
+from escalade.ops.ladder import Config, Rung
+from escalade.ops.linear.arguments import constants
+from escalade.ops.linear.cuda_core import TILED, WARP_PER_OUTPUT
+from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.linear.tensor_core import TENSOR_CORE
+from escalade.ops.machine import CLOCK, L2_RATE, LAUNCH_US
+
+FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
+"""Up to so many, the weights' way from memory takes longer than the products of a warp an output."""
+_MEAN = AdaptiveAvgPool2d.ladder.rung("vectorised")
+
+
+def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
+    """For rows as they are, the fastest expected first. Not the split products: they make NaN of an infinity."""
+    few = (WARP_PER_OUTPUT,) if problem.batch <= FEW_ROWS[problem.dtype] else ()
+    return (*few, TENSOR_CORE, TILED)
+
+
+def _mean(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
+    """Of images as high as they have pixels, and one wide: x lies in memory as it is."""
+    stored = NAMES[STORAGE[problem.dtype]]
+    return AdaptiveAvgPool2dProblem(
+        problem.batch, problem.in_features, problem.pixels, 1, dtype=stored, layout="nhwc"
+    )
+
+
+@dataclass(frozen=True)
+class PoolFirst(Rung[LinearProblem]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        if problem.pixels == 1:
+            return f"{self.name} takes means over several pixels; this is a row already"
+        try:
+            return _MEAN.supports(_mean(problem))
+        except UnsupportedError as error:
+            return f"as a pooling: {error}"
+
+    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+        """Those of the layer; the mean has its default."""
+        rung, plain = self._layer(problem)
+        return rung.configs(plain)
+
+    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
+        rung, plain = self._layer(problem)
+        mean = _MEAN.recipe(_mean(problem), _MEAN.configs(_mean(problem))[0]).over({"y": Buffer("means")})
+        layer = rung.recipe(plain, config).over({"x": Buffer("means")})
+        bytes = plain.input_elements * ELEMENT_BYTES[plain.dtype]
+        return Recipe((*mean.steps, *layer.steps), (Workspace("means", bytes), *layer.workspaces))
+
+    def tolerance(self, problem: LinearProblem, peer_error: float) -> float:
+        rung, _ = self._layer(problem)
+        return rung.tolerance(problem, peer_error)
+
+    def _layer(self, problem: LinearProblem) -> tuple[Rung[LinearProblem], LinearProblem]:
+        plain = replace(problem, pixels=1)
+        return next(rung for rung in plain_rungs(plain) if rung.supports(plain) is None), plain
+
+
+@dataclass(frozen=True)
+class PooledConfig(Config):
+    threads: int
+    outputs: int
+    """Features out, a warp."""
+
+    def blocks(self, problem: LinearProblem) -> int:
+        return ceil_div(problem.out_features, self.threads // 32 * self.outputs)
+
+
+MOST_ROWS = 4
+MOST_PACKS = 16
+"""Of weights in a lane's registers, 64 of them at 16 bytes each; of two outputs half as many."""
+MOST_GROUPS = 16
+"""Threads that share the pixels of a feature: their sums are added up one by one."""
+AHEAD_OF_BLOCK = 4096
+"""Loads that the threads of a block have under way, each 16 bytes at most: registers for a quarter of the file."""
+SM_RATE = 64 * CLOCK
+"""Bytes that reach one multiprocessor in a microsecond."""
+LANES = 128
+"""Of a multiprocessor: instructions of threads in a clock."""
+CONFIGS = (PooledConfig(512, 1), PooledConfig(256, 1), PooledConfig(512, 2), PooledConfig(256, 2))
+"""16 warps first: 1000 outputs are then 63 blocks, which read x half as often as 125, and are so few that they may come
+early."""
+
+
+class Pooled(Rung[LinearProblem]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        if problem.pixels == 1:
+            return f"{self.name} takes means over several pixels; this is a row already"
+        if problem.batch > MOST_ROWS:
+            return f"every block of {self.name} reads all of x; it takes {MOST_ROWS} rows at most"
+        if _packs(problem) > MOST_PACKS:
+            return (
+                f"{self.name} keeps a row of weights in a warp's registers; {problem.in_features} features in accesses "
+                f"of {_vector(problem)} are too many"
+            )
+        return None
+
+    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+        return tuple(config for config in CONFIGS if config.outputs**2 * _packs(problem) <= MOST_PACKS)
+
+    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
+        assert isinstance(config, PooledConfig)
+        p, vector = problem, _vector(problem)
+        groups = max(1, min(config.threads * vector // p.in_features, p.pixels, MOST_GROUPS))
+        choices: dict[str, Constant] = {
+            **constants(p),
+            "FEATURES": p.in_features,
+            "PIXELS": p.pixels,
+            "ROWS": p.batch,
+            "VECTOR": vector,
+            "THREADS": config.threads,
+            "GROUPS": groups,
+            "AHEAD": min(p.pixels // groups, AHEAD_OF_BLOCK // config.threads),
+            "OUTPUTS": config.outputs,
+        }
+        call = KernelCall(
+            Program.of("linear/pooled.cu", "linear_pooled", choices),
+            (config.blocks(p), 1, 1),
+            (config.threads, 1, 1),
+            (
+                Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"),
+                p.out_features, Settled(),
+            ),
+            shared_bytes=p.batch * p.in_features * (groups * 4 + ELEMENT_BYTES[p.dtype]),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+def _vector(problem: LinearProblem) -> int:
+    return widest_vector(problem.dtype, problem.in_features)
+
+
+def _packs(problem: LinearProblem) -> int:
+    """Of a row of weights, those of one lane."""
+    return ceil_div(problem.in_features, 32 * _vector(problem))
+
+
+def one_launch_pays(problem: LinearProblem) -> bool:
+    """Whether every block reads all of x and adds it up in less time than the launch takes that is saved.
+
+    ResNet-18's 512 channels of 7x7 in fp16 are 50 KB: 63 blocks read 3.2 MB in 0.45 us at L2's rate, and one
+    multiprocessor its 50 KB in as much; to convert and to add 25,088 numbers takes it 390 clocks, 0.22 us. That is less
+    than a launch's 1.5 us up to two images. ResNet-50's 2048 channels take 2.7 us for one.
+    """
+    if POOLED.supports(problem) is not None:
+        return False
+    x = problem.input_elements * ELEMENT_BYTES[problem.dtype]
+    reading = max(x / SM_RATE, CONFIGS[0].blocks(problem) * x / L2_RATE)
+    instructions = problem.input_elements * (1 if ELEMENT_BYTES[problem.dtype] == 4 else 2)
+    return reading + instructions / (LANES * CLOCK) < LAUNCH_US
+
+
+# Predictions are for 512to1000_mean49 at batch 1 in fp16: 50 KB of x, 1 MB of weights.
+POOL_FIRST = PoolFirst(
+    "pool_first",
+    "the mean over pixels by adaptive_avg_pool2d's vectorised, and the layer's own rung behind it: two launches",
+    below="naive",
+    # naive: 25088 loads of x a thread one behind another, some 10 clocks each, 150 us; here 2.0 and 1.9 us.
+    predicted_gain=40.0,
+)
+POOLED = Pooled(
+    "pooled",
+    "for a few rows, mean and layer in one launch: every block takes the means of all features for itself, its weights "
+    "wait in registers",
+    below="pool_first",
+    # A launch with a round trip, 1.6 us, x to 63 blocks, 0.45 us, and its sums, 0.22 us, against 3.9 us.
+    predicted_gain=1.7,
+)
