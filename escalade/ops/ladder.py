@@ -177,6 +177,8 @@ class Operation(ABC, Generic[P]):
     layouts: tuple[str, ...]
     weights_stay: ClassVar[bool] = False
     """Whether a ladder times what a network does call by call: without the steps that depend on nothing but weights."""
+    weights_change: ClassVar[bool] = False
+    """Whether weights are others with every call, as in training: those steps are part of every time then."""
 
     @abstractmethod
     def preferred(self, problem: P) -> tuple[str, ...]:

@@ -121,7 +121,9 @@ class Trial:
                 if outcome.failed:
                     self.failures[candidate.name] = outcome.failure
                     continue
-                self._arms[candidate.name] = _arm(candidate, problem, tensors, device)
+                self._arms[candidate.name] = _arm(
+                    candidate, problem, tensors, device, not asked.weights_change
+                )
             except CompileError as error:
                 self.failures[candidate.name] = str(error)
 
@@ -137,11 +139,18 @@ class Trial:
 
 
 def _arm(
-    candidate: Candidate, problem: Problem, tensors: dict[str, torch.Tensor], device: torch.device
+    candidate: Candidate,
+    problem: Problem,
+    tensors: dict[str, torch.Tensor],
+    device: torch.device,
+    weights_stay: bool,
 ) -> Arm:
+    """As in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
     bound = {**tensors, **{w.name: w.allocate(device) for w in recipe.workspaces}}
     bound |= {name: None for name in ("bias", "residual") if name not in bound}  # type: ignore[misc]
+    if not weights_stay:
+        return Arm(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)])
     if recipe.packing.steps:
         Executable(recipe.packing, device, candidate.name).bind(bound)()
     executable = Executable(

@@ -214,7 +214,7 @@ def silent(text: str) -> None:
 
 @pytest.fixture
 def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found = {"scale": Scale(rung("right")), "conv2d_input_gradient": Scale(rung("wrong", "wrong_element"))}
+    found = {"scale": Scale(rung("right")), "wrong_scale": Scale(rung("wrong", "wrong_element"))}
     monkeypatch.setattr(ops, "OPERATIONS", found)
     return found
 
@@ -233,7 +233,7 @@ def test_ours_is_verified_and_then_timed(scales: dict[str, Any], tune: bool) -> 
 
 
 def test_what_is_wrong_is_a_failure_and_has_no_time(scales: dict[str, Any]) -> None:
-    (record,) = measured("conv2d_input_gradient")
+    (record,) = measured("wrong_scale")
     assert record.rung == "wrong" and record.failure and record.median_us is None
 
 
@@ -245,9 +245,9 @@ def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     assert measure.programs([layer], CPU, "sm_90a", False) == []
 
 
-@pytest.mark.parametrize(("operation", "stay"), [("scale", True), ("conv2d_input_gradient", False)])
+@pytest.mark.parametrize("change", [False, True])
 def test_packing_weights_counts_where_they_change(
-    scales: dict[str, Any], operation: str, stay: bool, monkeypatch: pytest.MonkeyPatch
+    scales: dict[str, Any], change: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Settings] = []
     real = measure.Bench
@@ -257,8 +257,9 @@ def test_packing_weights_counts_where_they_change(
         return real(*arguments)
 
     monkeypatch.setattr(measure, "Bench", spy)
-    measured(operation)
-    assert [settings.weights_stay for settings in given] == [stay]
+    monkeypatch.setattr(Scale, "weights_change", change)
+    measured("scale")
+    assert [settings.weights_stay for settings in given] == [not change]
 
 
 @pytest.mark.parametrize(("stay", "timed_steps"), [(True, 1), (False, 2)])

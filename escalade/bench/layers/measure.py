@@ -23,9 +23,6 @@ from escalade.ops.ladder import Config, Rung
 from escalade.tune import search
 from escalade.tune.choose import choose
 
-TRAINED = ("conv2d_input_gradient", "conv2d_weight_gradient")
-"""Where weights change with every call; elsewhere what depends on nothing but weights is done once."""
-
 
 @dataclass(frozen=True)
 class Way:
@@ -95,7 +92,7 @@ def measure(
     )
     del case
     recipe = way.rung.recipe(way.problem, way.config)
-    settings = replace(settings, weights_stay=layer.operation not in TRAINED)
+    settings = replace(settings, weights_stay=not operation.weights_change)
     bench = Bench(operation, problem, device, [recipe], settings, ceilings)
     records = bench.measure([ours] if outcome.passed else [], [(rival.peer, error) for rival, error in found])
     notes = {rival.peer.system: rival.note() for rival, _ in found}

@@ -63,6 +63,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
+    weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
         return ("window", "wgmma", "direct")
