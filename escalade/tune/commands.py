@@ -21,7 +21,7 @@ from escalade.device.program import Program
 from escalade.engine.capture import capture
 from escalade.engine.forms import InputFormat
 from escalade.engine.graph import Graph
-from escalade.engine.passes import optimise
+from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import make_plan
 from escalade.errors import UnsupportedError
 from escalade.ops.ladder import Problem
@@ -39,7 +39,7 @@ TOGETHER = 16
 
 def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem]]:
     """What the plan of a captured network asks of the ladders."""
-    concrete = optimise(graph, dtype).at(batch)
+    concrete = for_batch(optimise(graph, dtype), dtype, batch)
     formats = {
         given.name: InputFormat(getattr(torch, given.dtype), "nchw" if len(given.shape) == 4 else "flat")
         for given in graph.inputs

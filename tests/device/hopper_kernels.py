@@ -54,6 +54,32 @@ extern "C" __global__ void cluster_sum(float* y) {
 }
 """
 
+PUSH = """#include "common/hopper.cuh"
+// y[block][thread] = the sum of what the blocks of its cluster push to it: each 100 * its blockIdx + the thread.
+extern "C" __global__ void push_sum(float* y) {
+    __shared__ float4 parts[8][128];
+    __shared__ u64 barrier;
+    const u32 counted = shared_address(&barrier), rank = cluster_rank();
+    if (threadIdx.x == 0) {
+        barrier_init(counted, 1);
+        barrier_expect(counted, cluster_size() * 128 * 16);
+        fence_barrier_init();
+    }
+    cluster_arrive_relaxed();
+    cluster_wait();
+    for (u32 to = 0; to < cluster_size(); ++to)
+        push_cluster(shared_address(&parts[rank][threadIdx.x]), counted, to,
+                     make_float4(100.f * blockIdx.x, 0.f, 0.f, threadIdx.x));
+    barrier_wait(counted, 0);
+    float sum = 0.f;
+    for (u32 from = 0; from < cluster_size(); ++from) {
+        const float4 part = load_shared_16(shared_address(&parts[from][127 - threadIdx.x]));
+        sum += part.x + part.w;
+    }
+    y[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+
 CHAIN = """#include "common/hopper.cuh"
 // y += 1; each launch may start while the one before still runs, and waits for what it wrote.
 extern "C" __global__ void add_one(float* y, int count) {
@@ -64,7 +90,7 @@ extern "C" __global__ void add_one(float* y, int count) {
 }
 """
 
-SOURCES = {"copy_box.cu": COPY, "cluster_sum.cu": CLUSTER, "add_one.cu": CHAIN}
+SOURCES = {"copy_box.cu": COPY, "cluster_sum.cu": CLUSTER, "push_sum.cu": PUSH, "add_one.cu": CHAIN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +165,23 @@ def check_cluster(device: torch.device) -> None:
     assert y.tolist() == [10.0] * 4 + [26.0] * 4
 
 
+def check_push(device: torch.device) -> None:
+    """Nobody waits at the end: a block leaves when all has come that is pushed to it."""
+    blocks, size = 512, 8
+    y = torch.full((blocks // size, size, 128), torch.nan, device=device)
+    call = KernelCall(
+        Program.of("push_sum.cu", "push_sum"),
+        (blocks, 1, 1),
+        (128, 1, 1),
+        (Buffer("y"),),
+        cluster=(size, 1, 1),
+    )
+    Executable(Recipe((call,)), device).bind({"y": y})()
+    cluster, thread = torch.arange(blocks // size), torch.arange(128)
+    expected = 100 * (size * size * cluster[:, None] + 28) + size * (127 - thread)
+    assert torch.equal(y.cpu(), expected[:, None].expand(-1, size, -1).float())
+
+
 def check_overlap(device: torch.device) -> None:
     count, launches = 1000, 50
     y = torch.zeros(count, device=device)
@@ -153,4 +196,10 @@ def check_overlap(device: torch.device) -> None:
     assert torch.equal(y, torch.full_like(y, launches))
 
 
-CHECKS = {"tiled": check_tiled, "im2col": check_im2col, "cluster": check_cluster, "overlap": check_overlap}
+CHECKS = {
+    "tiled": check_tiled,
+    "im2col": check_im2col,
+    "cluster": check_cluster,
+    "push": check_push,
+    "overlap": check_overlap,
+}

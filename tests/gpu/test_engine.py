@@ -25,10 +25,11 @@ from escalade.ops.precision import precision
 
 pytestmark = pytest.mark.gpu
 
-TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2}
-MORE = {"fp32": 4.0, "tf32": 2.5, "fp16": 2.5, "bf16": 2.5}
+TOLERANCE = {"fp32": 1e-5, "tf32": 2e-2, "fp16": 1e-2, "bf16": 8e-2}
+MORE = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.5, "bf16": 2.5}
 """Times PyTorch's own error. In fp32 some layers are Winograd's, whose transforms lose a bit or two, and of the first
-layers every later one makes more; in the other types that is far below the rounding of the values themselves."""
+layers every later one makes more; in 16 bits that is far below the rounding of the values themselves. In TF32 Hopper's
+units cut x off where others round: every layer's sums are a little too small (docs/hopper.md)."""
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -268,7 +268,7 @@ def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
 
 def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:
     verdicts = judge.judge(samples.load(RECORDED))
-    assert len(verdicts) == 64
+    assert len(verdicts) == 71
     beyond = [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in verdicts if v.ratio > judge.BOUND]
     assert not beyond
 

@@ -167,6 +167,10 @@ __device__ __forceinline__ void warpgroup_sync(int consumer) { named_barrier_syn
 __device__ __forceinline__ void consumers_sync() { named_barrier_sync(3, 256); }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+// Orders nothing: enough for barriers, whose fence_barrier_init came before, and free of a fence of all memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
 __device__ __forceinline__ void cluster_sync() {
@@ -225,6 +229,17 @@ __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
                  "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
     return v;
+}
+
+// To the same address in block `rank` of the cluster (one's own rank included), whose `barrier` counts the 16 bytes
+// when they are there. That block must not have left.
+__device__ __forceinline__ void push_cluster(u32 address, u32 barrier, u32 rank, float4 v) {
+    asm volatile("{\n.reg .b32 remote, counted;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %2;\n"
+                 "mapa.shared::cluster.u32 counted, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+                 " [remote], {%3, %4, %5, %6}, [counted];\n}"
+                 :: "r"(address), "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
 // ------------------------------------------------------------------ wgmma
@@ -318,6 +333,10 @@ __device__ __forceinline__ u64 transposed_descriptor(u32 address, u32 block_stri
 
 DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
 DEFINE_WGMMA(wgmma_bf16_transposed, "16", "bf16", ", 1, 1")
+DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")  // A alone
+DEFINE_WGMMA(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0")
+DEFINE_WGMMA(wgmma_columns_transposed, "16", "f16", ", 0, 1")  // B alone
+DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 

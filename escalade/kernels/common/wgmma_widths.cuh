@@ -42,16 +42,25 @@ template <int REGISTERS>
 __device__ void wgmma(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
 template <int REGISTERS>
 __device__ void wgmma_bf16(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
+template <int REGISTERS>
+__device__ void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
+template <int REGISTERS>
+__device__ void wgmma_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
+template <int REGISTERS>
+__device__ void wgmma_bf16_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
 
-#define DEFINE_WGMMA_OF_TYPE(NAME, TYPE, N, REGISTERS, A, B, P) \
+#define DEFINE_WGMMA_OF_TYPE(NAME, DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
     template <> \
     __device__ __forceinline__ void NAME<REGISTERS>(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
-        asm volatile(WGMMA("16", TYPE, ", 0, 0", N, FIRST_##REGISTERS, A, B, P) \
+        asm volatile(WGMMA(DEPTH, TYPE, MAJORS, N, FIRST_##REGISTERS, A, B, P) \
                      : SUMS_##REGISTERS : "l"(a), "l"(b), "r"(accumulate)); \
     }
 #define DEFINE_WGMMA_WIDTH(N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma, "f16", N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma_bf16, "bf16", N, REGISTERS, A, B, P)
+    DEFINE_WGMMA_OF_TYPE(wgmma, "16", "f16", ", 0, 0", N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_bf16, "16", "bf16", ", 0, 0", N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_tf32, "8", "tf32", "", N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_rows_transposed, "16", "f16", ", 1, 0", N, REGISTERS, A, B, P) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0", N, REGISTERS, A, B, P)
 
 DEFINE_WGMMA_WIDTH("16", 8, "%8", "%9", "%10")
 DEFINE_WGMMA_WIDTH("32", 16, "%16", "%17", "%18")

@@ -11,9 +11,11 @@
 //   BUFFERS   results go through so many panels of shared memory a warpgroup, by the copy engine (if PLACED, by all
 //             threads), and residuals come that way, under the products; 0: straight from registers to y
 //   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
-//   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles
+//   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles (conv2d/shared_sum.cuh);
+//             PARTS_APART: parts come into shared memory of their own, else over the ring when all have done with it
 //   PROMOTED  the sums of every slab are added up by ordinary additions: in FP8 tensor cores keep about 14 bits
 //   PLACED    y is a part of a larger image: every so many pixels, every so many rows
+//   TURNED    weights lie as [k][filters], taps backwards: those of the convolution whose gradient this one is
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
 #include "conv2d/persistent_copies.cuh"
 #include "conv2d/persistent_panels.cuh"
@@ -33,22 +35,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
     const u32 residual_barriers = ring.stages + Stages::BYTES;
-    const u32 turn_barriers = residual_barriers + 2 * BUFFERS * 8;
+    const u32 turn_barriers = residual_barriers + 2 * BUFFERS * 8;  // or those of parts
+    const u32 received = PARTS_APART ? turn_barriers + 2 * 8 : ring.stages;
+    const u32 rank = CLUSTER_BLOCKS > 1 ? cluster_rank() : 0;
+    const auto parts_of = [&](int consumer) {
+        const int own = DEPTH ? 0 : consumer;
+        return Parts{received + own * Parts::BYTES, turn_barriers + own * 8, rank};
+    };
     if (threadIdx.x == 0) {
         ring.init((TURNS || DEPTH ? 4 : 8) * CLUSTER);
         for (int buffer = 0; buffer < 2 * BUFFERS; ++buffer) barrier_init(residual_barriers + 8 * buffer, 1);
-        for (int consumer = 0; consumer < 2; ++consumer) barrier_init(turn_barriers + 8 * consumer, 4);
+        for (int consumer = 0; TURNS && consumer < 2; ++consumer) barrier_init(turn_barriers + 8 * consumer, 4);
+        for (int consumer = 0; PARTS > 1 && consumer < (DEPTH ? 1 : 2); ++consumer) parts_of(consumer).init();
         fence_barrier_init();
         fence_async_proxy();
         prefetch_map(pixel_map);
         prefetch_map(weight_map);
     }
+    // Consumers wait for the barriers of the others; copies need not.
+    if (SPLITS > 1 && PARTS_APART) cluster_arrive_relaxed();
     __syncthreads();
-    u32 rank = 0;
-    if (CLUSTER_BLOCKS > 1) {
-        rank = cluster_rank();
-        cluster_sync();  // the barriers of the others are ready too
-    }
+    if (CLUSTER > 1) cluster_sync();  // the barriers of the others are ready too
     const Problem problem(shape, shortcut_shape.channels);
     const int first = blockIdx.x / CLUSTER_BLOCKS, step = gridDim.x / CLUSTER_BLOCKS;
     const int block_slabs = problem.last_slab(rank) - problem.first_slab(rank);
@@ -62,9 +69,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             copier.copy_tiles(ring, first, step, ahead);
             if (relayed) let_next_launch_start();
         }
-        if (SPLITS > 1) cluster_sync();  // the one inside store_shared_sum counts all threads
+        if (SPLITS > 1) {  // the barrier counts all threads
+            if (!PARTS_APART) cluster_arrive();
+            cluster_wait();
+        }
     } else {
         claim_registers<232>();
+        if (SPLITS > 1 && PARTS_APART) cluster_wait();
         wait_for_previous_launch();
         const int consumer = threadIdx.x / 128 - 1;
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
@@ -96,10 +107,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
             if constexpr (BUFFERS > 0) panel_writer.write(sums, pixel, filter);
-            else if constexpr (PARTS > 1) writer.store_shared_sum(sums, ring, rank, warp_pixel, filter);
+            else if constexpr (PARTS > 1) writer.store_shared_sum(sums, parts_of(consumer), warp_pixel, filter);
             else writer.store(sums, warp_pixel, filter);
         }
         if (BUFFERS > 0) panel_writer.end();
     }
-    if (CLUSTER_BLOCKS > 1) cluster_sync();  // nobody leaves while another may reach into its shared memory
+    if (CLUSTER > 1) cluster_sync();  // nobody leaves while another may reach into its shared memory
 }

@@ -4,46 +4,57 @@
 //                      + bias[k] + residual[n][h][w][k])
 //
 // Stride 1, NHWC, any number of channels. As in hopper_window.cu one copy brings the window of a tile, and all taps
-// read it in place; but of 64 channels at a time, and weights come after it tap by tap through a ring of their own. For
-// every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM copies 324. The
-// shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what the stride does.
+// read it in place; but of 64 channels at a time (of 32 in TF32), and weights come after it tap by tap through a ring
+// of their own. For every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM
+// copies 324. The shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what
+// the stride does.
 // Blocks stay, two warpgroups take turns at tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
-// share the channels of one tile and add up through each other's shared memory.
+// share the channels of one tile, and each adds up and stores a part of its pixels.
 // What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
 #include "conv2d/products.cuh"
+#include "conv2d/shared_sum.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr int SHORTCUT_BYTES = TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;  // of a slab, numbered like the window's pixels
-constexpr int PARTS_BYTES = WGMMA_N / 2 * 128 * 4;  // the sums of a warpgroup
+constexpr Turned WEIGHTS = TURNED ? Turned::rows : Turned::none;
+static_assert(!(TURNED && SHORTCUT), "no gradient has a shortcut");
+// Of a slab, numbered like the window's pixels.
+constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;
 
 using Windows = Ring<WINDOWS, WINDOW_STAGE_BYTES>;
 using Taps = Ring<TAP_STAGES, TAP_BYTES>;
-static_assert(SPLITS == 1 || PARTS_BYTES <= WINDOWS * WINDOW_STAGE_BYTES, "partial sums lie over the windows");
+static_assert(SPLITS == 1 || sizeof(Element) == 2, "a warp's filters are 32 bytes of a pixel");
+constexpr int PANELS_HERE = SPLITS > 1 ? 1 : PANELS;  // a shared sum is finished in one by all
+using Parts = SharedSum<BLOCKS, SPLITS, CONSUMERS>;  // of blocks of 8 pixels
 
 struct Memory {  // addresses in shared memory
-    u32 panels;  // one a consumer
+    u32 panels;  // one a consumer, or one for both
     Windows windows;
     Taps taps;
+    u32 parts;
     u32 residual_full;  // barriers: one a consumer
-    u32 turns;          // one a consumer
+    u32 turns;          // one a consumer, or of its parts
 
     // Stages first, for their alignment, then all barriers.
-    static constexpr int WINDOWS_AT = CONSUMERS * PANEL_BYTES, TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
-    static constexpr int BARRIERS_AT = TAPS_AT + TAP_STAGES * TAP_BYTES;
+    static constexpr int WINDOWS_AT = PANELS_HERE * PANEL_BYTES, TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
+    static constexpr int PARTS_AT = TAPS_AT + TAP_STAGES * TAP_BYTES;
+    static constexpr int BARRIERS_AT = PARTS_AT + (SPLITS > 1 ? Parts::BYTES : 0);
     static constexpr int RESIDUAL_AT = BARRIERS_AT + 16 * (WINDOWS + TAP_STAGES);
 
     __device__ __forceinline__ explicit Memory(u32 start)
         : panels(start), windows(start + WINDOWS_AT, start + BARRIERS_AT),
-          taps(start + TAPS_AT, start + BARRIERS_AT + 16 * WINDOWS), residual_full(start + RESIDUAL_AT),
-          turns(residual_full + 8 * CONSUMERS) {}
+          taps(start + TAPS_AT, start + BARRIERS_AT + 16 * WINDOWS), parts(start + PARTS_AT),
+          residual_full(start + RESIDUAL_AT), turns(residual_full + 8 * CONSUMERS) {}
 
-    __device__ __forceinline__ void init_barriers() const {
+    __device__ __forceinline__ Parts shared_sum(u32 rank) const { return {parts, turns, rank}; }
+
+    __device__ __forceinline__ void init_barriers(u32 rank) const {
         windows.init(4);
         taps.init(4);
         Panel::init(residual_full);
-        Turns::init(turns);
+        if (SPLITS > 1) shared_sum(rank).init();
+        else Turns::init(turns);
     }
 };
 
@@ -51,7 +62,7 @@ struct Maps {
     const TensorMap &windows, &weights, &shortcut, &shortcut_weights;
 };
 
-// A block's of the slabs of 64 channels that an image has.
+// A block's of the slabs of channels that an image has.
 struct Slabs {
     int first, last;
 
@@ -88,7 +99,7 @@ struct Work {
 __device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int channel, int tap, int filter) {
     taps.wait_empty();
     barrier_expect(taps.full(taps.stage), TAP_BYTES);
-    tma_load_3d(taps.address(), map, taps.full(taps.stage), channel, tap, filter);
+    load_weights(taps.address(), map, taps.full(taps.stage), channel, tap, filter);
     taps.next();
 }
 
@@ -133,13 +144,13 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
 #pragma unroll 1
             for (int s = 0; s < width; ++s, taps.next()) {
                 taps.wait_full();
-                const u64 weights = operand_descriptor(taps.address());
+                const u64 weights = slab_descriptor<TURNED>(taps.address());
                 const u64 pixels = row + (s * DILATION_W * ROW_BYTES >> 4);
                 const bool begun = slab || r || s;
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < ROW_BYTES / 32; ++k)
-                    multiply<Element>(sums, weights + k * 2, pixels + k * 2, begun || k);
+                    multiply<Element, WEIGHTS>(sums, weights + k * STEP<TURNED>, pixels + k * STEP<false>, begun || k);
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (begun) taps.release(previous);
@@ -160,7 +171,7 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
     }
     for (int index = work.first + panel.consumer * work.step; index < work.end(); index += CONSUMERS * work.step) {
         const Tile tile = work.tile(index);
-        panel.begin(tile);
+        if (!SHARED_PANEL || index == work.first) panel.begin(tile);
         turns.wait();
         Sums sums;
         multiply_slabs(sums, windows, taps, work);
@@ -171,83 +182,64 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
         windows.skip(work.windows());
         taps.skip(work.taps());
         panel.store(sums, tile, Biases(bias, tile.filter));
+        if (SHARED_PANEL && index + work.step < work.end()) panel.begin(work.tile(index + work.step), true);
     }
 }
 
 // ------------------------------------------------------------------ a tile's sum shared by the blocks of a cluster
 
-// The first warpgroup of every block lays its sums over its windows, idle by now; then the warpgroups of all blocks add
-// up, over all parts in order, sixteen pixels at a time, and store them.
-struct Meeting {
-    static constexpr int PAIRS = BLOCKS / 2, WORKERS = CONSUMERS * SPLITS;  // pairs of blocks of 8 pixels
-
-    const u32 own;          // where the parts of this thread's sums lie in every block
-    const int first, last;  // pair of this warpgroup
-
-    __device__ __forceinline__ Meeting(u32 parts, int worker)
-        : own(parts + threadIdx.x % 128 * 16), first(PAIRS * worker / WORKERS), last(PAIRS * (worker + 1) / WORKERS) {}
-
-    __device__ __forceinline__ void leave(const Sums& sums) const {
-#pragma unroll
-        for (int block = 0; block < BLOCKS; ++block)
-            store_shared(own + block * 128 * 16,
-                         make_float4(sums[4 * block], sums[4 * block + 1], sums[4 * block + 2], sums[4 * block + 3]));
-    }
-
-    __device__ __forceinline__ void add_up(const Panel& panel, const Biases& biases) const {
-        for (int pair = first; pair < last; ++pair) {
-            float4 values[SPLITS][2];
-#pragma unroll
-            for (int part = 0; part < SPLITS; ++part)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) values[part][i] = load_cluster(own + (2 * pair + i) * 128 * 16, part);
-            float sums[8] = {};
-#pragma unroll
-            for (int part = 0; part < SPLITS; ++part)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    sums[4 * i] += values[part][i].x, sums[4 * i + 1] += values[part][i].y;
-                    sums[4 * i + 2] += values[part][i].z, sums[4 * i + 3] += values[part][i].w;
-                }
-            finish_blocks<2>(sums, panel.row() + pair * 16 * ROW_BYTES, biases);
-        }
-        warpgroup_sync(panel.consumer);
-    }
-
-    // Pixel by pixel: those of a warpgroup are no box.
-    __device__ __forceinline__ void store(const Panel& panel, const Tile& tile, Element* y) const {
-        const WindowShape& shape = panel.shape;
-        const int chunk = threadIdx.x % 8;  // of 8 filters
-        for (int pixel = first * 16 + threadIdx.x % 128 / 8; pixel < last * 16; pixel += 16) {
-            const int row = pixel / WINDOW_WIDTH, column = pixel % WINDOW_WIDTH;
-            const int h = tile.row + row, w = tile.column + column;
-            if (row >= TILE_ROWS || column >= TILE_COLUMNS || h >= shape.output_height || w >= shape.output_width)
-                continue;
-            const float4 eight = load_shared_16(panel.address + pixel * ROW_BYTES + (chunk ^ pixel % 8) * 16);
-            const long long at = (1LL * tile.image * shape.output_height + h) * shape.output_width + w;
-            *reinterpret_cast<float4*>(y + at * (shape.filter_tiles * FILTERS) + tile.filter + chunk * 8) = eight;
-        }
-    }
-};
-
-__device__ __forceinline__ void multiply_together(Panel& panel, const Element* bias, Element* y, const Memory& memory,
-                                                  const Work& work) {
+// The first warpgroup of every block multiplies; the second one's are the first of the pieces that the block owns, for
+// it has nothing else to do. Both finish in the same panel, pixels of their own.
+__device__ __forceinline__ void multiply_together(Panel& panel, int consumer, const Element* bias, Element* y,
+                                                  const Memory& memory, const Work& work) {
     const Tile tile = work.tile(work.first);
-    const Meeting meeting(memory.windows.stages, work.rank * CONSUMERS + panel.consumer);
-    panel.begin(tile);
-    if (panel.consumer == 0) {
+    const Parts parts = memory.shared_sum(work.rank);
+    const int sharer = 1 - consumer, count = parts.count(sharer);
+    if (sharer == 0 && parts.count_of_all(0)) panel.begin(tile);
+    if (consumer == 0) {
         Windows windows = memory.windows;
         Taps taps = memory.taps;
         Sums sums;
         multiply_slabs(sums, windows, taps, work);
         wgmma_wait<0>();
-        warpgroup_sync(panel.consumer);  // the other warps' products read the windows too
-        meeting.leave(sums);
+        parts.push(sums, work.rank);
     }
-    cluster_sync();
-    panel.wait();
-    meeting.add_up(panel, Biases(bias, tile.filter));
-    meeting.store(panel, tile, y);
+    if (!count) return;
+    // Warp by warp, whose 16 filters are 32 bytes of a pixel, and pixel by pixel, for they are no box. Two pieces at a
+    // time; where to is known, and biases come, while the parts do.
+    const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x / 32 % 4 * 2 + threadIdx.x / 8 % 2;  // of 8 filters
+    const auto pixel_of = [&](int number) { return parts.piece(sharer, number) * 8 + threadIdx.x % 8; };
+    const auto place_of = [&](int pixel) -> Element* {  // if it is stored
+        const WindowShape& shape = panel.shape;
+        const int n = tile.image + (STACKED ? pixel / WINDOW_PIXELS : 0), within = STACKED ? pixel % WINDOW_PIXELS : pixel;
+        const int row = within / WINDOW_WIDTH, column = within % WINDOW_WIDTH;
+        const int h = tile.row + row, w = tile.column + column;
+        if (row >= TILE_ROWS || column >= TILE_COLUMNS || h >= shape.output_height || w >= shape.output_width)
+            return nullptr;
+        if (STACKED && (n >= tile.image + TILE_IMAGES || n >= shape.batch)) return nullptr;
+        const long long at = (1LL * n * shape.output_height + h) * shape.output_width + w;
+        return y + at * (shape.filter_tiles * FILTERS) + tile.filter + chunk * 8;
+    };
+    Element* to = place_of(pixel_of(half));
+    const Biases biases(bias, tile.filter);
+    if (HAS_COMPANION) panel.wait();
+    parts.wait(sharer);
+    const u32 row = panel.row();
+    for (int start = 0; start < count; start += Parts::AT_ONCE) {
+        float sums[Parts::AT_ONCE][4];
+        parts.add_up(sums, sharer, start);
+#pragma unroll
+        for (int i = 0; i < Parts::AT_ONCE; ++i)
+            if (start + i < count)
+                finish_blocks<1>(sums[i], row + parts.piece(sharer, start + i) * 8 * ROW_BYTES, biases);
+    }
+    __syncwarp();
+    for (int number = half; number < count; number += 2, to = place_of(pixel_of(number))) {
+        if (!to) continue;
+        const int pixel = pixel_of(number);
+        *reinterpret_cast<float4*>(to) =
+            load_shared_16(panel.address + pixel * ROW_BYTES + (chunk ^ pixel % 8) * 16);
+    }
 }
 
 // ------------------------------------------------------------------ kernel
@@ -262,16 +254,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                   Element* __restrict__ y, WindowShape shape, int weights_settled, int relayed) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
+    const u32 rank = SPLITS > 1 ? cluster_rank() : 0;
     if (threadIdx.x == 0) {
-        memory.init_barriers();
+        memory.init_barriers(rank);
         fence_barrier_init();
         prefetch_map(window_map);
         prefetch_map(weight_map);
     }
-    clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES>(memory.windows.stages, memory.panels);
+    if (SPLITS > 1) cluster_arrive_relaxed();  // consumers wait for the barriers of the others, copies need not
+    clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES, PANELS_HERE>(memory.windows.stages, memory.panels);
     __syncthreads();
-    const u32 rank = SPLITS > 1 ? cluster_rank() : 0;
-    if (SPLITS > 1) cluster_sync();
 
     const Work work(shape, rank);
     const int consumer = threadIdx.x / 128;
@@ -282,14 +274,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        weights_settled);
             if (relayed) let_next_launch_start();
         }
-        if (SPLITS > 1) cluster_sync();
+        if (SPLITS > 1) cluster_wait();
     } else {
         claim_registers<232>();
+        if (SPLITS > 1) cluster_wait();
         wait_for_previous_launch();
-        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, consumer);
-        if constexpr (SPLITS > 1) multiply_together(panel, bias, y, memory, work);
+        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, SPLITS > 1 ? 0 : consumer);
+        if constexpr (SPLITS > 1) multiply_together(panel, consumer, bias, y, memory, work);
         else multiply_tiles(panel, bias, memory, work);
         panel.close();
     }
-    if (SPLITS > 1) cluster_sync();  // nobody leaves while another may reach into its shared memory
 }

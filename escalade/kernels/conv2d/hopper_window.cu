@@ -14,6 +14,7 @@
 #include "conv2d/products.cuh"
 
 static_assert(SLAB == 64, "64 channels of 16 bits");
+constexpr Turned WEIGHTS = TURNED ? Turned::rows : Turned::none;
 constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
 
 using Windows = Ring<STAGES, WINDOW_STAGE_BYTES>;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
         barrier_expect(full, FILTER_WIDTH * TAP_BYTES);
         for (int s = 0; s < FILTER_WIDTH; ++s) {
             const int tap = r * FILTER_WIDTH + s;
-            tma_load_3d(memory.weights + tap * TAP_BYTES, map, full, 0, tap, filter);
+            load_weights(memory.weights + tap * TAP_BYTES, map, full, 0, tap, filter);
         }
     }
 }
@@ -85,12 +86,12 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < FILTER_WIDTH; ++s) {
-            const u64 weights = operand_descriptor(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
+            const u64 weights = slab_descriptor<TURNED>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
             const u64 pixels =
                 operand_descriptor(window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES);
 #pragma unroll
             for (int k = 0; k < ROW_BYTES / 32; ++k)
-                multiply<Element>(sums, weights + k * 2, pixels + k * 2, r || s || k);
+                multiply<Element, WEIGHTS>(sums, weights + k * STEP<TURNED>, pixels + k * STEP<false>, r || s || k);
         }
     }
     wgmma_commit();

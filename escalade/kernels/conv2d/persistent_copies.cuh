@@ -43,7 +43,13 @@ struct Copier {
         const TensorMap& map = shortcut ? maps.shortcut_weights : maps.weights;
         const u32 to = ring.address() + PIXEL_BYTES, full = ring.full(ring.stage);
         const int tap = shortcut ? 0 : walk.tap;
-        if constexpr (CLUSTER > 1) {
+        if constexpr (TURNED) {
+            const ConvShape& shape = problem.shape;
+#pragma unroll
+            for (int block = 0; block < TILE_FILTERS; block += 64)
+                tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, shape.filter_width - 1 - walk.s,
+                            shape.filter_height - 1 - walk.r, walk.c);
+        } else if constexpr (CLUSTER > 1) {
             constexpr int PART = TILE_FILTERS / CLUSTER;
             tma_load_3d_multicast(to + rank * PART * ROW_BYTES, map, full, walk.c, tap, filter + rank * PART,
                                   (1 << CLUSTER) - 1);

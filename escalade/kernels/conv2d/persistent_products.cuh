@@ -17,15 +17,17 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Stages& ring, in
                                               bool accumulate) {
     ring.wait_full();
     const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
-    const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
+    const u64 weights = slab_descriptor<TURNED>(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
     const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
+    constexpr Turned WHICH = !TURNED ? Turned::none : SWAPPED ? Turned::rows : Turned::columns;
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < ROW_BYTES / 32; ++step)
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
-            multiply<Element>(sums[i], rows + step * 2 + i * (64 * ROW_BYTES >> 4), columns + step * 2,
-                              accumulate || step);
+            multiply<Element, WHICH>(sums[i],
+                                     rows + step * STEP<WHICH == Turned::rows> + i * (64 * ROW_BYTES >> 4),
+                                     columns + step * STEP<WHICH == Turned::columns>, accumulate || step);
     wgmma_commit();
 }
 

@@ -81,47 +81,37 @@ struct Writer {
         return make_uint2((even_lanes & 0xFFFF) | odd_lanes << 16, even_lanes >> 16 | (odd_lanes & 0xFFFF0000));
     }
 
-    // Each warpgroup lays its sums over its block's ring, idle by now; then each adds up, over all parts in order, the
-    // columns dealt to it.
-    __device__ __forceinline__ void store_shared_sum(const Sums& sums, const Stages& ring, u32 rank, int warp_pixel,
+    // Each warpgroup has its part of the sums, and stores the pieces that are its own.
+    __device__ __forceinline__ void store_shared_sum(const Sums& sums, const Parts& parts, int warp_pixel,
                                                      int first_filter) const {
-        constexpr int BLOCKS = COLUMNS / 8, ALL = ATOMS * BLOCKS;
-        constexpr int AT_ONCE = PARTS >= 16 ? 1 : 16 / PARTS < ALL ? 16 / PARTS : ALL;  // so much hides the way
-        const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1;
-        const u32 own = ring.stages + threadIdx.x % 128 * 16;
-        const auto part_of = [&](int writer, int j) { return own + (writer * ALL + j) * 128 * 16; };
-        consumers_sync();  // the other warpgroup may still be reading the ring
-#pragma unroll
-        for (int j = 0; j < ALL; ++j) {
-            const float* part = &sums[j / BLOCKS][j % BLOCKS * 4];
-            store_shared(part_of(consumer, j), make_float4(part[0], part[1], part[2], part[3]));
+        constexpr int BLOCKS = COLUMNS / 8;
+        const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1, sharer = DEPTH ? consumer : 0;
+        const auto filter_of = [&](int piece) { return first_filter + piece % BLOCKS * 8 + lane % 4 * 2; };
+        if (!PARTS_APART) {
+            if (SPLITS > 1) cluster_sync();
+            else consumers_sync();
         }
-        if (SPLITS > 1) cluster_sync();
-        else consumers_sync();
-        const int first = DEPTH ? 2 * rank + consumer : rank;
-        for (int start = first; start < ALL; start += AT_ONCE * PARTS) {
-            float4 parts[AT_ONCE][PARTS];
+        parts.push(sums[0], DEPTH ? 2 * parts.rank + consumer : parts.rank);
+        if (SPLITS == 1) consumers_sync();
+        const int count = parts.count(sharer);
+        for (int start = 0; start < count; start += Parts::AT_ONCE) {
+            FilterPair pairs[Parts::AT_ONCE];  // come while the parts do
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (start + i * PARTS < ALL)
+            for (int i = 0; i < Parts::AT_ONCE; ++i)
+                if (start + i < count) pairs[i] = finish.of(filter_of(parts.piece(sharer, start + i)));
+            parts.wait(sharer);
+            float totals[Parts::AT_ONCE][4];
+            parts.add_up(totals, sharer, start);
 #pragma unroll
-                    for (int part = 0; part < PARTS; ++part)
-                        parts[i][part] = load_cluster(part_of(DEPTH ? part % 2 : consumer, start + i * PARTS),
-                                                      DEPTH ? part / 2 : part);
+            for (int i = 0; i < Parts::AT_ONCE; ++i) {
+                if (start + i >= count) break;
+                const int piece = parts.piece(sharer, start + i), filter = filter_of(piece);
+                const int pixel = warp_pixel + piece / BLOCKS * 64 + lane / 4;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const int j = start + i * PARTS;
-                if (j >= ALL) break;
-                float4 total = parts[i][0];
-#pragma unroll
-                for (int part = 1; part < PARTS; ++part) {
-                    total.x += parts[i][part].x, total.y += parts[i][part].y;
-                    total.z += parts[i][part].z, total.w += parts[i][part].w;
-                }
-                const int pixel = warp_pixel + j / BLOCKS * 64 + lane / 4;
-                const int filter = first_filter + j % BLOCKS * 8 + lane % 4 * 2;
-                if (pixel < pixels) finish.store_pair(total.x, total.y, filter, offset(pixel), y);
-                if (pixel + 8 < pixels) finish.store_pair(total.z, total.w, filter, offset(pixel + 8), y);
+                for (int half = 0; half < 2; ++half)
+                    if (pixel + half * 8 < pixels)
+                        finish.store_pair(totals[i][2 * half], totals[i][2 * half + 1], pairs[i], filter,
+                                          offset(pixel + half * 8), y);
             }
         }
     }

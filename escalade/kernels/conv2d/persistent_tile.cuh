@@ -5,6 +5,7 @@
 #include "common/ring.cuh"
 #include "common/wgmma_widths.cuh"
 #include "conv2d/finish.cuh"
+#include "conv2d/shared_sum.cuh"
 
 constexpr int ROW_BYTES = 128;  // what the swizzle spans
 constexpr int SLAB = ROW_BYTES / sizeof(Element);
@@ -31,12 +32,17 @@ constexpr int PANELS = ATOMS * PANELS_AN_ATOM;
 static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "buffers are used in a fixed order");
 static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
 static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
-static_assert(PARTS == 1 || ATOMS * COLUMNS / 2 * 256 * 4 <= STAGES * STAGE_BYTES, "partial sums lie over the ring");
 static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
+static_assert(!TURNED || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), "blocks of 64 turned filters");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];
+
+// Of 64 pixels by 8 filters: both warpgroups have parts of the same, or each of its own.
+using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1>;
+constexpr int PARTS_BYTES = (DEPTH ? 1 : 2) * Parts::BYTES;
+static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "parts lie over the ring");
 
 struct Maps {
     const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;

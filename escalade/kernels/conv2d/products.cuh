@@ -1,8 +1,21 @@
 // One step of a warpgroup's product, by the type of the operands: 32 bytes of k of 64 rows and all columns.
+//
+// An operand is rows of 128 bytes of k, one for each row or column of the product. One that is *turned* (MN-major, of
+// 16-bit elements) has a row of 128 bytes for each k: 64 k of 64 rows or columns of the product are a block, blocks
+// follow each other. Both lie in the same bytes.
 #pragma once
 
 #include "common/e4m3.cuh"
 #include "common/hopper.cuh"
+
+enum class Turned { none, rows, columns };  // which operand
+
+template <bool TURNED>
+__device__ __forceinline__ u64 slab_descriptor(u32 address) {
+    return TURNED ? transposed_descriptor(address, 64 * 128) : operand_descriptor(address);
+}
+template <bool TURNED>
+constexpr int STEP = (TURNED ? 16 * 128 : 32) >> 4;  // from one step along k to the next, in a descriptor
 
 template <class Element>
 struct Product;
@@ -10,9 +23,11 @@ struct Product;
 #ifdef __CUDA_FP16_H__
 template <>
 struct Product<__half> {
-    template <int N>
+    template <Turned TURNED, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        wgmma(sums, rows, columns, accumulate);
+        if constexpr (TURNED == Turned::rows) wgmma_rows_transposed(sums, rows, columns, accumulate);
+        else if constexpr (TURNED == Turned::columns) wgmma_columns_transposed(sums, rows, columns, accumulate);
+        else wgmma(sums, rows, columns, accumulate);
     }
 };
 #endif
@@ -20,31 +35,35 @@ struct Product<__half> {
 #ifdef __CUDA_BF16_H__
 template <>
 struct Product<__nv_bfloat16> {
-    template <int N>
+    template <Turned TURNED, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        wgmma_bf16(sums, rows, columns, accumulate);
+        if constexpr (TURNED == Turned::rows) wgmma_bf16_rows_transposed(sums, rows, columns, accumulate);
+        else if constexpr (TURNED == Turned::columns) wgmma_bf16_columns_transposed(sums, rows, columns, accumulate);
+        else wgmma_bf16(sums, rows, columns, accumulate);
     }
 };
 #endif
 
 template <>
 struct Product<float> {  // as TF32
-    template <int N>
+    template <Turned TURNED, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
+        static_assert(TURNED == Turned::none);
         wgmma_tf32(sums, rows, columns, accumulate);
     }
 };
 
 template <>
 struct Product<e4m3> {
-    template <int N>
+    template <Turned TURNED, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
+        static_assert(TURNED == Turned::none);
         wgmma_e4m3(sums, rows, columns, accumulate);
     }
 };
 
 // sums = rows * columns^T, or added to what they are.
-template <class Element, int N>
+template <class Element, Turned TURNED = Turned::none, int N>
 __device__ __forceinline__ void multiply(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-    Product<Element>::add(sums, rows, columns, accumulate);
+    Product<Element>::template add<TURNED>(sums, rows, columns, accumulate);
 }

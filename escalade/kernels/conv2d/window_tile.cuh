@@ -3,10 +3,13 @@
 // Number the pixels of the window across its rows, WINDOW_WIDTH each: the sum of pixel v needs at tap (r, s) pixel
 // v + r * DILATION_H * WINDOW_WIDTH + s * DILATION_W. So the operand of a tap is the same shared memory, begun so many
 // pixels later. What that makes of the last columns of a row, where windows run over into the next row, is not stored.
+// Of small images a tile has several, one behind another. Their padding is the gap: what runs over the end of a row
+// meets the zeros in front of the next one, and over the end of an image those above the next image.
 //
 // Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
-// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills. A mask comes
-// in the residual's place, and lets a sum through where it is positive: the gradient of a ReLU.
+// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills: rows of a
+// pixel's filters, 128 bytes long, those of 32 bits in two halves. A mask comes in the residual's place, and lets a sum
+// through where it is positive: the gradient of a ReLU.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -21,13 +24,18 @@ constexpr int ROW_BYTES = 128;  // channels of a pixel, or of a filter's tap: wh
 constexpr int SLAB = ROW_BYTES / sizeof(Element);
 constexpr int TAP_BYTES = FILTERS * ROW_BYTES;
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
-constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W;
-constexpr int WINDOW_BYTES = (TILE_ROWS + REACH_H) * WINDOW_WIDTH * ROW_BYTES;
-// The last tap of the last columns may lie beyond the window, for what is not stored.
+constexpr bool STACKED = TILE_IMAGES > 1;
+constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W / (STACKED ? 2 : 1);
+constexpr int WINDOW_PIXELS = (TILE_ROWS + REACH_H / (STACKED ? 2 : 1)) * WINDOW_WIDTH;  // of an image
+constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_PIXELS * ROW_BYTES;
+// The last tap of the last columns may lie beyond the window: in zeros.
 constexpr int READ_BYTES = (WGMMA_N + REACH_H * WINDOW_WIDTH + REACH_W) * ROW_BYTES;
 constexpr int WINDOW_STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
-constexpr int PANEL_BYTES = WGMMA_N * ROW_BYTES;
-static_assert(PANEL_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
+constexpr int HALF_BYTES = WGMMA_N * ROW_BYTES, HALVES = sizeof(Element) / 2;
+constexpr int PANEL_BYTES = HALVES * HALF_BYTES;
+constexpr int PANELS = CONSUMERS / HALVES;  // with 32 bits both consumers have the same room, in turn
+constexpr bool SHARED_PANEL = PANELS == 1;
+static_assert(HALF_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
 constexpr int BLOCKS = WGMMA_N / 8;  // of 8 pixels
 constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
@@ -35,13 +43,16 @@ using Sums = float[WGMMA_N / 2];
 
 // A tile as wide as the image is stored as one box, whose last columns fall outside of it. A narrower one has
 // neighbours there, so that each row is a box of its own, unless windows do not reach beyond their tile.
-constexpr int BOX_ROWS = ONE_BOX ? TILE_ROWS : 1;
+// Stacked images are one box with all that lies between them, which falls outside of them too.
 constexpr int BOX_COLUMNS = ONE_BOX ? WINDOW_WIDTH : TILE_COLUMNS;
-constexpr int BOX_BYTES = BOX_ROWS * BOX_COLUMNS * ROW_BYTES;
-static_assert((TILE_ROWS - 1) * WINDOW_WIDTH + BOX_COLUMNS <= WGMMA_N, "a tile is one product wide");
+constexpr int BOX_PIXELS = STACKED ? TILE_IMAGES * WINDOW_PIXELS : (ONE_BOX ? TILE_ROWS : 1) * BOX_COLUMNS;
+constexpr int BOX_BYTES = BOX_PIXELS * ROW_BYTES;
+constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDTH + BOX_COLUMNS;  // with those between
+static_assert(TILE_PIXELS <= WGMMA_N, "a tile is one product wide");
+static_assert(!STACKED || ONE_BOX, "images are whole");
 
 struct WindowShape {  // filled by escalade/ops/conv2d/window_tiling.py, in this order
-    int channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
+    int batch, channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
         shortcut_channels;
 };
 
@@ -53,7 +64,7 @@ struct Tile {
         column = index % shape.column_tiles * TILE_COLUMNS;
         index /= shape.column_tiles;
         row = index % shape.row_tiles * TILE_ROWS;
-        image = index / shape.row_tiles;
+        image = index / shape.row_tiles * TILE_IMAGES;
     }
 };
 
@@ -63,17 +74,26 @@ __device__ __forceinline__ void load_window(u32 to, const TensorMap& map, u32 fu
     tma_load_4d(to, map, full, channel, tile.column - shape.pad_w, tile.row - shape.pad_h, tile.image);
 }
 
+// Of one tap, 64 filters by a slab of channels; bytes are expected already. TURNED: weights lie as [channels][filters],
+// taps backwards, those of the convolution whose gradient this one is.
+__device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 full, int channel, int tap, int filter) {
+    if constexpr (TURNED)
+        tma_load_4d(to, map, full, filter, FILTER_WIDTH - 1 - tap % FILTER_WIDTH,
+                    FILTER_HEIGHT - 1 - tap / FILTER_WIDTH, channel);
+    else
+        tma_load_3d(to, map, full, channel, tap, filter);
+}
+
 // Zeros where no copy arrives but products read, or the epilogue does: copies fill at least FILLED bytes of a stage.
-// Nothing of it is stored.
-template <int STAGES, int FILLED = WINDOW_BYTES>
+template <int STAGES, int FILLED = WINDOW_BYTES, int PANELS_HERE = PANELS>
 __device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
     const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
     if (READ_BYTES > FILLED)
         for (int stage = 0; stage < STAGES; ++stage)
             for (int byte = FILLED + threadIdx.x * 16; byte < READ_BYTES; byte += THREADS * 16)
                 store_shared(windows + stage * WINDOW_STAGE_BYTES + byte, zeros);
-    if (HAS_COMPANION && TILE_ROWS * BOX_COLUMNS < WGMMA_N)
-        for (int byte = threadIdx.x * 16; byte < CONSUMERS * PANEL_BYTES; byte += THREADS * 16)
+    if (HAS_COMPANION && (ONE_BOX ? BOX_PIXELS : TILE_ROWS * BOX_COLUMNS) < WGMMA_N)
+        for (int byte = threadIdx.x * 16; byte < PANELS_HERE * PANEL_BYTES; byte += THREADS * 16)
             store_shared(panels + byte, zeros);
     fence_async_proxy();
 }
@@ -108,33 +128,64 @@ struct Biases {
             for (int half = 0; half < 2; ++half)
                 of[half] = to_float(bias[first_filter + threadIdx.x / 32 % 4 * 16 + 8 * half + threadIdx.x % 32 / 4]);
     }
+    __device__ __forceinline__ float2 add(float first, float second, int half) const {
+        return HAS_BIAS ? make_float2(first + of[half], second + of[half]) : make_float2(first, second);
+    }
 };
 
-// COUNT blocks of 8 pixels by the warp's 16 filters: a matrix has 8 pixels as rows and 8 filters as columns, which a
-// lane holds transposed, two pixels of a filter. `address` is the lane's row in the panel.
-template <int COUNT>
-__device__ __forceinline__ void finish_blocks(const float* sums, u32 address, const Biases& biases) {
+// Two pixels of a filter.
+__device__ __forceinline__ float2 finish_pair(float2 values, float2 companions) {
+    if (HAS_RESIDUAL) values = {values.x + companions.x, values.y + companions.y};
+    if (HAS_MASK)  // as PyTorch: a NaN lets the gradient through
+        values = {companions.x <= 0.f ? 0.f : values.x, companions.y <= 0.f ? 0.f : values.y};
+    if (HAS_RELU) values = {relu(values.x), relu(values.y)};
+    return values;
+}
+
+// COUNT blocks of 8 pixels by the warp's 16 filters. A lane holds them transposed, two pixels of a filter and of the
+// one 8 further. `address` is the lane's place in the panel.
+
+// 16 bits: a matrix has 8 pixels as rows and 8 filters as columns.
+template <int COUNT, class Half>
+__device__ __forceinline__ void finish_matrices(const float* sums, u32 address, const Biases& biases) {
     u32 pairs[2 * COUNT];
     if (HAS_COMPANION) load_matrices_transposed(pairs, address);
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i) {
-        float2 values = {sums[2 * i], sums[2 * i + 1]};
-        if (HAS_BIAS) values = {values.x + biases.of[i % 2], values.y + biases.of[i % 2]};
-        if (HAS_RESIDUAL) {
-            const float2 residuals = unpack_pair<Element>(pairs[i]);
-            values = {values.x + residuals.x, values.y + residuals.y};
-        }
-        if (HAS_MASK) {  // as PyTorch: a NaN lets the gradient through
-            const float2 masks = unpack_pair<Element>(pairs[i]);
-            values = {masks.x <= 0.f ? 0.f : values.x, masks.y <= 0.f ? 0.f : values.y};
-        }
-        if (HAS_RELU) values = {relu(values.x), relu(values.y)};
-        pairs[i] = pack_pair<Element>(values.x, values.y);
+        float2 values = biases.add(sums[2 * i], sums[2 * i + 1], i % 2);
+        values = finish_pair(values, HAS_COMPANION ? unpack_pair<Half>(pairs[i]) : make_float2(0.f, 0.f));
+        pairs[i] = pack_pair<Half>(values.x, values.y);
     }
     store_matrices_transposed(address, pairs);
 }
 
-// A warpgroup's panel: the residuals of a tile, where there are any, and then its results.
+// 32 bits, each where it belongs: 4 pixels of the same parity by 8 filters, which the swizzle spreads over all banks.
+// The next pixel is a row and a chunk away, the filter 8 further two chunks.
+template <int COUNT>
+__device__ __forceinline__ void finish_words(const float* sums, u32 address, const Biases& biases) {
+    float2 companions[2 * COUNT] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) {
+        const u32 first = (address ^ i % 2 * 32) + i / 2 * 8 * ROW_BYTES;
+        if (HAS_COMPANION) companions[i] = {load_shared(first), load_shared(first ^ (ROW_BYTES + 16))};
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) {
+        const u32 first = (address ^ i % 2 * 32) + i / 2 * 8 * ROW_BYTES;
+        const float2 values = finish_pair(biases.add(sums[2 * i], sums[2 * i + 1], i % 2), companions[i]);
+        store_shared(first, values.x);
+        store_shared(first ^ (ROW_BYTES + 16), values.y);
+    }
+}
+
+template <int COUNT>
+__device__ __forceinline__ void finish_blocks(const float* sums, u32 address, const Biases& biases) {
+    if constexpr (sizeof(Element) == 2) finish_matrices<COUNT, Element>(sums, address, biases);
+    else finish_words<COUNT>(sums, address, biases);
+}
+
+// A warpgroup's panel: the residuals of a tile, where there are any, and then its results. `residual_full` says that
+// residuals have come, and of a panel that both warpgroups share that it is this one's.
 struct Panel {
     const TensorMap &residual_map, &output_map;
     const WindowShape& shape;
@@ -145,8 +196,9 @@ struct Panel {
 
     __device__ __forceinline__ Panel(const TensorMap& residual_map, const TensorMap& output_map,
                                      const WindowShape& shape, u32 panels, u32 barriers, int consumer)
-        : residual_map(residual_map), output_map(output_map), shape(shape), address(panels + consumer * PANEL_BYTES),
-          residual_full(barriers + consumer * 8), consumer(consumer) {}
+        : residual_map(residual_map), output_map(output_map), shape(shape),
+          address(panels + (SHARED_PANEL ? 0 : consumer * PANEL_BYTES)), residual_full(barriers + consumer * 8),
+          consumer(consumer) {}
 
     __device__ __forceinline__ static void init(u32 barriers) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) barrier_init(barriers + consumer * 8, 1);
@@ -154,23 +206,31 @@ struct Panel {
 
     // The boxes of a tile that have a row in the image.
     __device__ __forceinline__ int boxes(const Tile& tile) const {
-        return ONE_BOX ? 1 : min(TILE_ROWS, shape.output_height - tile.row);
+        return HALVES * (ONE_BOX ? 1 : min(TILE_ROWS, shape.output_height - tile.row));
+    }
+    __device__ __forceinline__ u32 box(int i) const {
+        return address + i / HALVES * WINDOW_WIDTH * ROW_BYTES + i % HALVES * HALF_BYTES;
     }
 
-    // Before the products: residuals arrive under them.
-    __device__ __forceinline__ void begin(const Tile& tile) const {
+    // Before the products: residuals arrive under them. With `other` the tile is the other warpgroup's, which has a
+    // shared panel next.
+    __device__ __forceinline__ void begin(const Tile& tile, bool other = false) const {
+        const u32 ready = other ? residual_full + (1 - 2 * consumer) * 8 : residual_full;
         if (!copier) return;
         tma_store_wait_read<0>();  // the panel is free again
-        if (!HAS_COMPANION) return;
+        if (!HAS_COMPANION) {
+            if (SHARED_PANEL) barrier_arrive(ready);
+            return;
+        }
         const int count = boxes(tile);
-        barrier_expect(residual_full, count * BOX_BYTES);
+        barrier_expect(ready, count * BOX_BYTES);
         for (int i = 0; i < count; ++i)
-            tma_load_4d(address + i * WINDOW_WIDTH * ROW_BYTES, residual_map, residual_full, tile.filter, tile.column,
-                        tile.row + i, tile.image);
+            tma_load_4d(box(i), residual_map, ready, tile.filter + i % HALVES * SLAB, tile.column,
+                        tile.row + i / HALVES, tile.image);
     }
 
     __device__ __forceinline__ void wait() {
-        if (HAS_COMPANION) {
+        if (HAS_COMPANION || SHARED_PANEL) {
             barrier_wait(residual_full, parity);
             parity ^= 1;
         } else {
@@ -178,10 +238,15 @@ struct Panel {
         }
     }
 
-    // Where a lane's row of the first matrices begins.
+    // A lane's place in the first blocks: where its row of a matrix begins, or its first word is.
     __device__ __forceinline__ u32 row() const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        return address + (lane / 16 * 8 + lane % 8) * ROW_BYTES + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+        if constexpr (sizeof(Element) == 4) {
+            const int pixel = lane % 4 * 2, chunk = warp % 2 * 4 + lane / 16;
+            return address + warp / 2 * HALF_BYTES + pixel * ROW_BYTES + (chunk ^ pixel) * 16 + lane / 4 % 4 * 4;
+        } else {
+            return address + (lane / 16 * 8 + lane % 8) * ROW_BYTES + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+        }
     }
 
     __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Biases& biases) {
@@ -197,7 +262,7 @@ struct Panel {
         if (!copier) return;
         const int count = boxes(tile);
         for (int i = 0; i < count; ++i)
-            tma_store_4d(output_map, address + i * WINDOW_WIDTH * ROW_BYTES, tile.filter, tile.column, tile.row + i,
+            tma_store_4d(output_map, box(i), tile.filter + i % HALVES * SLAB, tile.column, tile.row + i / HALVES,
                          tile.image);
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
@@ -10,10 +11,10 @@ from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.ends import UNPLACED, Ends
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
-from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows, shortcut_shape
+from escalade.ops.conv2d.hopper_windows import ROW_BYTES, TURNED_FILTERS, Windows, shortcut_shape
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
-from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS, ceil_div
 from escalade.ops.ladder import Config, Rung
 
 TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
@@ -29,6 +30,8 @@ MOST_PROMOTED = 64 * 128
 """Sums of a warpgroup that registers hold twice."""
 MOST_SPLITS = 8
 """Blocks of a cluster, on any Hopper GPU."""
+PIECE_BYTES = 128 * 16
+"""Four sums of every thread of a warpgroup: parts of a sum travel in such pieces (kernels/conv2d/shared_sum.cuh)."""
 
 MOST_CONFIGS = 16
 """Worth a measurement."""
@@ -45,8 +48,10 @@ END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
 """The same where nothing else is multiplied meanwhile."""
 STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
-MEETING_CYCLES, MEETING_CYCLES_A_SUM = 2600.0, 0.15
-"""For the blocks of a cluster to lay down their parts and add them up."""
+MEETING_CYCLES, MEETING_CYCLES_A_SUM = 1300.0, 0.15
+"""For the blocks of a cluster to push their parts and add them up. Predicted, not measured."""
+OVER_RING_CYCLES = 600.0
+"""More, where they wait for each other first."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,11 @@ class PersistentConfig(Config):
         )
 
     @property
+    def takes_turned(self) -> bool:
+        """Whether a warpgroup has as many filters as turned weights come in, and they come to one block."""
+        return self.warpgroup_tile[1] % TURNED_FILTERS == 0 and self.cluster == 1
+
+    @property
     def parts(self) -> int:
         """That the sums of a tile come in."""
         return self.splits * (2 if self.share == DEPTH else 1)
@@ -82,11 +92,28 @@ class PersistentConfig(Config):
     def columns(self) -> int:
         return self.warpgroup_tile[0 if self.swapped else 1]
 
-    def shared_bytes(self, output_bytes: int) -> int:
-        """Panels, stages, and the barriers of both and of turns."""
+    @property
+    def parts_bytes(self) -> int:
+        """Of the pieces that a block adds up."""
+        if self.parts == 1:
+            return 0
+        pieces = math.prod(self.warpgroup_tile) * 4 // PIECE_BYTES
+        return ceil_div(pieces, self.splits) * self.splits * 2 * PIECE_BYTES
+
+    def _bytes_besides_parts(self, output_bytes: int) -> int:
+        """Panels, stages, and the barriers of both and of turns or parts."""
         panels = 2 * self.buffers * PANEL * PANEL * output_bytes
         stages = self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
         return panels + stages + 2 * self.buffers * 8 + 16
+
+    @property
+    def parts_apart(self) -> bool:
+        """Whether parts have room besides the stages (there are no panels then); else they come over them, when all
+        blocks have multiplied."""
+        return self._bytes_besides_parts(0) + self.parts_bytes <= MOST_SHARED
+
+    def shared_bytes(self, output_bytes: int) -> int:
+        return self._bytes_besides_parts(output_bytes) + (self.parts_bytes if self.parts_apart else 0)
 
     def fitted(self, problem: Conv2dProblem) -> PersistentConfig | None:
         """With as many stages as there is room for, up to those it has and three at least, with half the
@@ -135,6 +162,8 @@ class PersistentConfig(Config):
             end *= STRAIGHT
         if self.parts > 1:
             end += MEETING_CYCLES + MEETING_CYCLES_A_SUM * sums
+            if not self.parts_apart:
+                end += OVER_RING_CYCLES
         if self.cluster > 1:  # they wait for each other
             products, copies = 1.08 * products, 1.08 * copies
         return rounds * (blocks(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
@@ -167,9 +196,11 @@ def product(
         "BUFFERS": config.buffers,
         "CLUSTER": config.cluster,
         "SPLITS": config.splits,
+        "PARTS_APART": config.parts_apart,
         "PROMOTED": dtype in PROMOTE_SLABS,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
+        "TURNED": windows.turned is not None,
         "FILTERS_ALIGNED": filters % config.filters == 0,
         "FILTERS_EVEN": filters % 2 == 0,
         **ends.constants(dtype),

@@ -28,6 +28,13 @@ def slabs_of(problem: Conv2dProblem) -> int:
     return Windows.of(problem).slabs + shortcut
 
 
+def truncated_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
+    """TF32 truncates x, by up to 2^-10, and has the weights rounded, by up to 2^-11: see `prepare_for_copies`."""
+    tolerance = product_tolerance(problem, tolerance)
+    few = problem.dtype == "tf32" and problem.output_elements * problem.depth <= FEW_PRODUCTS
+    return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
+
+
 @dataclass(frozen=True)
 class HopperRung(Conv2dRung):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32", "fp8")
@@ -76,7 +83,4 @@ class HopperRung(Conv2dRung):
         )
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """TF32 truncates x, by up to 2^-10, and has the weights rounded, by up to 2^-11: see `prepare_for_copies`."""
-        p, tolerance = problem, product_tolerance(problem, super().tolerance(problem, peer_error))
-        few = p.dtype == "tf32" and p.output_elements * p.depth <= FEW_PRODUCTS
-        return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
+        return truncated_tolerance(problem, super().tolerance(problem, peer_error))

@@ -1,4 +1,4 @@
-"""Convolutions with stride 1 on Hopper whose windows are copied once: 64 channels at a time, weights tap by tap."""
+"""Convolutions with stride 1 on Hopper whose windows are copied once, slab by slab of channels, weights tap by tap."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
 from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.hopper_persistent import PIECE_BYTES
+from escalade.ops.conv2d.hopper_rung import truncated_tolerance
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.job import Job
+from escalade.ops.conv2d.prepare import COPY_BYTES, Conversion, rounded
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
     ROW_BYTES,
-    SLAB,
     TAP_BYTES,
     THREADS,
     Tiling,
     WindowRung,
+    stacks_of,
     tilings_of,
 )
 from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS, ceil_div
@@ -28,14 +31,14 @@ MOST_WINDOWS = 3
 MOST_TAP_STAGES = 12
 LEAST_TAP_STAGES = 4
 MOST_SPLITS = 8
-MOST_CONFIGS = 8
+MOST_CONFIGS = 12
 
 # Cycles, set by hand so that estimates come within 10% of what an H200 took for most tiles of ResNet-18's convolutions
 # at batches of 1 to 256.
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
 COLUMN_CYCLES = 2.2
-"""Of the tensor cores for one column of a tap, 64 filters by 64 channels: 2, and what power takes."""
+"""Of the tensor cores for one column of a tap, 64 filters by 128 bytes of channels: 2, and what power takes."""
 START_CYCLES = 500.0
 """Until the first copies are under way."""
 TURN_CYCLES = 1000.0
@@ -45,11 +48,15 @@ END_CYCLES_COLUMN = 13.5
 RESIDUAL_CYCLES = 360.0
 """Of a tile with residuals more than without."""
 RESIDUAL_CYCLES_BOX = 47.0
-MEETING_CYCLES = 2500.0
-"""For the blocks of a cluster to lay down their parts, add them up and store."""
-MEETING_CYCLES_COLUMN = 8.0
-MEETING_CYCLES_PART = 2.0
-"""Of a column of a part."""
+HANDING_CYCLES = 1500.0
+"""From one warpgroup's sums to the panel that is ready for the other's, where they share it, besides what copies take:
+a guess from the latencies of a store and a load."""
+MOST_COPY_RATE = 65.0
+"""Where few ask."""
+FILL_RATE = 19.0
+"""Bytes of the first window and its taps that a multiprocessor gets in a cycle, if all begin at once."""
+MEETING_CYCLES_COLUMN = 12.0
+"""For the blocks of a cluster to push their parts, add them up and store: 256 bytes a column at 21 a cycle."""
 
 
 @dataclass(frozen=True)
@@ -63,40 +70,49 @@ class StreamedConfig(Config):
     """Taps of 64 filters, likewise."""
     splits: int = 1
     """Blocks of a cluster that share the channels of one tile."""
+    images: int = 1
+    """Of a tile: more than one only if they are small."""
 
 
-def _shared_bytes(tiling: Tiling, windows: int, tap_stages: int) -> int:
-    """A panel for each of two warpgroups, windows, taps, and their barriers."""
+def _tiling(job: Job, config: StreamedConfig) -> Tiling:
+    return Tiling(job, config.rows, config.columns, config.images)
+
+
+def _shared_bytes(tiling: Tiling, windows: int, tap_stages: int, splits: int) -> int:
+    """A panel for each of two warpgroups (or one, of twice the size, for both), windows, taps, and their barriers; of
+    splits one panel, and the parts of the blocks of 8 pixels that a block owns."""
     assert tiling.width
-    panels = 2 * tiling.width * ROW_BYTES
-    return panels + windows * (tiling.stage_bytes + 16) + tap_stages * (TAP_BYTES + 16) + 4 * 8
+    panels = (2 if splits == 1 else 1) * tiling.width * ROW_BYTES
+    parts = ceil_div(tiling.width // 8, splits) * splits * PIECE_BYTES if splits > 1 else 0
+    return panels + parts + windows * (tiling.stage_bytes + 16) + tap_stages * (TAP_BYTES + 16) + 4 * 8
 
 
-def _stages(tiling: Tiling) -> tuple[int, int] | None:
+def _stages(tiling: Tiling, splits: int) -> tuple[int, int] | None:
     """Windows and taps that fit: the taps of a window's time first, then a third window."""
     for windows in range(MOST_WINDOWS, 1, -1):
         for tap_stages in range(MOST_TAP_STAGES, LEAST_TAP_STAGES - 1, -1):
-            if _shared_bytes(tiling, windows, tap_stages) <= MOST_SHARED and (
+            if _shared_bytes(tiling, windows, tap_stages, splits) <= MOST_SHARED and (
                 windows == 2 or tap_stages >= min(8, tiling.job.taps)
             ):
                 return windows, tap_stages
     return None
 
 
-def _slabs(channels: int) -> int:
-    return ceil_div(channels, SLAB)
+def _slabs(windows: Windows | None) -> int:
+    """Of the channels of an image."""
+    return ceil_div(windows.channels, windows.slab) if windows else 0
 
 
 def _splits(tiling: Tiling) -> Iterator[int]:
-    """One, and those that leave a block fewer slabs, where all clusters run at once and y lies together."""
+    """One, and those that leave a block fewer slabs, where all clusters run at once, y lies together and results have
+    16 bits."""
     yield 1
-    if tiling.job.placement != UNPLACED:
+    if tiling.job.placement != UNPLACED or tiling.shared_panel:
         return
-    slabs, tiles = _slabs(tiling.job.windows.channels), tiling.tiles * tiling.filter_tiles
+    slabs, tiles = _slabs(tiling.job.windows), tiling.tiles * tiling.filter_tiles
     for splits in range(2, MOST_SPLITS + 1):
         fewer = ceil_div(slabs, splits) < ceil_div(slabs, splits - 1)
-        # Parts are added 16 pixels at a time.
-        if fewer and tiles <= CLUSTERS[splits] and tiling.width and tiling.width % 16 == 0:
+        if fewer and tiles <= CLUSTERS[splits]:
             yield splits
 
 
@@ -104,22 +120,39 @@ def _cost(tiling: Tiling, splits: int) -> float:
     """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
     assert tiling.width
     job = tiling.job
-    tap = COLUMN_CYCLES * tiling.width
-    window = max(job.taps * tap, (tiling.window_bytes + job.taps * TAP_BYTES) / COPY_RATE)
-    pixel_bytes = tiling.rows * tiling.window[1] * ROW_BYTES
+    tiles = tiling.tiles * tiling.filter_tiles
+    copied = tiling.window_bytes + job.taps * TAP_BYTES
+    tap, rate = COLUMN_CYCLES * tiling.width, COPY_RATE
+    if splits > 1:
+        rate = min(MOST_COPY_RATE, COPY_RATE * SMS / (tiles * splits))
+    window = max(job.taps * tap, copied / rate)
+    pixel_bytes = tiling.images * tiling.rows * tiling.window[1] * ROW_BYTES
     shortcut = max(tap, (pixel_bytes + TAP_BYTES) / COPY_RATE)
-    tile = ceil_div(_slabs(job.windows.channels), splits) * window + TURN_CYCLES
-    tile += ceil_div(_slabs(job.shortcut_channels), splits) * shortcut
+    tile = ceil_div(_slabs(job.windows), splits) * window
+    tile += ceil_div(_slabs(job.shortcut), splits) * shortcut
     if job.ends.companion:
         tile += RESIDUAL_CYCLES + RESIDUAL_CYCLES_BOX * tiling.boxes
-    tiles = tiling.tiles * tiling.filter_tiles
+    end = END_CYCLES_COLUMN * tiling.width
+    if tiling.shared_panel:
+        copies = 2 * tiling.width * ROW_BYTES / COPY_RATE
+        tile = max(tile, HANDING_CYCLES - TURN_CYCLES + (1 + job.ends.companion) * copies)
+        end += copies / 2
     if splits == 1:
-        return START_CYCLES + ceil_div(tiles, SMS) * tile + END_CYCLES_COLUMN * tiling.width
-    meeting = MEETING_CYCLES + (MEETING_CYCLES_COLUMN + MEETING_CYCLES_PART * splits) * tiling.width
-    return ceil_div(tiles, CLUSTERS[splits]) * (START_CYCLES + tile + meeting)
+        return START_CYCLES + ceil_div(tiles, SMS) * (tile + TURN_CYCLES) + end
+    return copied * tiles * splits / SMS / FILL_RATE + tile + MEETING_CYCLES_COLUMN * tiling.width
 
 
-def _shortcut_maps(tiling: Tiling, shortcut: Windows) -> tuple[TiledMap, TiledMap]:
+def _rounded_weights(job: Job) -> dict[str, Conversion]:
+    """In TF32, by the names of what they replace."""
+    if job.windows.dtype != "tf32":
+        return {}
+    found = {"weight": rounded("weight", job.filters * job.taps, job.windows.channels)}
+    if job.shortcut:
+        found["shortcut_weight"] = rounded("shortcut_weight", job.filters, job.shortcut_channels)
+    return found
+
+
+def _shortcut_maps(tiling: Tiling, shortcut: Windows, weight: Buffer) -> tuple[TiledMap, TiledMap]:
     """The pixels that the stride leaves over, numbered as in a window, and a slab of their weights."""
     step, (height, row), pixel = (
         shortcut.stride[0],
@@ -130,10 +163,10 @@ def _shortcut_maps(tiling: Tiling, shortcut: Windows) -> tuple[TiledMap, TiledMa
         Buffer("shortcut"),
         shortcut.dtype,
         (shortcut.channels, shortcut.output[1], shortcut.output[0], shortcut.batch),
-        (SLAB, tiling.window[1], tiling.rows, 1),
+        (shortcut.slab, tiling.window[1], tiling.window[0] if tiling.stacked else tiling.rows, tiling.images),
         strides=(step * pixel, step * row * pixel, height * row * pixel),
     )
-    return pixels, shortcut.weight_map(Buffer("shortcut_weight"), tiling.job.filters, FILTERS)
+    return pixels, shortcut.weight_map(weight, tiling.job.filters, FILTERS)
 
 
 @dataclass(frozen=True)
@@ -147,9 +180,10 @@ class StreamedWindow(WindowRung):
         if sentence is not None:
             return sentence
         both = {"channels": job.windows.channels, "shortcut channels": job.shortcut_channels}
+        copied = COPY_BYTES // job.windows.element_bytes
         for what, channels in both.items():
-            if channels % 8:
-                return f"{self.name} takes multiples of 8 {what}, not {channels}"
+            if channels % copied:
+                return f"{self.name} takes multiples of {copied} {what}, not {channels}"
         pixels = job.windows.pixels
         if pixels * (job.filters // FILTERS) >= 2**31 - 2 * SMS:
             return f"{self.name} counts tiles in 32 bits; {pixels} output pixels are too many"
@@ -163,24 +197,29 @@ class StreamedWindow(WindowRung):
     def job_configs(self, job: Job) -> tuple[Config, ...]:
         """The cheapest of every width of the product and number of splits, with one box and with several."""
         found: dict[tuple[int, int, bool], tuple[float, StreamedConfig]] = {}
-        for tiling in tilings_of(job):
-            stages = _stages(tiling)
-            if stages is None or tiling.width is None:
+        for tiling in (*tilings_of(job), *stacks_of(job)):
+            if tiling.width is None:
                 continue
             for splits in _splits(tiling):
+                stages = _stages(tiling, splits)
+                if stages is None:
+                    continue
                 cost = _cost(tiling, splits)
                 key = tiling.width, splits, tiling.boxes == 1
                 if key not in found or cost < found[key][0]:
-                    found[key] = cost, StreamedConfig(tiling.rows, tiling.columns, *stages, splits)
+                    found[key] = (
+                        cost,
+                        StreamedConfig(tiling.rows, tiling.columns, *stages, splits, tiling.images),
+                    )
         return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
 
     def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, StreamedConfig)
-        return _cost(Tiling(job, config.rows, config.columns), config.splits)
+        return _cost(_tiling(job, config), config.splits)
 
     def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, StreamedConfig)
-        tiling = Tiling(job, config.rows, config.columns)
+        tiling = _tiling(job, config)
         constants: dict[str, Constant] = {
             **tiling.constants,
             "WINDOWS": config.windows,
@@ -188,7 +227,12 @@ class StreamedWindow(WindowRung):
             "SPLITS": config.splits,
             "SHORTCUT": job.shortcut is not None,
         }
-        maps = tiling.window_map, tiling.weight_map
+        conversions = _rounded_weights(job)
+        weight, shortcut_weight = (
+            Buffer(conversions[name].name if name in conversions else name)
+            for name in ("weight", "shortcut_weight")
+        )
+        maps = tiling.window_map, tiling.weight_map(weight)
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, SMS)
         call = KernelCall(
@@ -197,7 +241,7 @@ class StreamedWindow(WindowRung):
             (THREADS, 1, 1),
             (
                 *maps,
-                *(_shortcut_maps(tiling, job.shortcut) if job.shortcut else maps),
+                *(_shortcut_maps(tiling, job.shortcut, shortcut_weight) if job.shortcut else maps),
                 *tiling.panel_maps,
                 Buffer("bias", optional=True),
                 Buffer("y"),
@@ -205,21 +249,28 @@ class StreamedWindow(WindowRung):
                 Settled(),
                 Relayed(),
             ),
-            shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages),
+            shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages, config.splits),
             cluster=(config.splits, 1, 1),
             overlap=True,
         )
-        return Recipe((call,))
+        return Recipe(
+            (*(one.step for one in conversions.values()), call),
+            tuple(one.workspace for one in conversions.values()),
+        )
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     StreamedWindow(
         "streamed_window",
-        "windows for any number of channels, 64 at a time, with weights that follow tap by tap; where tiles are few, "
-        "the blocks of a cluster share their channels",
+        "windows for any number of channels, 64 at a time (32 in TF32), with weights that follow tap by tap; where "
+        "tiles are few, the blocks of a cluster share their channels",
         below="window",
         # 256to256_14_k3 at batch 32, against overlapped_store: 98 tiles of 36 slabs that L2 feeds in 630 cycles each
         # are 22,700 cycles; 128 tiles of 4 windows and 9 taps of 448 cycles are 16,100.
         predicted_gain=1.4,
+        dtypes=("fp16", "bf16", "tf32"),
     ),
 )

@@ -12,7 +12,6 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
     FILTERS,
     ROW_BYTES,
-    SLAB,
     TAP_BYTES,
     THREADS,
     Tiling,
@@ -111,10 +110,9 @@ class Window(WindowRung):
         sentence = super().job_limits(job)
         if sentence is not None:
             return sentence
-        if job.windows.channels != SLAB:
-            return (
-                f"{self.name} takes {SLAB} channels, not {job.windows.channels}; streamed_window takes more"
-            )
+        channels, slab = job.windows.channels, job.windows.slab
+        if channels != slab:
+            return f"{self.name} takes {slab} channels, not {channels}; streamed_window takes more"
         if next(_fitting(job), None) is None:
             return (
                 f"{self.name} keeps all {job.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
@@ -144,7 +142,7 @@ class Window(WindowRung):
             (THREADS, 1, 1),
             (
                 tiling.window_map,
-                tiling.weight_map,
+                tiling.weight_map(Buffer("weight")),
                 *tiling.panel_maps,
                 Buffer("bias", optional=True),
                 tiling.shape,

@@ -16,6 +16,19 @@ MOST_TAPS = 256
 MOST_STRIDE = 8
 MOST_PIXELS = 256
 """Of a tile."""
+TURNED_FILTERS = 64
+"""That weights read as they lie come in: rows of 128 bytes."""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Weights of 16 bits as they lie for the convolution whose gradient this one is: seen from here [channels][taps]
+    [filters], and the taps backwards."""
+
+    first: int
+    """Bytes to the tap that is the last here."""
+    strides: tuple[int, int, int]
+    """Bytes from tap to tap along columns and rows, and from channel to channel."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,8 @@ class Windows:
     """In front; how far windows reach behind the image follows from the output."""
     dilation: tuple[int, int]
     output: tuple[int, int]
+    turned: Turned | None = None
+    """How weights lie; None: as [filters][taps][channels]."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
@@ -109,7 +124,13 @@ class Windows:
         return whole.pixel_map(buffer, pixels)
 
     def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
-        """A slab of one tap of `box` filters; where channels end before the slab there are zeros."""
+        """A slab of one tap of `box` filters, of 64 if turned; where channels end before the slab there are zeros."""
+        if self.turned:
+            return TiledMap(
+                replace(buffer, offset=buffer.offset + self.turned.first), self.dtype,
+                (filters, self.taps[1], self.taps[0], self.channels), (TURNED_FILTERS, 1, 1, self.slab),
+                strides=self.turned.strides,
+            )  # fmt: skip
         return TiledMap(
             buffer,
             self.dtype,

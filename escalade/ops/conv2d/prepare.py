@@ -29,7 +29,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class _Conversion:
+class Conversion:
     """Rows of channels, copied to a workspace."""
 
     source: str
@@ -67,6 +67,12 @@ class _Conversion:
         )
 
 
+def rounded(source: str, rows: int, channels: int) -> Conversion:
+    """Of fp32, to values of TF32: what `prepare_for_copies` does to weights."""
+    element = Type("float")
+    return Conversion(source, rows, channels, channels, element, element, 4, rounded=True)
+
+
 def prepare(operands: Operands) -> Prepared:
     """As `operands` has them."""
     p = operands.problem
@@ -76,8 +82,8 @@ def prepare(operands: Operands) -> Prepared:
     return _prepared(
         p,
         {
-            "weight": _Conversion("weight", p.filters * p.taps, *size),
-            "x": _Conversion("x", p.batch * p.height * p.width, *size),
+            "weight": Conversion("weight", p.filters * p.taps, *size),
+            "x": Conversion("x", p.batch * p.height * p.width, *size),
         },
     )
 
@@ -100,17 +106,17 @@ def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
     kind = (element, element, p.element_bytes, tf32)
     conversions = {}
     if padded or tf32:
-        conversions["weight"] = _Conversion("weight", p.filters * p.taps, p.channels, channels, *kind)
+        conversions["weight"] = Conversion("weight", p.filters * p.taps, p.channels, channels, *kind)
     if tf32 and p.shortcut_channels:
-        conversions["shortcut_weight"] = _Conversion(
+        conversions["shortcut_weight"] = Conversion(
             "shortcut_weight", p.filters, p.shortcut_channels, p.shortcut_channels, *kind
         )
     if padded:
-        conversions["x"] = _Conversion("x", p.batch * p.height * p.width, p.channels, channels, *kind)
+        conversions["x"] = Conversion("x", p.batch * p.height * p.width, p.channels, channels, *kind)
     return _prepared(p, conversions)
 
 
-def _prepared(problem: Conv2dProblem, conversions: dict[str, _Conversion]) -> Prepared:
+def _prepared(problem: Conv2dProblem, conversions: dict[str, Conversion]) -> Prepared:
     def buffer(source: str) -> Buffer:
         return Buffer(conversions[source].name if source in conversions else source)
 

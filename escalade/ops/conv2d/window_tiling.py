@@ -15,9 +15,7 @@ from escalade.ops.elements import SMS, ceil_div
 FILTERS = 64
 """Of a tile: the rows of a product."""
 ROW_BYTES = 128
-"""Channels of a pixel, 64 of 16 bits: what the swizzle spans."""
-SLAB = 64
-"""Channels of a window."""
+"""Channels of a pixel, 64 of 16 bits or 32 of 32: what the swizzle spans, and a window has of them."""
 TAP_BYTES = FILTERS * ROW_BYTES
 THREADS = 384
 WIDTHS = tuple(sorted({*range(16, 257, 16), 232, 248}))
@@ -35,6 +33,18 @@ class Tiling:
     job: Job
     rows: int
     columns: int
+    images: int = 1
+    """Whole ones, if several."""
+
+    @property
+    def stacked(self) -> bool:
+        return self.images > 1
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """Rows and columns of pixels that a tile has more in its window: the padding alone, where the next row or image
+        begins with some."""
+        return self.job.windows.padding if self.stacked else self.job.reach
 
     @property
     def one_box(self) -> bool:
@@ -43,25 +53,35 @@ class Tiling:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Rows and columns of pixels."""
-        return self.rows + self.job.reach[0], self.columns + self.job.reach[1]
+        """Rows and columns of pixels, of an image."""
+        return self.rows + self.gap[0], self.columns + self.gap[1]
 
     @property
     def width(self) -> int | None:
         """Columns of the product: the tile's pixels with those between its rows; None if they are too many."""
-        stored = self.window[1] if self.one_box else self.columns
-        pixels = (self.rows - 1) * self.window[1] + stored
+        if self.stacked:
+            pixels = self.images * self.window[0] * self.window[1]
+        else:
+            stored = self.window[1] if self.one_box else self.columns
+            pixels = (self.rows - 1) * self.window[1] + stored
         return next((width for width in WIDTHS if width >= pixels), None)
 
     @property
     def box(self) -> tuple[int, int]:
         """Columns and rows of what is stored, or loaded of the residual, in one go."""
+        if self.stacked:
+            return self.window[1], self.window[0]
         return (self.window[1], self.rows) if self.one_box else (self.columns, 1)
 
     @property
     def boxes(self) -> int:
         """Of a tile."""
-        return self.rows // self.box[1]
+        return 1 if self.one_box else self.rows
+
+    @property
+    def shared_panel(self) -> bool:
+        """Whether both warpgroups have their results of 32 bits leave by one panel."""
+        return self.job.windows.element_bytes == 4
 
     @property
     def row_tiles(self) -> int:
@@ -73,7 +93,7 @@ class Tiling:
 
     @property
     def tiles(self) -> int:
-        return self.job.windows.batch * self.row_tiles * self.column_tiles
+        return ceil_div(self.job.windows.batch, self.images) * self.row_tiles * self.column_tiles
 
     @property
     def filter_tiles(self) -> int:
@@ -82,7 +102,7 @@ class Tiling:
     @property
     def window_bytes(self) -> int:
         """Of a slab of channels."""
-        return self.window[0] * self.window[1] * ROW_BYTES
+        return self.images * self.window[0] * self.window[1] * ROW_BYTES
 
     @property
     def stage_bytes(self) -> int:
@@ -103,8 +123,10 @@ class Tiling:
             "DILATION_W": w.dilation[1],
             "TILE_ROWS": self.rows,
             "TILE_COLUMNS": self.columns,
+            "TILE_IMAGES": self.images,
             "ONE_BOX": self.one_box,
             "WGMMA_N": self.width,
+            "TURNED": w.turned is not None,
             **self.job.ends.flags,
         }
 
@@ -113,16 +135,16 @@ class Tiling:
         """A slab of a window, which may begin and end outside of the image."""
         w, (rows, columns) = self.job.windows, self.window
         sizes = w.channels, w.image[1], w.image[0], w.batch
-        return TiledMap(Buffer("x"), w.dtype, sizes, (SLAB, columns, rows, 1))
+        return TiledMap(Buffer("x"), w.dtype, sizes, (w.slab, columns, rows, self.images))
 
-    @property
-    def weight_map(self) -> TiledMap:
-        return self.job.windows.weight_map(Buffer("weight"), self.job.filters, FILTERS)
+    def weight_map(self, weight: Buffer) -> TiledMap:
+        return self.job.windows.weight_map(weight, self.job.filters, FILTERS)
 
     def _panel_map(self, buffer: str) -> TiledMap:
-        """Boxes of 64 filters. Pixels that a placement has apart are neighbours for the copy engine."""
+        """Boxes of 64 filters, or of half as many of 32 bits. Pixels that a placement has apart are neighbours for the
+        copy engine."""
         job, w = self.job, self.job.windows
-        sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (FILTERS, *self.box, 1)
+        sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (w.slab, *self.box, self.images)
         if job.placement == UNPLACED:
             return TiledMap(Buffer(buffer), w.dtype, sizes, box)
         step_h, step_w, offset_h, offset_w, height, width = job.placement.values
@@ -143,7 +165,7 @@ class Tiling:
         w = self.job.windows
         return Ints(
             (
-                w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
+                w.batch, w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
                 self.filter_tiles, self.job.shortcut_channels,
             )
         )  # fmt: skip
@@ -163,14 +185,28 @@ def tilings_of(job: Job) -> Iterator[Tiling]:
             yield tiling
 
 
+def stacks_of(job: Job) -> Iterator[Tiling]:
+    """Several whole images, as many as a product has room for, if their padding can be shared."""
+    w = job.windows
+    if w.output != w.image or job.reach != (2 * w.padding[0], 2 * w.padding[1]):
+        return
+    for images in range(2, min(w.batch, WIDTHS[-1]) + 1):
+        tiling = Tiling(job, *w.output, images)
+        if tiling.width is None:
+            break
+        yield tiling
+
+
 @dataclass(frozen=True)
 class WindowRung(JobRung):
     """What both rungs of such tiles take."""
 
+    dtypes: tuple[str, ...] = ("fp16", "bf16")
+
     def job_limits(self, job: Job) -> str | None:
         w = job.windows
-        if w.dtype not in ("fp16", "bf16"):
-            return f"{self.name} takes fp16 and bf16, not {w.dtype}"
+        if w.dtype not in self.dtypes:
+            return f"{self.name} takes {', '.join(self.dtypes)}, not {w.dtype}"
         if w.stride != (1, 1):
             return f"{self.name} takes stride 1, not {w.stride}; overlapped_store takes any up to 8"
         if job.filters % FILTERS:

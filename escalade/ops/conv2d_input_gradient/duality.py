@@ -126,17 +126,23 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         """Each class from start to end in a lane, which waits for no other."""
         parts = []
         for number, one in enumerate(pixel_classes(problem.forward)):
-            lane, flipped = number % LANES, f"flipped{number}"
+            lane, weight = number % LANES, "weight"
             if not one.taps:
                 parts.append(Recipe((place(one, "", problem.mask, lane),)))
                 continue
-            room = Workspace(flipped, one.forward.element_bytes * one.weight_elements)
-            parts.append(Recipe((flip(one, flipped, lane),), (room,)))
-            parts.append(self.part(problem, one, config, number, flipped, lane))
+            if self.flips(one, config):
+                weight = f"flipped{number}"
+                room = Workspace(weight, one.forward.element_bytes * one.weight_elements)
+                parts.append(Recipe((flip(one, weight, lane),), (room,)))
+            parts.append(self.part(problem, one, config, number, weight, lane))
         return Recipe(
             tuple(step for part in parts for step in part.steps),
             tuple(workspace for part in parts for workspace in part.workspaces),
         )
+
+    def flips(self, one: PixelClass, config: Config) -> bool:
+        """Whether a launch turns the filter of a class around, which is read as it lies otherwise."""
+        return True
 
     @abstractmethod
     def part(
@@ -145,15 +151,15 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         one: PixelClass,
         config: Config,
         number: int,
-        flipped: str,
+        weight: str,
         lane: int,
     ) -> Recipe:
-        """What takes a class from its filter, turned around, to its places in dx."""
+        """What takes a class from its filter, in the buffer of that name, to its places in dx."""
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float | None:
         """Filters turned around side by side, then class after class: each fills the card."""
         f = problem.forward
-        total = machine.microseconds(0, 2 * f.element_bytes * f.weight_elements)
+        total = self.flip_estimate(problem, config)
         for one in pixel_classes(f):
             if one.taps:
                 us = self.part_estimate(problem, one, config)
@@ -163,6 +169,12 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
             else:
                 total += machine.microseconds(0, f.element_bytes * one.elements)
         return total
+
+    def flip_estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
+        f = problem.forward
+        if not self.flips(largest_class(problem), config):
+            return 0.0
+        return machine.microseconds(0, 2 * f.element_bytes * f.weight_elements)
 
     @abstractmethod
     def part_estimate(
@@ -207,14 +219,14 @@ class AsConvolution(ByClasses):
         one: PixelClass,
         config: Config,
         number: int,
-        flipped: str,
+        weight: str,
         lane: int,
     ) -> Recipe:
         convolution = one.convolution
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))
         result = "y" if one.whole else f"result{number}"
         scratch = {workspace.name: Buffer(f"{workspace.name}{number}") for workspace in inner.workspaces}
-        buffers = {"x": Buffer("gradient"), "weight": Buffer(flipped), "y": Buffer(result), **scratch}
+        buffers = {"x": Buffer("gradient"), "weight": Buffer(weight), "y": Buffer(result), **scratch}
         inner = inner.over(buffers, lane)
         if one.whole and not problem.mask:
             return inner

@@ -73,7 +73,7 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
 FEW_FILTERS = 8
 """Up to here rows of the implicit GEMM, which runs over the filters, are too short for tensor cores in fp32."""
 HOPPER = ("window", "streamed_window", "persistent")
-"""Kernels that mask and place results themselves, in fp16 and bf16."""
+"""Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
 SPLIT = ("wgmma_split", "tensor_core_split")
 """fp32 accuracy on tensor cores."""
 WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
@@ -87,6 +87,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
+    weights_change = True
 
     def preferred(self, problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
         return _preference(problem)

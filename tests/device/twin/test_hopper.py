@@ -236,6 +236,58 @@ def test_products_of_transposed_operands(multiply: str, storage: torch.dtype, co
     torch.testing.assert_close(d.double(), a.double().T @ b.double(), rtol=1e-5, atol=1e-5)
 
 
+# The same over 64 k with one operand that is [k][64] or [k][COLUMNS], and one that has its k side by side.
+HALF_TRANSPOSED = r"""
+#include "common/hopper.cuh"
+template <bool TRANSPOSED>
+__device__ u64 descriptor(u32 address, int k) {
+    return TRANSPOSED ? transposed_descriptor(address + 2048 * k, 8192) : operand_descriptor(address + 32 * k);
+}
+extern "C" __global__ void panel(__grid_constant__ const TensorMap a, __grid_constant__ const TensorMap b, float* d) {
+    __shared__ __align__(1024) unsigned char tiles[(64 + COLUMNS) * 128];
+    __shared__ u64 barrier;
+    const u32 address = shared_address(&barrier), rows = shared_address(tiles), columns = rows + 8192;
+    if (threadIdx.x == 0) {
+        barrier_init(address, 1);
+        barrier_expect(address, sizeof(tiles));
+        tma_load_2d(rows, a, address, 0, 0);
+        for (int i = 0; i < COLUMNS; i += 64)
+            tma_load_2d(columns + i * 128, b, address, ROWS_TRANSPOSED ? 0 : i, ROWS_TRANSPOSED ? i : 0);
+    }
+    __syncthreads();
+    barrier_wait(address, 0);
+    float sums[COLUMNS / 2];
+    wgmma_fence();
+    for (int k = 0; k < 4; ++k)
+        MULTIPLY(sums, descriptor<ROWS_TRANSPOSED>(rows, k), descriptor<!ROWS_TRANSPOSED>(columns, k), k);
+    wgmma_commit();
+    wgmma_wait<0>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < COLUMNS / 2; ++i)
+        d[(16 * warp + 8 * (i / 2 % 2) + lane / 4) * COLUMNS + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sums[i];
+}
+"""
+
+
+@pytest.mark.parametrize("which", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("prefix", "storage"), [("wgmma", torch.float16), ("wgmma_bf16", torch.bfloat16)], ids=["fp16", "bf16"]
+)
+def test_products_of_one_transposed_operand(prefix: str, storage: torch.dtype, which: str) -> None:
+    columns = 128
+    a, b = (torch.randn(size, 64).to(storage) for size in (64, columns))
+    lie = (a.T.contiguous(), b) if which == "rows" else (a, b.T.contiguous())
+    d = torch.full((64, columns), float("nan"))
+    maps = [
+        _Map.from_buffer_copy(encode_tiled(t.data_ptr(), 2, t.shape[::-1], (2 * t.shape[1],), (64, 64)))
+        for t in lie
+    ]
+    source = f"#define COLUMNS {columns}\n#define MULTIPLY {prefix}_{which}_transposed\n"
+    source += f"constexpr bool ROWS_TRANSPOSED = {int(which == 'rows')};\n" + HALF_TRANSPOSED
+    build(source, "panel", checks=True).launch((1, 1, 1), (128, 1, 1), [*maps, ctypes.c_void_p(d.data_ptr())])
+    torch.testing.assert_close(d.double(), a.double() @ b.double().T, rtol=1e-5, atol=1e-5)
+
+
 CLUSTER = r"""
 #include "common/hopper.cuh"
 extern "C" __global__ void exchange(const float4* x, float4* y) {
@@ -265,6 +317,58 @@ def test_a_missing_cluster_barrier_is_a_race() -> None:
     kernel = build(planted(CLUSTER, ("cluster_sync();\n    const", "const")), "exchange", checks=True)
     with pytest.raises(TwinError, match="of the cluster's block|race"):
         kernel.launch((4, 1, 1), (32, 1, 1), pointers, cluster=(4, 1, 1))
+
+
+# Every block pushes its x to the next one and leaves; y is what came.
+PUSH = r"""
+#include "common/hopper.cuh"
+extern "C" __global__ void push(const float4* x, float4* y) {
+    __shared__ float4 received[32];
+    __shared__ u64 barrier;
+    const u32 address = shared_address(&barrier), own = shared_address(&received[threadIdx.x]);
+    if (threadIdx.x == 0) {
+        barrier_init(address, 1);
+        barrier_expect(address, 32 * 16);
+        fence_barrier_init();
+    }
+    cluster_arrive_relaxed();
+    cluster_wait();
+    push_cluster(own, address, (cluster_rank() + 1) % cluster_size(), x[blockIdx.x * 32 + threadIdx.x]);
+    barrier_wait(address, 0);
+    y[blockIdx.x * 32 + threadIdx.x] = load_shared_16(shared_address(&received[31 - threadIdx.x]));
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_blocks_push_into_each_others_shared_memory(order: Order, blocks: int) -> None:
+    x, y = torch.randn(2, blocks, 32, 4), torch.zeros(2, blocks, 32, 4)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
+    kernel = build(PUSH, "push", checks=True)
+    kernel.launch((2 * blocks, 1, 1), (32, 1, 1), pointers, cluster=(blocks, 1, 1), order=order)
+    assert torch.equal(y, x.roll(1, 1).flip(2))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "late", "message"),
+    [
+        (("barrier_wait(address, 0);", ""), False, "race|nothing wrote"),
+        (("barrier_wait(address, 0);", "cluster_sync();"), True, "in flight"),
+        (("barrier_wait(address, 0);", "return;"), True, "returned before its st.async"),
+        (("32 * 16);", "33 * 16);"), False, "16 bytes missing"),
+        (("barrier_init(address, 1);\n        barrier_expect(address, 32 * 16);", ""), False, "no mbarrier"),
+        (("push_cluster(own,", "push_cluster(own + 4,"), False, "no multiple of 16"),
+        (("(cluster_rank() + 1) % cluster_size()", "4"), False, "cluster of 4"),
+        (("cluster_wait();", "cluster_wait();\n    if (cluster_rank() == 1) return;"), False, "have returned"),
+    ],
+)  # fmt: skip
+def test_what_can_go_wrong_with_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:
+    x, y = torch.randn(4, 32, 4), torch.zeros(4, 32, 4)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
+    kernel = build(planted(PUSH, mistake), "push", checks=True)
+    with pytest.raises(TwinError, match=message):
+        kernel.launch((4, 1, 1), (32, 1, 1), pointers, cluster=(4, 1, 1), order=Order(late=late))
 
 
 IM2COL = r"""

@@ -105,6 +105,28 @@ def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], settl
         assert (y.double() - expected).norm() / expected.norm() < 1e-3, config
 
 
+@pytest.mark.parametrize(
+    ("config", "apart"),
+    [
+        (PersistentConfig(64, 64, "depth", 10), True),
+        (PersistentConfig(64, 32, "depth", 12, splits=3), True),
+        (PersistentConfig(64, 64, "depth", 10, splits=4), True),
+        (PersistentConfig(128, 64, "depth", 8), False),
+        (PersistentConfig(128, 64, "depth", 8, splits=2), False),
+        (PersistentConfig(64, 128, "filters", 8, splits=8), True),
+        (PersistentConfig(128, 64, "pixels", 8, splits=6), False),
+    ],
+    ids=str,
+)
+def test_parts_are_pushed_without_a_race(config: PersistentConfig, apart: bool, seed: int) -> None:
+    """Into shared memory of their own or over the stages; owners of nothing, of one piece and of several."""
+    assert config.parts_apart == apart and config.shared_bytes(2) <= MOST_SHARED
+    rung = next(rung for rung in RUNGS if rung.name == "cluster_split_k")
+    problem = half(1, 64, 9, 9, 61, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True)
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    check(CONV2D, rung, problem, config, CPU, seed, options)
+
+
 @each_rung
 @pytest.mark.parametrize(
     ("changes", "reason"),

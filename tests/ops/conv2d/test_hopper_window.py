@@ -176,7 +176,7 @@ def test_the_result_may_overwrite_the_residual(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "fp32"}, "fp16 and bf16"),
+        ({"dtype": "tf32"}, "fp16, bf16"),
         ({"dtype": "fp8"}, "no products of e4m3"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 2}, "groups=1"),

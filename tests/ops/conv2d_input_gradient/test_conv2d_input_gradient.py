@@ -19,6 +19,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, conv2d, conv2d_input_gradient
 from escalade.ops.accuracy import relative_error
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d.hopper_persistent import PersistentConfig
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.classes import axes, pixel_classes
 from escalade.tune import choose
@@ -172,6 +173,51 @@ def test_every_tile_is_placed(name: str, seed: int) -> None:
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
+def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> None:
+    """Filters as rows and as columns of the product, blocks and warpgroups that share a sum, tiles of 32 channels."""
+    problem, rung = half("72to136_5x4_k3s1_b2_mask"), OPERATION.ladder.rung("persistent")
+    configs = [
+        config
+        for config in rung.configs(problem)
+        if isinstance(config, PersistentConfig) and config.splits <= 3
+    ]
+    assert {config.swapped for config in configs if config.takes_turned} == {False, True}
+    assert {config.share for config in configs if config.takes_turned} > {"turns", "depth"}
+    for config in configs:
+        assert len(rung.recipe(problem, config).steps) == (1 if config.takes_turned else 2)
+        check(OPERATION, rung, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize(
+    ("rung", "name", "dtype", "flips"),
+    [
+        ("persistent", "64to64_9_k3s2_b2", "bf16", False),
+        ("window", "64to64_9_k3s2_b2", "fp16", False),
+        ("streamed_window", "64to64_9_k3s2_b2", "bf16", False),
+        ("persistent", "67to64_9_k3s2_b2", "fp16", True),  # channels that no copy divides
+        ("wgmma_split", "64to64_9_k3s2_b2", "fp32", True),
+        ("tma_wgmma", "64to64_9_k3s2_b2", "fp16", True),
+    ],
+)
+def test_launches_turn_the_filter_around_only_where_it_cannot_be_read_as_it_lies(
+    rung: str, name: str, dtype: str, flips: bool
+) -> None:
+    problem, one = half(name, dtype), OPERATION.ladder.rung(rung)
+    recipe = one.recipe(problem, one.configs(problem)[0])
+    assert sum("flip" in step.program.source for step in recipe.steps) == (4 if flips else 0)
+    assert any("flipped" in space.name for space in recipe.workspaces) == flips
+    if not flips:
+        assert len(recipe.steps) == 4 and not recipe.workspaces
+
+
+def test_an_estimate_without_the_launch_that_turns_the_filter_around() -> None:
+    rung = OPERATION.ladder.rung("persistent")
+    lying, flipped = half("64to64_28_k3s1_b8"), half("60to64_28_k3s1_b8")
+    config = PersistentConfig(64, 64, "turns", 8)
+    times = [rung.estimate(problem, config) for problem in (lying, flipped)]
+    assert times[0] and times[1] and times[1] - times[0] >= 1.0
+
+
 def test_results_go_straight_to_dx_where_they_do_not_lie_together() -> None:
     rung = OPERATION.ladder.rung("persistent")
 
@@ -203,6 +249,19 @@ WINDOWED = [
 def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> None:
     problem, one = half(name, dtype), OPERATION.ladder.rung(rung)
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "64to36_5x7_k3s1_b2_mask",  # a slab that is not full
+        "128to32_9x8_k3s2_b2_mask",
+        "64to36_6x7_k1s2_b2_mask",
+    ],
+)
+def test_tf32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
+    problem, rung = half(name, "tf32"), OPERATION.ladder.rung("streamed_window")
+    check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +384,8 @@ def test_the_choice() -> None:
     assert rung(half("64to64_56_k3s1_b256_mask")) == "window"
     assert rung(half("128to128_28_k3s1_b8")) == "streamed_window"
     assert rung(half("256to256_14_k3s1_b256_mask")) == "persistent"
-    assert rung(half("128to128_28_k3s2_b256", "tf32")) == "tma_wgmma"
+    assert rung(half("128to128_28_k3s2_b256", "tf32")) == "streamed_window"
+    assert rung(half("128to128_28_k3s1_b256", "tf32")) == "tma_wgmma"
     assert rung(half("3to12_28_k3s1_b256")) == "tensor_core"
     assert rung(half("128to128_28_k3s1_b256", "fp32")) == "wgmma_split"
     assert rung(half("128to4_28_k3s1_b256", "fp32")) == "implicit_gemm"

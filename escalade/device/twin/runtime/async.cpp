@@ -63,6 +63,11 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
             fail(where, "%s %s shared bytes %#x-%#x, but the load to %#x-%#x of %s (%s) is in flight", what, verb,
                  offset, offset + bytes - 1, load.destination, load.destination + load.bytes - 1,
                  place(load.where).c_str(), load.issuer.c_str());
+    const auto& pushes = units_state().blocks[rank].pushes;
+    const auto push = pushes.lower_bound(offset & ~15u);
+    if (push != pushes.end() && push->first < offset + bytes)
+        fail(where, "%s %s shared bytes %#x-%#x, but the st.async of %s (%s) is in flight", what, verb, offset,
+             offset + bytes - 1, place(push->second.where).c_str(), name(*push->second.issuer).c_str());
     if (write && settings().late) {
         for (const Warpgroup& group : units_state().blocks[rank].warpgroups)
             for (const Product& product : group.products)
@@ -91,9 +96,30 @@ void units::begin_cluster() {
     for (BlockUnits& block : state.blocks) block.warpgroups.resize((per_block + 127) / 128);
 }
 
+namespace {
+
+bool land_push() {
+    auto& blocks = units_state().blocks;
+    const u32 first = settings().seed ? random_below(blocks.size()) : 0;
+    for (u32 i = 0; i < blocks.size(); ++i) {
+        const u32 rank = (first + i) % blocks.size();
+        auto& pushes = blocks[rank].pushes;
+        if (pushes.empty()) continue;
+        const u32 low = pushes.begin()->first, high = pushes.rbegin()->first;
+        const auto chosen = settings().seed ? pushes.lower_bound(low + random_below(high - low + 1)) : pushes.begin();
+        const auto [destination, push] = *chosen;
+        pushes.erase(chosen);
+        perform(destination, rank, push);
+        return true;
+    }
+    return false;
+}
+
+}  // namespace
+
 bool units::idle() {
     auto& loads = units_state().loads;
-    if (loads.empty()) return false;
+    if (loads.empty()) return land_push();
     const u32 chosen = settings().seed ? random_below(loads.size()) : 0;
     const Load load = loads[chosen];
     loads.erase(loads.begin() + chosen);
@@ -102,8 +128,10 @@ bool units::idle() {
 }
 
 void units::exit_thread(Thread& thread) {
-    ++units_state().exited;
-    open_cluster_if_all();
+    leave_cluster(thread);
+    BlockUnits& block = units_state().blocks[thread.owner->rank];
+    if (++block.exited == machine->launch->block_threads() && !block.pushes.empty())
+        fail(block.pushes.begin()->second.where, "the block has returned before its st.async has come");
     const ThreadUnits& unit = units_state().threads[thread.slot];
     if (!unit.stores.empty())
         fail(unit.stores.front().where, "returns while the store may still read shared memory");

@@ -79,30 +79,38 @@ std::string cluster_state(const Waiting&) {
                 machine->launch->cluster_blocks() * size_t(machine->launch->block_threads()), units_state().exited);
 }
 
-}  // namespace
-
 void open_cluster_if_all() {
     Gathering& cluster = units_state().cluster;
     const int all = int(machine->launch->cluster_blocks() * machine->launch->block_threads());
     if (!cluster.arrived || cluster.arrived + units_state().exited < all) return;
-    cluster.arrived = 0;
+    units_state().exited += units_state().exited_arrived;
+    cluster.arrived = units_state().exited_arrived = 0;
     ++cluster.result;  // phases completed
     cluster.completed = cluster.clock;
     wake(cluster.sleepers, cluster.completed);
     cluster.clock = {};
 }
 
-void wait::cluster_arrive(Where) {
+}  // namespace
+
+void wait::cluster_arrive(bool orders, Where) {
     Gathering& cluster = units_state().cluster;
-    release(cluster.clock);
+    if (orders) release(cluster.clock);
     ++cluster.arrived;
-    self()->cluster_phase = cluster.result;
+    self()->cluster_phase = cluster.result + 1;
+    open_cluster_if_all();
+}
+
+// Whoever returns need not come any more; who has come already is not counted twice.
+void leave_cluster(const Thread& thread) {
+    auto& state = units_state();
+    ++(thread.cluster_phase > state.cluster.result ? state.exited_arrived : state.exited);
     open_cluster_if_all();
 }
 
 void wait::cluster_wait(Where where) {
     Gathering& cluster = units_state().cluster;
-    while (self()->cluster_phase == cluster.result)
+    while (self()->cluster_phase > cluster.result)
         sleep(cluster.sleepers, {"the cluster's barrier", where, nullptr, 0, cluster_state});
     acquire(cluster.completed);
 }
@@ -112,6 +120,34 @@ unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where 
     if (address % bytes) fail(where, "%u bytes at shared %#x, which is no multiple of %u", bytes, address, bytes);
     use_shared(rank, address, bytes, write, false, write ? "st.shared" : "ld.shared", where);
     return machine->blocks[rank].arena + address;
+}
+
+// ------------------------------------------------------------------ st.async: at once, or late, when no thread can run
+
+// Who sees the barrier complete has seen what was pushed, and nothing else that the issuer knew.
+void perform(u32 destination, u32 rank, const Push& push) {
+    Mbarrier& barrier = barrier_at(push.barrier, rank, "the completion of st.async", push.where);
+    std::memcpy(machine->blocks[rank].arena + destination, &push.value, 16);
+    if (checking()) {
+        auto& seen = barrier.arriving.at;
+        if (seen.size() <= push.issuer->slot) seen.resize(machine->threads.size());
+        seen[push.issuer->slot] = std::max(seen[push.issuer->slot], push.issued);
+    }
+    barrier.bytes -= 16;
+    complete_if_done(barrier);
+}
+
+void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
+    barrier_at(barrier, rank, "st.async", where);
+    if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);
+    BlockUnits& block = units_state().blocks[rank];
+    if (block.exited == machine->launch->block_threads())
+        fail(where, "st.async to block %u of the cluster, all of whose threads have returned", rank);
+    use_shared(rank, address, 16, true, true, "st.async", where);
+    const Push push{value, barrier, where, self(), checking() ? self()->clock.at[self()->slot]++ : 0};
+    if (!settings().late) return perform(address, rank, push);
+    std::memset(machine->blocks[rank].arena + address, POISON, 16);
+    block.pushes.emplace(address, push);
 }
 
 }  // namespace twin

@@ -99,7 +99,7 @@ struct Thread : Place, Fiber {
     unsigned number = 0;  // in its block
     unsigned slot = 0;    // in its cluster
     bool done = false;
-    int cluster_phase = 0;      // of the cluster's barrier, at its arrival
+    int cluster_phase = 0;      // of the cluster's barrier, that it has arrived for
     uint32_t proxy_fenced = 0;  // its own count at its last fence.proxy.async
     Waiting waiting;
     Clock clock;

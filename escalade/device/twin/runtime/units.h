@@ -39,6 +39,14 @@ struct Store {
     Where where;
 };
 
+struct Push {  // one thread's st.async of 16 bytes
+    float4 value;
+    u32 barrier;
+    Where where;
+    const Thread* issuer;
+    u32 issued;  // the issuer's own count
+};
+
 struct Mbarrier {
     u32 expected = 0, pending = 0, phase = 0;  // phases completed
     long long bytes = 0;                       // still to come in this phase
@@ -50,7 +58,7 @@ struct Product {  // one wgmma of a warpgroup: 64 x n, without the accumulators
     Element element;
     u64 a, b;
     int n;
-    bool transposed;  // both operands are MN-major
+    bool rows_transposed, columns_transposed;  // which operands are MN-major
     Where where;
     int taken = 0;
     std::vector<float> values;  // empty: not computed yet
@@ -81,6 +89,8 @@ struct ThreadUnits {
 struct BlockUnits {
     std::map<u32, Mbarrier> barriers;
     std::vector<Warpgroup> warpgroups;
+    std::map<u32, Push> pushes;  // in flight to this block, by destination
+    unsigned exited = 0;         // threads
 };
 
 struct Units {
@@ -88,7 +98,8 @@ struct Units {
     std::vector<BlockUnits> blocks;    // by rank
     std::vector<Load> loads;           // in flight
     Gathering cluster;
-    int exited = 0;
+    int exited = 0;          // threads of the cluster
+    int exited_arrived = 0;  // more of them, which had come to its barrier before
 };
 
 inline Units& units_state() { return *machine->units; }
@@ -100,8 +111,9 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
 Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where);
 void complete_if_done(Mbarrier& barrier);
 void perform(const Load& load);
+void perform(u32 destination, u32 rank, const Push& push);
 bool still_reads(const Product& product, u32 offset, u32 bytes);
-void open_cluster_if_all();
+void leave_cluster(const Thread& thread);
 
 inline u32 swizzled(u32 address, u32 mode) { return address ^ (((address >> 7) & ((1u << mode) - 1)) << 4); }
 inline bool overlap(u32 a, u32 a_bytes, u32 b, u32 b_bytes) { return a < b + b_bytes && b < a + a_bytes; }

@@ -77,7 +77,7 @@ void for_each_element(Element element, const Operand& operand, int rows, Put put
 
 void compute(Product& product) {
     float a[ROWS][DEPTH_BYTES], b[DEPTH_BYTES][256];
-    const Operand rows(product.a, product.transposed), columns(product.b, product.transposed);
+    const Operand rows(product.a, product.rows_transposed), columns(product.b, product.columns_transposed);
     rows.for_each_range(ROWS, [&](u32 offset, u32 bytes) {
         use_shared(own_rank(), offset, bytes, false, true, "wgmma (rows)", product.where);
     });
@@ -119,7 +119,7 @@ void apply(const Fragment& fragment) {
 }  // namespace
 
 bool still_reads(const Product& product, u32 offset, u32 bytes) {
-    const Operand a(product.a, product.transposed), b(product.b, product.transposed);
+    const Operand a(product.a, product.rows_transposed), b(product.b, product.columns_transposed);
     bool found = false;
     const auto look = [&](u32 first, u32 length) { found = found || overlap(first, length, offset, bytes); };
     a.for_each_range(ROWS, look);
@@ -127,19 +127,20 @@ bool still_reads(const Product& product, u32 offset, u32 bytes) {
     return found;
 }
 
-void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where, bool transposed) {
+void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where, bool rows_transposed,
+                 bool columns_transposed) {
     for (u64 descriptor : {a, b})
         if (!(descriptor >> 62) || descriptor >> 49 & 7)
             fail(where, "the twin knows wgmma operands that are swizzled, with base offset 0; this descriptor is %#llx",
                  descriptor);
-    if (transposed && (a >> 62 != 1 || b >> 62 != 1))
+    if ((rows_transposed && a >> 62 != 1) || (columns_transposed && b >> 62 != 1))
         fail(where, "the twin knows transposed wgmma operands that are swizzled within 128 bytes");
     if (self()->number / 128 * 128 + 128 > machine->launch->block_threads())
         fail(where, "wgmma in a warpgroup of fewer than 128 threads");
     Warpgroup& group = warpgroup();
     const u64 number = mine().products++;
     if (number == group.first + group.products.size()) {
-        group.products.push_back({element, a, b, n, transposed, where, 0, {}});
+        group.products.push_back({element, a, b, n, rows_transposed, columns_transposed, where, 0, {}});
     } else {
         const Product& product = group.products[number - group.first];
         if (product.a != a || product.b != b || product.n != n || product.where.line != where.line)

@@ -20,15 +20,16 @@ void tensor_store_close_group();
 void tensor_store_wait(u32 pending);
 void fence_proxy();
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where);
+void push(u32 address, u32 barrier, u32 rank, float4 value, Where where);
 void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where,
-                 bool transposed = false);
+                 bool rows_transposed = false, bool columns_transposed = false);
 void wgmma_close_group();
 void wgmma_wait_groups(u32 pending);
 
 namespace wait {
 
 bool mbarrier(u32 barrier, u32 parity, Where where);
-void cluster_arrive(Where where);
+void cluster_arrive(bool orders, Where where);
 void cluster_wait(Where where);
 
 }  // namespace wait
@@ -111,10 +112,11 @@ inline void named_barrier_sync(int id, int threads, TWIN_WHERE) {
 inline void named_barrier_arrive(int id, int threads, TWIN_WHERE) { twin::wait::block_arrive(id, threads, where); }
 inline void warpgroup_sync(int consumer, TWIN_WHERE) { named_barrier_sync(1 + consumer, 128, where); }
 inline void consumers_sync(TWIN_WHERE) { named_barrier_sync(3, 256, where); }
-inline void cluster_arrive(TWIN_WHERE) { twin::wait::cluster_arrive(where); }
+inline void cluster_arrive(TWIN_WHERE) { twin::wait::cluster_arrive(true, where); }
+inline void cluster_arrive_relaxed(TWIN_WHERE) { twin::wait::cluster_arrive(false, where); }
 inline void cluster_wait(TWIN_WHERE) { twin::wait::cluster_wait(where); }
 inline void cluster_sync(TWIN_WHERE) {
-    twin::wait::cluster_arrive(where);
+    twin::wait::cluster_arrive(true, where);
     twin::wait::cluster_wait(where);
 }
 inline u32 cluster_rank() { return twin::own_rank(); }
@@ -144,6 +146,9 @@ inline float4 load_cluster(u32 address, u32 rank, TWIN_WHERE) {
     float4 v;
     std::memcpy(&v, twin::shared_bytes(address, rank, 16, false, where), 16);
     return v;
+}
+inline void push_cluster(u32 address, u32 barrier, u32 rank, float4 v, TWIN_WHERE) {
+    twin::push(address, barrier, rank, v, where);
 }
 
 // ------------------------------------------------------------------ wgmma
@@ -187,11 +192,27 @@ inline u64 transposed_descriptor(u32 address, u32 block_stride) {
 
 template <size_t REGISTERS>
 void wgmma_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true);
+    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true, true);
 }
 template <size_t REGISTERS>
 void wgmma_bf16_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true);
+    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true, true);
+}
+template <size_t REGISTERS>
+void wgmma_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true, false);
+}
+template <size_t REGISTERS>
+void wgmma_bf16_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true, false);
+}
+template <size_t REGISTERS>
+void wgmma_columns_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, false, true);
+}
+template <size_t REGISTERS>
+void wgmma_bf16_columns_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, false, true);
 }
 
 // ------------------------------------------------------------------ wgmma with its rows in registers

@@ -1,0 +1,102 @@
+// The sum of a tile that the SPLITS blocks of a cluster share.
+//
+// A warpgroup's sums are PIECES, four sums of every thread each. A warp's part of a piece is finished by one of the
+// blocks, its owner: whoever has a part of the sum pushes that from registers into the owner's shared memory, where a
+// barrier counts the bytes, and the owner adds the PARTS up in order when all have come. So nobody waits for a block
+// from which it needs nothing, and a block leaves when it has what it owns: then nothing is on its way to it any more.
+// Piece p of the first warp is owned by block p % SPLITS, of the others by later ones: else all would push to the same
+// owner at a time. Of what a block owns its warpgroups have every SHARERS-th, with a barrier each.
+#pragma once
+
+#include "common/hopper.cuh"
+
+template <int PIECES, int PARTS, int SHARERS>
+struct SharedSum {
+    static constexpr int PIECE_BYTES = 128 * 16, WARPS = 4;
+    static constexpr int MOST = (PIECES + SPLITS - 1) / SPLITS;  // that a block owns
+    static constexpr int BYTES = MOST * PARTS * PIECE_BYTES;
+    static constexpr int MOST_OF_ONE = (MOST + SHARERS - 1) / SHARERS;
+    static constexpr int LOADS = PARTS >= 16 ? 1 : 16 / PARTS;  // of pieces, so many hide the way
+    static constexpr int AT_ONCE = LOADS < MOST_OF_ONE ? LOADS : MOST_OF_ONE;
+
+    const u32 received;  // the parts of what this block owns
+    const u32 barriers;  // one a sharer
+    const u32 rank;      // of this block
+
+    __device__ __forceinline__ static int own_warp() { return threadIdx.x / 32 % WARPS; }
+    // How many blocks further the owners of a warp's pieces are.
+    __device__ __forceinline__ static int shift(int warp) { return warp * SPLITS / WARPS; }
+    // A warp's first piece here.
+    __device__ __forceinline__ int first(int warp) const { return (rank + SPLITS - shift(warp)) % SPLITS; }
+
+    // How many a warp of a sharer has, and which: its `number`-th.
+    __device__ __forceinline__ int count(int sharer, int warp) const {
+        const int owned = (PIECES + SPLITS - 1 - first(warp)) / SPLITS;
+        return (owned + SHARERS - 1 - sharer) / SHARERS;
+    }
+    __device__ __forceinline__ int count(int sharer) const { return count(sharer, own_warp()); }
+    __device__ __forceinline__ int piece(int sharer, int number) const {
+        return first(own_warp()) + SPLITS * (sharer + SHARERS * number);
+    }
+    // Of all warps.
+    __device__ __forceinline__ int count_of_all(int sharer) const {
+        int sum = 0;
+        for (int warp = 0; warp < WARPS; ++warp) sum += count(sharer, warp);
+        return sum;
+    }
+
+    // By one thread, before the cluster's barrier.
+    __device__ __forceinline__ void init() const {
+        if constexpr (SPLITS > 1)
+            for (int sharer = 0; sharer < SHARERS; ++sharer) {
+                barrier_init(barriers + 8 * sharer, 1);
+                const int pieces = count_of_all(sharer);
+                if (pieces) barrier_expect(barriers + 8 * sharer, pieces * PARTS * (PIECE_BYTES / WARPS));
+            }
+    }
+
+    // After the cluster's barrier. Where there is no cluster, a barrier of the warpgroups has to follow.
+    __device__ __forceinline__ void push(const float* sums, int part) const {
+        const u32 own = received + (part * 128 + threadIdx.x % 128) * 16;
+        const int turn = shift(own_warp());
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            const int slot = piece / SPLITS, owner = piece % SPLITS + turn;
+            const u32 to = own + slot * PARTS * PIECE_BYTES;
+            const float* four = sums + 4 * piece;
+            const float4 value = make_float4(four[0], four[1], four[2], four[3]);
+            if constexpr (SPLITS > 1)
+                push_cluster(to, barriers + slot % SHARERS * 8, owner < SPLITS ? owner : owner - SPLITS, value);
+            else store_shared(to, value);
+        }
+    }
+
+    // Until all parts of a sharer's pieces have come.
+    __device__ __forceinline__ void wait(int sharer) const {
+        if constexpr (SPLITS > 1) barrier_wait(barriers + 8 * sharer, 0);
+    }
+
+    // The sums of a sharer's pieces from number `start` on, as far as it has so many.
+    __device__ __forceinline__ void add_up(float (&sums)[AT_ONCE][4], int sharer, int start) const {
+        const u32 own = received + threadIdx.x % 128 * 16;
+        float4 parts[AT_ONCE][PARTS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (start + i < count(sharer))
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part) {
+                    const int slot = sharer + SHARERS * (start + i);
+                    parts[i][part] = load_shared_16(own + (slot * PARTS + part) * PIECE_BYTES);
+                }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            float4 sum = parts[i][0];
+#pragma unroll
+            for (int part = 1; part < PARTS; ++part) {
+                sum.x += parts[i][part].x, sum.y += parts[i][part].y;
+                sum.z += parts[i][part].z, sum.w += parts[i][part].w;
+            }
+            sums[i][0] = sum.x, sums[i][1] = sum.y, sums[i][2] = sum.z, sums[i][3] = sum.w;
+        }
+    }
+};
