@@ -48,8 +48,8 @@ END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
 """The same where nothing else is multiplied meanwhile."""
 STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
-MEETING_CYCLES, MEETING_CYCLES_A_SUM = 1300.0, 0.15
-"""For the blocks of a cluster to push their parts and add them up. Predicted, not measured."""
+MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
+"""For the blocks of a cluster to push their parts and add them up."""
 OVER_RING_CYCLES = 600.0
 """More, where they wait for each other first."""
 
