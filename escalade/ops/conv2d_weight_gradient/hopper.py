@@ -25,25 +25,32 @@ PRODUCT_RATE = 2048
 """Multiplications and additions of a multiprocessor in a cycle."""
 COPY_RATE = 45.0
 """Bytes that a multiprocessor gets from L2 in a cycle."""
-_MULTIPLE = 8
+MULTIPLE = 8
 """Of channels and filters: rows of tensors are multiples of 16 bytes."""
 
 
 def refused(rung: str, f: Conv2dProblem) -> str | None:
-    """What neither rung takes, as far as it does not depend on the sizes of images and batch."""
+    """What no rung here takes, whatever the sizes."""
     if f.dtype not in ("fp16", "bf16"):
         return f"{rung} takes fp16 and bf16, not {f.dtype}"
     if f.layout != "nhwc":
         return f"{rung} takes layout nhwc, not {f.layout}"
     if f.groups != 1:
         return f"{rung} takes groups=1, not {f.groups}; direct takes any"
-    if f.channels % _MULTIPLE or f.filters % _MULTIPLE:
-        return f"{rung} takes multiples of {_MULTIPLE} channels and filters, not {f.channels} and {f.filters}"
+    return None
+
+
+def narrow(rung: str, f: Conv2dProblem) -> str | None:
+    """Rows of tensors that the copy engine does not take."""
+    if f.channels % MULTIPLE or f.filters % MULTIPLE:
+        return f"{rung} takes multiples of {MULTIPLE} channels and filters, not {f.channels} and {f.filters}"
     return None
 
 
 @dataclass(frozen=True)
-class _HopperRung(Rung[Conv2dWeightGradientProblem]):
+class HopperRung(Rung[Conv2dWeightGradientProblem]):
+    """In fp16 and bf16, nhwc, without groups."""
+
     @property
     def architectures(self) -> tuple[str, ...]:
         return ("sm_90a",)
@@ -114,9 +121,9 @@ def _slabs(f: Conv2dProblem) -> int:
 
 
 @dataclass(frozen=True)
-class Wgmma(_HopperRung):
+class Wgmma(HopperRung):
     def limits(self, forward: Conv2dProblem) -> str | None:
-        return Windows.of(forward).unsupported(self.name)
+        return narrow(self.name, forward) or Windows.of(forward).unsupported(self.name)
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
         divided = (replace(tile, part_slabs=tile.work(problem).best()) for tile in TILES)
@@ -195,9 +202,12 @@ def _window_work(problem: Conv2dWeightGradientProblem, rows: int) -> parts.Work:
 
 
 @dataclass(frozen=True)
-class Window(_HopperRung):
+class Window(HopperRung):
     def limits(self, forward: Conv2dProblem) -> str | None:
         f = forward
+        sentence = narrow(self.name, f)
+        if sentence:
+            return sentence
         if (f.filter_height, f.filter_width) != (3, 3) or f.dilation != (1, 1):
             return (
                 f"{self.name} takes filters of 3x3 without dilation, not {f.filter_height}x{f.filter_width} with "

@@ -9,6 +9,7 @@ import torch
 
 from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.direct import DIRECT
+from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import WGMMA, WINDOW
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.elements import DTYPES
@@ -19,6 +20,7 @@ PROBLEMS = tuple(
     Conv2dWeightGradientProblem.parse(name)
     for name in (
         # ResNet-18 and the 3x3 of ResNet-50
+        "3to64_224_k7s2_b256",
         "64to64_56_k3s1_b256",
         "64to128_56_k3s2_b256",
         "64to128_56_k1s2_b256",
@@ -51,6 +53,8 @@ SMALL_PROBLEMS = tuple(
         "8to24_9_k3s1p0_b18_bias",  # two groups of images, the second nearly empty
         "64to192_7x5_k1s2_b5",
         "40to72_6x9_k2x3s1p1d2_b2_bias",  # several taps in a tile, and dilation
+        "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows in a pixel, and runs that are not full
+        "1to8_5x4_k3s1_b2",
         "1to1_1_k1s1_b1",
     )
 )
@@ -58,7 +62,7 @@ SMALL_PROBLEMS = tuple(
 
 class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
-    ladder = Ladder("conv2d_weight_gradient", (DIRECT, WGMMA, WINDOW))
+    ladder = Ladder("conv2d_weight_gradient", (DIRECT, FEW_CHANNELS, WGMMA, WINDOW))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
@@ -66,7 +70,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
-        return ("window", "wgmma", "direct")
+        return ("window", "few_channels", "wgmma", "direct")
 
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem

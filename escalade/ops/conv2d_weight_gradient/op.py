@@ -11,7 +11,8 @@ from escalade.device.cuda import architecture_of
 from escalade.errors import UnsupportedError
 from escalade.ops.call import ready
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d_weight_gradient.hopper import WGMMA, refused
+from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.hopper import WGMMA
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
 from escalade.ops.elements import dtype_of
@@ -77,7 +78,8 @@ def for_autograd(
         filter_height, filter_width, (stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]),
         groups, dtype_of("conv2d_weight_gradient", x), layout_of(x),
     )  # fmt: skip
-    if refused(WGMMA.name, alike) or WGMMA.limits(alike):
+    problem = Conv2dWeightGradientProblem(alike)
+    if WGMMA.supports(problem) and FEW_CHANNELS.supports(problem):
         return None
     of_weight, of_bias = torch.ops.escalade.conv2d_weight_gradient(
         x, gradient, [filter_height, filter_width], stride, padding, dilation, groups, bias

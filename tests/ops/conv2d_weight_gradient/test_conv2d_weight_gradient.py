@@ -17,6 +17,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, conv2d, conv2d_weight_gradient
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
+from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import TILES, WGMMA, WINDOW, WgmmaConfig, WindowConfig
 from escalade.ops.conv2d_weight_gradient.parts import Work
 from escalade.ops.elements import MOST_SHARED
@@ -151,7 +152,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
 @pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
-    x, gradient = tensors(3, 72, 7, 6, filters=136, stride=stride)
+    x, gradient = tensors(3, 8 if rung == "few_channels" else 72, 7, 6, filters=136, stride=stride)
     of_weight, of_bias = conv2d_weight_gradient(
         x, gradient, 3, stride=stride, padding=1, bias=True, rung=rung
     )
@@ -235,7 +236,8 @@ def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> Non
     assert choose("conv2d_weight_gradient", LARGE, CPU).rung is WINDOW
     assert choose("conv2d_weight_gradient", half("64to64_56_k3s1_b4"), CPU).rung is WGMMA
     assert choose("conv2d_weight_gradient", half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
-    assert choose("conv2d_weight_gradient", half("3to64_224_k7s2_b256"), CPU).rung.name == "direct"
+    assert choose("conv2d_weight_gradient", half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
+    assert choose("conv2d_weight_gradient", half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
 
 
 def test_other_layouts_are_converted_for_tensor_cores() -> None:
