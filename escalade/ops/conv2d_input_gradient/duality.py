@@ -80,6 +80,28 @@ def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
 
 
 @dataclass(frozen=True)
+class Course:
+    """Of a class of pixels through a recipe, side by side with the others."""
+
+    number: int
+    weight: str
+    """The buffer of its filter."""
+
+    @property
+    def lane(self) -> int:
+        return self.number % LANES
+
+    def over(self, convolution: Recipe, **names: str) -> Recipe:
+        """A convolution's recipe over the gradient, the filter and what is named besides, in this lane; its scratch
+        memory is the class's own."""
+        tensors = {"x": "gradient", "weight": self.weight, **names}
+        scratch = {workspace.name: f"{workspace.name}{self.number}" for workspace in convolution.workspaces}
+        return convolution.over(
+            {name: Buffer(buffer) for name, buffer in {**tensors, **scratch}.items()}, self.lane
+        )
+
+
+@dataclass(frozen=True)
 class ByClasses(Rung[Conv2dInputGradientProblem]):
     """A convolution of the gradient for each class of pixels."""
 
@@ -126,15 +148,14 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         """Each class from start to end in a lane, which waits for no other."""
         parts = []
         for number, one in enumerate(pixel_classes(problem.forward)):
-            lane, weight = number % LANES, "weight"
+            course = Course(number, f"flipped{number}" if one.taps and self.flips(one, config) else "weight")
             if not one.taps:
-                parts.append(Recipe((place(one, "", problem.mask, lane),)))
+                parts.append(Recipe((place(one, "", problem.mask, course.lane),)))
                 continue
-            if self.flips(one, config):
-                weight = f"flipped{number}"
-                room = Workspace(weight, one.forward.element_bytes * one.weight_elements)
-                parts.append(Recipe((flip(one, weight, lane),), (room,)))
-            parts.append(self.part(problem, one, config, number, weight, lane))
+            if course.weight != "weight":
+                room = Workspace(course.weight, one.forward.element_bytes * one.weight_elements)
+                parts.append(Recipe((flip(one, course.weight, course.lane),), (room,)))
+            parts.append(self.part(problem, one, config, course))
         return Recipe(
             tuple(step for part in parts for step in part.steps),
             tuple(workspace for part in parts for workspace in part.workspaces),
@@ -146,15 +167,9 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
     @abstractmethod
     def part(
-        self,
-        problem: Conv2dInputGradientProblem,
-        one: PixelClass,
-        config: Config,
-        number: int,
-        weight: str,
-        lane: int,
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
     ) -> Recipe:
-        """What takes a class from its filter, in the buffer of that name, to its places in dx."""
+        """What takes a class from its filter to its places in dx."""
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float | None:
         """Filters turned around side by side, then class after class: each fills the card."""
@@ -214,23 +229,15 @@ class AsConvolution(ByClasses):
         return us + machine.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
 
     def part(
-        self,
-        problem: Conv2dInputGradientProblem,
-        one: PixelClass,
-        config: Config,
-        number: int,
-        weight: str,
-        lane: int,
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
     ) -> Recipe:
         convolution = one.convolution
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))
-        result = "y" if one.whole else f"result{number}"
-        scratch = {workspace.name: Buffer(f"{workspace.name}{number}") for workspace in inner.workspaces}
-        buffers = {"x": Buffer("gradient"), "weight": Buffer(weight), "y": Buffer(result), **scratch}
-        inner = inner.over(buffers, lane)
+        result = "y" if one.whole else f"result{course.number}"
+        inner = course.over(inner, y=result)
         if one.whole and not problem.mask:
             return inner
-        steps = (*inner.steps, place(one, result, problem.mask, lane))
+        steps = (*inner.steps, place(one, result, problem.mask, course.lane))
         if one.whole:
             return Recipe(steps, inner.workspaces)
         room = Workspace(result, convolution.element_bytes * convolution.output_elements)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from escalade.device.recipe import Buffer, Recipe
+from escalade.device.recipe import Recipe
 from escalade.ops import machine
 from escalade.ops.conv2d.ends import Ends
 from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
-from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
+from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.ladder import Config
 
@@ -45,18 +45,10 @@ class ByJobs(ByClasses):
         return machine.microseconds(clocks, self.moved(problem, one), self.inner.launches)
 
     def part(
-        self,
-        problem: Conv2dInputGradientProblem,
-        one: PixelClass,
-        config: Config,
-        number: int,
-        weight: str,
-        lane: int,
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
     ) -> Recipe:
         recipe = self.inner.job_recipe(_job(one, problem.mask), self._config_of(problem, one, config))
-        scratch = {workspace.name: Buffer(f"{workspace.name}{number}") for workspace in recipe.workspaces}
-        tensors = {"x": Buffer("gradient"), "weight": Buffer(weight), "residual": Buffer("mask")}
-        return recipe.over({**tensors, **scratch}, lane)
+        return course.over(recipe, residual="mask")
 
 
 def _job(one: PixelClass, mask: bool) -> Job:

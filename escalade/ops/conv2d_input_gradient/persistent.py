@@ -12,7 +12,7 @@ from escalade.ops.conv2d.hopper_persistent import PersistentConfig, product
 from escalade.ops.conv2d.hopper_windows import MOST_STRIDE
 from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
-from escalade.ops.conv2d_input_gradient.duality import ByClasses, largest_class
+from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.ladder import Config
 
@@ -62,13 +62,7 @@ class Persistent(ByClasses):
         return apart * machine.microseconds(_clocks(one, config), self.moved(problem, one))
 
     def part(
-        self,
-        problem: Conv2dInputGradientProblem,
-        one: PixelClass,
-        config: Config,
-        number: int,
-        weight: str,
-        lane: int,
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
     ) -> Recipe:
         assert isinstance(config, PersistentConfig)
         f = problem.forward
@@ -79,10 +73,10 @@ class Persistent(ByClasses):
             config,
             Ends(f.dtype, mask=problem.mask),
             x="gradient",
-            weight=weight,
+            weight=course.weight,
             residual="mask",
             placement=one.placed,
-            lane=lane,
+            lane=course.lane,
         )
         return Recipe((call,))
 
