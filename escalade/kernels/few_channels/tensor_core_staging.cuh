@@ -1,0 +1,143 @@
+// How images become operands in shared memory: they are copied, converted where they are not stored as they are
+// multiplied, and searched for what is not finite.
+#pragma once
+
+#include "common/halves.cuh"
+#include "common/pairs.cuh"
+#include "common/warp.cuh"
+#include "few_channels/tensor_core_tile.cuh"
+
+template <int BYTES>
+__device__ __forceinline__ void copy_async(u32 shared, const void* global, bool inside) {
+    if constexpr (BYTES == 16) copy_async_16(shared, global, inside);
+    if constexpr (BYTES == 8) copy_async_8(shared, global, inside);
+    if constexpr (BYTES == 4) copy_async_4(shared, global, inside);
+}
+
+// `images` images from `first` on, as they are stored; zeros in their padding and in place of images that are missing.
+__device__ __forceinline__ void fetch(Source* staged, const Source* __restrict__ x, long long first, int images) {
+    x += first * IMAGE;
+    if constexpr (COPY_BYTES > 0) {
+        const char* source = reinterpret_cast<const char*>(x);
+        const int bytes = images * IMAGE * static_cast<int>(sizeof(Source));
+        const u32 target = shared_address(staged);
+#pragma unroll 1
+        for (int at = threadIdx.x * COPY_BYTES; at < STAGED * static_cast<int>(sizeof(Source));
+             at += THREADS * COPY_BYTES) {
+            if (at >= bytes || at + COPY_BYTES <= bytes) {
+                const int to = DIRECT ? operand_at(at / 2) * 2 : at;
+                copy_async<COPY_BYTES>(target + to, source + at, at < bytes);
+            } else {  // an odd number of images may end inside a copy
+                const int end = (at + COPY_BYTES) / sizeof(Source);
+#pragma unroll 1
+                for (int i = at / sizeof(Source); i < end; ++i)
+                    staged[DIRECT ? operand_at(i) : i] = i < images * IMAGE ? x[i] : Source(0.f);
+            }
+        }
+        copy_async_commit();
+    } else {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < STAGED; at += THREADS) {
+            const int c = at % PIXEL, column = at / PIXEL % STAGED_WIDTH - PAD_W;
+            const int row = at / PIXEL / STAGED_WIDTH % STAGED_HEIGHT - PAD_H, image = at / STAGED_IMAGE;
+            const bool exists = image < images && row >= 0 && row < HEIGHT && column >= 0 && column < WIDTH;
+            const int pixel = row * WIDTH + column;
+            staged[DIRECT ? operand_at(at) : at] =
+                exists && c < CHANNELS
+                    ? x[image * IMAGE + (NHWC ? pixel * CHANNELS + c : c * HEIGHT * WIDTH + pixel)]
+                    : Source(0.f);
+        }
+    }
+}
+
+// The last bit of the exponent of two operands.
+template <class T>
+constexpr u32 LAST_EXPONENT_BITS = 0;
+#ifdef __CUDA_FP16_H__
+template <>
+constexpr u32 LAST_EXPONENT_BITS<__half> = 0x04000400;
+#endif
+#ifdef __CUDA_BF16_H__
+template <>
+constexpr u32 LAST_EXPONENT_BITS<__nv_bfloat16> = 0x00800080;
+#endif
+
+// Operands that are infinite or NaN: their exponent is all ones, and one more carries into the sign.
+struct Finite {
+    u32 carries = 0;
+    __device__ __forceinline__ void look_at(u32 pair) {
+        carries |= (pair & 0x7FFF7FFF) + LAST_EXPONENT_BITS<Operand>;
+    }
+    __device__ __forceinline__ bool violated() const { return carries & 0x80008000; }
+};
+
+// Whether this thread's part of a staged tile is not finite.
+__device__ __forceinline__ bool inspect(const Operand* operands) {
+    Finite finite;
+#pragma unroll 2
+    for (int at = threadIdx.x * 8; at < OPERANDS; at += THREADS * 8) {
+        const Pack<u32, 4> four = load_pack<u32, 4>(reinterpret_cast<const u32*>(operands + at));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) finite.look_at(four.at[i]);
+    }
+    return finite.violated();
+}
+
+// The same while it is converted.
+__device__ __forceinline__ bool convert(Operand* operands, const Source* staged) {
+    Finite finite;
+#pragma unroll 2
+    for (int at = threadIdx.x * 4; at < STAGED; at += THREADS * 4) {
+        const Pack<Source, 4> four = load_pack<Source, 4>(staged + at);
+        Pack<u32, 2> pairs;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            pairs.at[i] = pack_pair<Operand>(to_float(four.at[2 * i]), to_float(four.at[2 * i + 1]));
+            finite.look_at(pairs.at[i]);
+        }
+        store_pack(reinterpret_cast<u32*>(operands + operand_at(at)), pairs);
+    }
+    return finite.violated();
+}
+
+// The upper and then the lower halves, by a power of two whose exponent is returned (or that the tile is not finite).
+__device__ __forceinline__ int convert_split(Operand* operands, const Source* staged) {
+    __shared__ u32 warp_largest[WARPS];
+    const int thread = thread_number();
+    u32 largest = 0;
+#pragma unroll 2
+    for (int at = thread * 4; at < STAGED; at += THREADS * 4) {
+        const Pack<Source, 4> four = load_pack<Source, 4>(staged + at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(to_float(four.at[i])) & 0x7FFFFFFF);
+    }
+    largest = warp_max(largest);
+    if (thread % 32 == 0) warp_largest[thread / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) largest = max(largest, warp_largest[i]);
+    const int exponent = scaling_exponent(largest);
+    const float scale = power_of_two(exponent);
+#pragma unroll 2
+    for (int at = thread * 4; at < STAGED; at += THREADS * 4) {
+        const Pack<Source, 4> four = load_pack<Source, 4>(staged + at);
+        Pack<u32, 2> upper, lower;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const Halves halves = split(to_float(four.at[2 * i]) * scale, to_float(four.at[2 * i + 1]) * scale);
+            upper.at[i] = halves.upper, lower.at[i] = halves.lower;
+        }
+        store_pack(reinterpret_cast<u32*>(operands + operand_at(at)), upper);
+        store_pack(reinterpret_cast<u32*>(operands + BUFFER + operand_at(at)), lower);
+    }
+    return largest < INFINITY_BITS ? exponent : NOT_FINITE;
+}
+
+// Whether the power of two that takes a sum to what it stands for is a normal number; a filter with a weight that is
+// not finite is out of range too.
+__device__ __forceinline__ bool in_range(int tile_exponent, const int* exponents) {
+    bool in_range = true;
+#pragma unroll 1
+    for (int f = thread_number(); f < FILTERS; f += THREADS) in_range &= abs(tile_exponent + exponents[f]) <= 126;
+    return in_range;
+}
