@@ -210,7 +210,8 @@ class Product:
 def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch: int) -> float:
     """About how often eight pairs have to be read one after another, on average, `pitch` being that of image rows.
 
-    In 16 bytes, of which shared memory has eight at once; cells in the order of kernels/few_channels/tensor_core_tile.cuh.
+    In 16 bytes, of which shared memory has eight at once; cells in the order of
+    kernels/few_channels/tensor_core_tile.cuh.
     """
     found = []
     for first in range(0, 8 * cells_in_row, 8):
