@@ -11,91 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture import capture
-from escalade.engine.compiler import _normalise
-from escalade.engine.graph import Batch, Graph, Node
+from escalade.engine.graph import Batch, Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
-from escalade.engine.passes.layout import convert_between, convert_inputs, layout_of, reorder_flattened
-from escalade.engine.passes.simplify import fold_constants, remove_dead_code
-from escalade.engine.passes.stem import fuse_stem
-from escalade.engine.reference import compute
+from escalade.engine.passes.layout import convert_between, layout_of, reorder_flattened
+from escalade.engine.passes.simplify import fold_constants
 from escalade.engine.way import Way
 from escalade.models import settle
-
-
-class Parts(nn.Module):
-    """Layers to build small networks of."""
-
-    def __init__(self, run: Callable[[Parts, torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.run = run
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.a = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.b = nn.Conv2d(8, 8, 1)
-        self.wide = nn.Conv2d(8, 16, 3, 2, 1, bias=False)
-        self.short = nn.Conv2d(8, 16, 1, 2, bias=False)
-        self.n, self.m = nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False)
-        self.wn, self.sn = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
-        self.fc, self.fn = nn.Linear(8 * 6 * 6, 5), nn.BatchNorm1d(5)
-        self.rows, self.rn = nn.Linear(36, 4), nn.BatchNorm1d(8)
-        self.head, self.pair = nn.Linear(8, 5), nn.Linear(16, 5)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(self, x)
-
-
-def graph_of(run: Callable[[Parts, torch.Tensor], Any], side: int = 6) -> Graph:
-    torch.manual_seed(1)
-    model = Parts(run)
-    for norm in model.modules():
-        if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
-            assert norm.running_mean is not None and norm.running_var is not None
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.3, 3)
-            if norm.affine:
-                nn.init.uniform_(norm.weight, -1, 2)
-                nn.init.normal_(norm.bias)
-    graph = capture(model, (torch.randn(1, 3, side, side),))
-    remove_dead_code(graph)
-    return graph
-
-
-def evaluate(graph: Graph, x: torch.Tensor) -> list[torch.Tensor]:
-    fixed = graph.at(x.shape[0])
-    values = {fixed.inputs[0].name: x, **fixed.constants}
-    with torch.no_grad():
-        for node in fixed:
-            values[node.name] = compute(node, {role: values[name] for role, name in node.inputs.items()})
-            assert tuple(values[node.name].shape) == node.shape, node
-    return [values[name] for name in fixed.outputs]
-
-
-def same_results(before: Graph, after: Graph, side: int = 6) -> None:
-    x = torch.randn(3, 3, side, side)
-    for old, new in zip(evaluate(before, x), evaluate(after, x), strict=True):
-        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
-
-
-def after(
-    run: Callable[[Parts, torch.Tensor], Any], *passes: Callable[[Graph], object], side: int = 6
-) -> Graph:
-    graph = graph_of(run, side)
-    changed = graph.copy()
-    for each in passes:
-        each(changed)
-    remove_dead_code(changed)
-    same_results(graph, changed, side)
-    return changed
-
-
-def ops(graph: Graph) -> list[str]:
-    return [node.op for node in graph]
-
-
-def node_of(graph: Graph, op: str) -> Node:
-    (found,) = (node for node in graph if node.op == op)
-    return found
+from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 
 
 @pytest.mark.parametrize(
@@ -272,94 +196,6 @@ def test_the_mean_of_many_images_is_a_step_of_its_own() -> None:
         assert ("adaptive_avg_pool2d" in ops(done)) == (way is not Way.fused)
 
 
-class Stem(nn.Module):
-    def __init__(self, pool: nn.Module | None, filters: int = 16, bias: bool = True) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, filters, 7, 2, 3, bias=bias)
-        self.pool = pool
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.relu(self.conv(x))
-        return y if self.pool is None else self.pool(y)
-
-
-def stem_of(model: nn.Module, normalise: bool) -> tuple[Graph, Graph]:
-    torch.manual_seed(2)
-    graph = capture(model, (torch.randn(1, 3, 12, 12),))
-    if normalise:
-        _normalise(graph, ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
-    changed = graph.copy()
-    fuse_activations(changed)
-    fuse_stem(changed)
-    convert_inputs(changed, pad_channels=True)
-    remove_dead_code(changed)
-    same_results(graph, changed, 12)
-    return graph, changed
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize(
-    ("pool", "window"),
-    [(None, None), (nn.MaxPool2d(3, 2, 1), (3, 2, 1)), (nn.MaxPool2d(2), (2, 2, 0))],
-)
-def test_the_stem_is_one_step(pool: nn.Module | None, window: Any, normalise: bool) -> None:
-    _, graph = stem_of(Stem(pool), normalise)
-    assert ops(graph) == ["stem"]
-    stem = node_of(graph, "stem")
-    assert stem.attributes["pool"] == window and stem.attributes["relu"]
-    assert stem.inputs["x"] == graph.inputs[0].name and ("scale" in stem.inputs) == normalise
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize(
-    "pool",
-    [nn.MaxPool2d(3, 2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d((2, 3), (2, 3)), nn.AvgPool2d(2)],
-)
-def test_other_pools_stay_behind_the_stem(pool: nn.Module, normalise: bool) -> None:
-    _, graph = stem_of(Stem(pool), normalise)
-    assert ops(graph)[0] == "stem" and len(ops(graph)) == 2
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("model", [Stem(None, filters=12), Stem(None, bias=False)])
-def test_what_is_no_stem_reads_a_padded_image(model: nn.Module, normalise: bool) -> None:
-    _, graph = stem_of(model, normalise)
-    assert ops(graph) == ["convert", "conv2d"]
-    convert = node_of(graph, "convert")
-    assert convert.shape[1] == 4 and ("scale" in convert.inputs) == normalise
-    weight = graph.constants[node_of(graph, "conv2d").inputs["weight"]]
-    assert weight.shape[1] == 4 and not weight[:, 3].any()
-
-
-def test_an_image_that_others_read_is_not_padded() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 12, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.conv(x), x * 2
-
-    for normalise in (False, True):
-        _, graph = stem_of(Both(), normalise)
-        assert node_of(graph, "convert").shape[1] == 3
-
-
-def test_an_image_of_a_stem_can_be_read_by_others() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 16, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return F.relu(self.conv(x)), x * 2
-
-    _, graph = stem_of(Both(), False)
-    assert sorted(ops(graph)) == ["aten", "convert", "stem"]
-    _, graph = stem_of(Both(), True)
-    assert sorted(ops(graph)) == ["aten", "conv2d", "convert"]
-
-
 def test_flattened_pixels_keep_their_order() -> None:
     graph = after(lambda p, x: p.fc(p.first(x).flatten(1)), reorder_flattened)
     assert node_of(graph, "reshape").attributes["order"] == "nhwc"
@@ -439,100 +275,6 @@ def test_settled_networks_are_folded_without_growing() -> None:
     graph = capture(model, (torch.randn(1, 3, 8, 8),))
     done = optimise(graph, "fp32")
     same_results(graph, done, 8)
-
-
-class Computed(nn.Module):
-    """Layers whose weights the model computes from its parameters."""
-
-    def __init__(self, run: Callable[[Computed, torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.run = run
-        self.w = nn.Parameter(torch.randn(7, 12))
-        self.b = nn.Parameter(torch.randn(7))
-        self.small = nn.Parameter(torch.randn(64, 1))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(self, x)
-
-
-def computed(
-    run: Callable[[Computed, torch.Tensor], Any], *shape: int
-) -> tuple[Computed, Graph, torch.Tensor]:
-    torch.manual_seed(15)
-    model, x = Computed(run), torch.randn(2, *(shape or (12,)))
-    return model, capture(model, (x,)), x
-
-
-@pytest.mark.parametrize(
-    ("run", "shape"),
-    [
-        (lambda m, x: x @ F.normalize(m.w, dim=1).T, (12,)),
-        (lambda m, x: torch.matmul(x, m.w.T), (5, 12)),
-        (lambda m, x: torch.mm(x, m.w.t()), (12,)),
-        (lambda m, x: torch.addmm(m.b, x, m.w.t()), (12,)),
-        (lambda m, x: F.linear(x, m.w / m.w.norm(dim=1, keepdim=True), m.b.exp()), (12,)),
-        (lambda m, x: x[:, :7] @ m.w, (12,)),
-    ],
-)
-def test_products_with_constants_are_linear_layers(run: Callable[..., Any], shape: tuple[int, ...]) -> None:
-    model, graph, x = computed(run, *shape)
-    done = optimise(graph, "fp32")
-    linear = node_of(done, "linear")
-    assert {node.attributes["target"] for node in done if node.op == "aten"} <= {"aten::slice.Tensor"}
-    assert done.constants[linear.inputs["weight"]].is_contiguous()
-    torch.testing.assert_close(evaluate(done, x)[0], model(x))
-
-
-@pytest.mark.parametrize(
-    ("run", "shape"),
-    [
-        (lambda m, x: x @ x.T, (12,)),
-        (lambda m, x: m.w @ x, (12, 4)),  # the constant in front
-        (lambda m, x: torch.addmm(m.b, x, m.w.t(), alpha=2), (12,)),
-        (lambda m, x: torch.addmm(x[:, :7], x, m.w.t()), (12,)),  # what is added comes with the input
-        (lambda m, x: x @ m.b[:, None].expand(7, 7).expand(2, 7, 7), (7, 7)),  # a matrix for each item
-    ],
-)
-def test_other_products_are_pytorchs(run: Callable[..., Any], shape: tuple[int, ...]) -> None:
-    model, graph, x = computed(run, *shape)
-    done = optimise(graph, "fp32")
-    assert "linear" not in ops(done)
-    torch.testing.assert_close(evaluate(done, x)[0], model(x))
-
-
-def test_convolutions_with_computed_weights_are_escalades() -> None:
-    def run(m: Computed, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(x, m.w.view(7, 3, 2, 2) * m.b.view(7, 1, 1, 1), m.b + 1)
-
-    model, graph, x = computed(run, 3, 5, 5)
-    done = optimise(graph, "fp32")
-    assert "aten" not in ops(done)
-    torch.testing.assert_close(evaluate(done, x)[0], model(x))
-
-
-def test_constants_are_summed_in_float64() -> None:
-    model, graph, _ = computed(lambda m, x: x[:, :1] + m.w.sum())
-    fold_constants(graph)
-    (total,) = (tensor for tensor in graph.constants.values() if tensor.dim() == 0)
-    assert total.dtype == torch.float32
-    assert float(total) == float(model.w.detach().double().sum().float())
-
-
-def test_constants_that_would_grow_are_computed_each_time() -> None:
-    model, graph, x = computed(lambda m, x: (x[:, :1, None] + m.small.expand(64, 2**17)).amax((1, 2)))
-    fold_constants(graph)
-    assert any(node.attributes.get("target") == "aten::expand" for node in graph)
-    torch.testing.assert_close(evaluate(graph, x)[0], model(x))
-    model, graph, x = computed(lambda m, x: (x[:, :1, None] + m.small.expand(64, 16)).amax((1, 2)))
-    fold_constants(graph)
-    assert not any(node.attributes.get("target") == "aten::expand" for node in graph)
-
-
-def test_constants_keep_their_bits_where_they_are_reinterpreted() -> None:
-    model, graph, x = computed(lambda m, x: x[:, :7] + m.b.view(torch.int32).bitwise_and(1).float())
-    fold_constants(graph)
-    assert ops(graph)[-1] in ("add", "aten")
-    torch.testing.assert_close(evaluate(graph, x)[0], model(x), rtol=0, atol=0)
 
 
 def test_norms_and_gelus_are_known() -> None:

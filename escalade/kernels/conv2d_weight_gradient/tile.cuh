@@ -12,6 +12,20 @@ static_assert(ROW_BYTES == 128, "a row is what the swizzle spans");
 constexpr int STEP_PIXELS = 16;  // of one product
 constexpr int STEP_BYTES = STEP_PIXELS * ROW_BYTES;
 
+// What every block begins with: a ring whose stages so many warps read, and two maps.
+template <class Stages>
+__device__ __forceinline__ void begin(const Stages& ring, u32 readers, const TensorMap& gradient_map,
+                                      const TensorMap& x_map) {
+    if (threadIdx.x == 0) {
+        ring.init(readers);
+        fence_barrier_init();
+        prefetch_map(gradient_map);
+        prefetch_map(x_map);
+    }
+    wait_for_previous_launch();
+    __syncthreads();
+}
+
 // sums[64 filters][columns] += gradients * inputs over 16 pixels.
 template <int COUNT>
 __device__ __forceinline__ void multiply(float (&sums)[COUNT], u64 gradients, u64 inputs) {

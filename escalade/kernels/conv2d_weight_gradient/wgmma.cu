@@ -141,14 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const Stages ring(shared_address(shared_memory));
     const Tile tile(shape, part_slabs);
     const bool bias = HAS_BIAS && tile.first_box == 0;
-    if (threadIdx.x == 0) {
-        ring.init(WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0));
-        fence_barrier_init();
-        prefetch_map(gradient_map);
-        prefetch_map(pixel_map);
-    }
-    wait_for_previous_launch();
-    __syncthreads();
+    begin(ring, WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0), gradient_map, pixel_map);
 
     const long long weights = 1LL * shape.filters * shape.filter_height * shape.filter_width * shape.channels;
     float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));

@@ -130,14 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int tiles_m = (shape.filters + BOX - 1) / BOX;
     const int first_filter = blockIdx.x % tiles_m * BOX, first_channel = blockIdx.x / tiles_m * BOX;
     const bool bias = HAS_BIAS && first_channel == 0;
-    if (threadIdx.x == 0) {
-        ring.init(WARPGROUPS * 4 + bias);
-        fence_barrier_init();
-        prefetch_map(gradient_map);
-        prefetch_map(x_map);
-    }
-    wait_for_previous_launch();
-    __syncthreads();
+    begin(ring, WARPGROUPS * 4 + bias, gradient_map, x_map);
 
     const Walk walk(shape, part_columns);
     const long long pitch = 1LL * TAPS * TAPS * shape.channels, weights = shape.filters * pitch;

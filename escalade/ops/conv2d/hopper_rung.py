@@ -53,10 +53,9 @@ class HopperRung(Conv2dRung):
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
-        if p.groups != 1:
-            return f"{self.name} takes groups=1, not {p.groups}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
+        sentence = self.only_nhwc(p)
+        if sentence is not None:
+            return sentence
         if p.dtype not in self.dtypes:
             return f"{self.name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         copied = COPY_BYTES // p.element_bytes

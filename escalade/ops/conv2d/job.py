@@ -57,12 +57,7 @@ class JobRung(Conv2dRung):
         return ("sm_90a",)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        p = problem
-        if p.groups != 1:
-            return f"{self.name} takes groups=1, not {p.groups}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
-        return self.job_limits(Job.of(p))
+        return self.only_nhwc(problem) or self.job_limits(Job.of(problem))
 
     @abstractmethod
     def job_limits(self, job: Job) -> str | None:

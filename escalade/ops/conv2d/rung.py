@@ -31,6 +31,14 @@ class Conv2dRung(Rung[Conv2dProblem]):
             return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
         return self.limits(problem)
 
+    def only_nhwc(self, problem: Conv2dProblem) -> str | None:
+        """What rungs for one group and layout say to others."""
+        if problem.groups != 1:
+            return f"{self.name} takes groups=1, not {problem.groups}"
+        if problem.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {problem.layout}"
+        return None
+
     def clocks(self, problem: Conv2dProblem, config: Config) -> float | None:
         """About what the busiest multiprocessor takes; what memory takes need not be in it."""
         return None

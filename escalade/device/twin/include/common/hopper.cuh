@@ -190,30 +190,18 @@ inline u64 transposed_descriptor(u32 address, u32 block_stride) {
     return u64((address & 0x3FFFF) >> 4) | u64(block_stride >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
-template <size_t REGISTERS>
-void wgmma_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true, true);
-}
-template <size_t REGISTERS>
-void wgmma_bf16_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true, true);
-}
-template <size_t REGISTERS>
-void wgmma_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, true, false);
-}
-template <size_t REGISTERS>
-void wgmma_bf16_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, true, false);
-}
-template <size_t REGISTERS>
-void wgmma_columns_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where, false, true);
-}
-template <size_t REGISTERS>
-void wgmma_bf16_columns_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_issue(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where, false, true);
-}
+#define TWIN_TRANSPOSED(NAME, ELEMENT, ROWS, COLUMNS) \
+    template <size_t REGISTERS> \
+    void NAME(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) { \
+        twin::wgmma_issue(twin::Element::ELEMENT, d, 2 * REGISTERS, a, b, accumulate, where, ROWS, COLUMNS); \
+    }
+TWIN_TRANSPOSED(wgmma_transposed, f16, true, true)
+TWIN_TRANSPOSED(wgmma_bf16_transposed, bf16, true, true)
+TWIN_TRANSPOSED(wgmma_rows_transposed, f16, true, false)
+TWIN_TRANSPOSED(wgmma_bf16_rows_transposed, bf16, true, false)
+TWIN_TRANSPOSED(wgmma_columns_transposed, f16, false, true)
+TWIN_TRANSPOSED(wgmma_bf16_columns_transposed, bf16, false, true)
+#undef TWIN_TRANSPOSED
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 

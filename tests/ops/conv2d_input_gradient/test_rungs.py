@@ -1,27 +1,20 @@
-"""conv2d_input_gradient: its problem, its classes of pixels, what it refuses, and conv2d's gradient in autograd."""
+"""conv2d_input_gradient's rungs: odd sizes on the twin, places and masks, what they refuse, the choice, registers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from escalade import tune
 from escalade.device.nvrtc import compile_program
-from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, Workspace
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.errors import UnsupportedError
-from escalade.ops import OPERATIONS, conv2d, conv2d_input_gradient
+from escalade.ops import OPERATIONS, conv2d_input_gradient
 from escalade.ops.accuracy import relative_error
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_persistent import PersistentConfig
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.classes import axes, pixel_classes
 from escalade.tune import choose
 from tests.support import Sample, check
 
@@ -33,117 +26,6 @@ parse = Conv2dInputGradientProblem.parse
 
 def half(name: str, dtype: str = "fp16") -> Conv2dInputGradientProblem:
     return parse(name, dtype, "nhwc")
-
-
-def tensors(
-    *,
-    stride: int = 1,
-    dtype: torch.dtype = torch.float32,
-    size: int = 9,
-    channels: int = 8,
-    filters: int = 16,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, weight and a gradient of y, for a 3x3 filter with padding 1."""
-    generator = torch.Generator().manual_seed(stride)
-    x = torch.randn(2, channels, size, size, generator=generator)
-    weight = torch.randn(filters, channels, 3, 3, generator=generator) / (9 * channels) ** 0.5
-    gradient = torch.randn(F.conv2d(x, weight, None, stride, 1).shape, generator=generator)
-    return x.to(dtype), weight.to(dtype), gradient.to(dtype)
-
-
-def expected_gradient(
-    x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    x = x.detach().clone().requires_grad_()
-    return torch.autograd.grad(F.conv2d(x, weight, **options), x, gradient)[0]
-
-
-# --- the problem
-
-
-def test_names_and_sizes() -> None:
-    problem = parse("8to16_9x7_k3s2_b2_mask", "fp16", "nhwc")
-    forward = Conv2dProblem(2, 8, 9, 7, 16, 3, 3, (2, 2), (1, 1), dtype="fp16", layout="nhwc")
-    assert problem == Conv2dInputGradientProblem(forward, mask=True)
-    assert problem.name == "8to16_9x7_k3s2_b2_mask"
-    assert replace(problem, dtype="fp32", layout="nchw") == parse("8to16_9x7_k3s2_b2_mask")
-    assert replace(problem, dtype="fp32").forward.dtype == "fp32"
-    assert problem.flops == forward.flops
-    assert problem.bytes == 2 * (forward.output_elements + 16 * 8 * 9 + 2 * forward.input_elements)
-    assert problem.depth == 16 * 9 / 4
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"), [("64to64", "the form is"), ("8to8_9_k3s1_b1_relu", "has an epilogue")]
-)
-def test_names_of_nothing(name: str, sentence: str) -> None:
-    with pytest.raises(UnsupportedError, match=sentence):
-        parse(name)
-
-
-def test_fp8_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="dtype 'fp8'"):
-        parse("64to64_9_k3s1_b1", "fp8", "nhwc")
-
-
-# --- classes of pixels
-
-
-@pytest.mark.parametrize("dilation", [1, 2, 3, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3, 4])
-def test_classes_meet_every_tap_that_meets_them(stride: int, dilation: int) -> None:
-    for size, taps, padding in product((1, 5, 8, 12), (1, 2, 3, 4, 7), range(4)):
-        if size + 2 * padding > dilation * (taps - 1):  # otherwise the filter does not fit
-            _check_classes(size, taps, stride, padding, dilation)
-
-
-def _check_classes(size: int, taps: int, stride: int, padding: int, dilation: int) -> None:
-    """One dimension by hand: pixel, tap and the row of y where they meet, each such triple once."""
-    rows = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-    meetings = (
-        (row * stride + tap * dilation - padding, tap, row) for row in range(rows) for tap in range(taps)
-    )
-    found, pixels = [], []
-    for axis in axes(size, rows, taps, stride, padding, dilation):
-        assert axis.shift >= 0 and axis.padding >= 0
-        assert not axis.taps or axis.shift + axis.count <= axis.padded_count
-        for i in range(axis.count):
-            pixel = axis.offset + i * stride
-            pixels.append(pixel)
-            for backwards in range(axis.taps):
-                tap = axis.first + (axis.taps - 1 - backwards) * axis.step
-                row = i + axis.corner + backwards * axis.dilation
-                if 0 <= row < rows:
-                    found.append((pixel, tap, row))
-    assert sorted(found) == sorted(meeting for meeting in meetings if 0 <= meeting[0] < size)
-    assert sorted(pixels) == list(range(size))
-
-
-def test_the_classes_of_a_resnet() -> None:
-    taps = [one.taps for one in pixel_classes(parse("64to128_56_k3s2_b1").forward)]
-    assert taps == [1, 2, 2, 4]
-    assert [one.taps for one in pixel_classes(parse("64to128_56_k1s2_b1").forward)] == [1, 0, 0, 0]
-    (only,) = pixel_classes(parse("64to64_56_k3s1_b1").forward)
-    assert only.whole and only.convolution.name == "64to64_56_k3s1_b1"
-    assert [one.whole for one in pixel_classes(parse("8to8_6_k1s1p2_b1").forward)] == [False]
-
-
-def test_a_recipe_over_other_buffers() -> None:
-    problem = Conv2dProblem.square(64, 64, 9, 3, dtype="fp16", layout="nhwc")
-    rung = Conv2d.ladder.rung("producer_consumer")
-    moved = rung.recipe(problem, rung.configs(problem)[0]).over(
-        {"x": Buffer("gradient", 32), "y": Buffer("z")}, 2
-    )
-    (call,) = moved.steps
-    assert isinstance(call, KernelCall) and call.lane == 2
-    pixels = call.arguments[0]
-    assert isinstance(pixels, Im2colMap) and pixels.buffer == Buffer("gradient", 32)
-    assert Buffer("z") in call.arguments and Buffer("residual", optional=True) in call.arguments
-    spaces = Recipe((), (Workspace("parts", 4), Workspace("others", 8))).over({"parts": Buffer("parts3")})
-    assert [space.name for space in spaces.workspaces] == ["parts3", "others"]
-
-
-# --- rungs
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -411,126 +293,3 @@ def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) ->
     for config in sample(one.configs(problem), configs):
         for program in one.recipe(problem, config).programs:
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config
-
-
-# --- as an operator
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_it_is_pytorchs_gradient(dtype: torch.dtype, stride: int, layout: torch.memory_format) -> None:
-    x, weight, gradient = tensors(stride=stride, dtype=dtype)
-    dx = conv2d_input_gradient(
-        gradient.contiguous(memory_format=layout), weight, (9, 9), x, stride=stride, padding=1
-    )
-    wide = expected_gradient(x.float(), weight.float(), gradient.float(), stride=stride, padding=1)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
-    torch.testing.assert_close(dx.float(), wide * (x > 0), rtol=tolerance, atol=tolerance)
-    assert dx.is_contiguous(memory_format=layout)
-
-
-def test_every_run_gives_the_same_bits_whatever_the_strides() -> None:
-    _, weight, gradient = tensors(stride=2)
-    first, again = (
-        conv2d_input_gradient(one, weight, (9, 9), stride=2, padding=1)
-        for one in (gradient, gradient.repeat_interleave(2, 3)[..., ::2])
-    )
-    assert torch.equal(first, again)
-
-
-def test_size_tells_images_apart_that_have_the_same_output() -> None:
-    gradient, weight = torch.ones(1, 2, 3, 3), torch.ones(2, 1, 3, 3)
-    for size in (7, 8):
-        dx = conv2d_input_gradient(gradient, weight, (size, size), stride=2)
-        assert dx.shape == (1, 1, size, size)
-        assert torch.equal(dx, expected_gradient(torch.zeros(1, 1, size, size), weight, gradient, stride=2))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "sentence"),
-    [
-        ((torch.ones(2, 16, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, "gradient has 3 dimensions"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9, 9)), {}, "size 3 numbers"),
-        ((torch.ones(2, 16, 7, 7).double(), torch.ones(16, 8, 3, 3), (9, 9)), {}, "torch.float64.*float32"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3).half(), (9, 9)), {}, "weight torch.float16"),
-        (
-            (torch.ones(2, 8, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)),
-            {},
-            "8 channels, but weight .* 16 filters",
-        ),
-        ((torch.ones(2, 16, 9, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, r"must be \(2, 16, 7, 7\)"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (2, 9)), {}, "the filter reaches over 3x3"),
-        (
-            (torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9), torch.ones(2, 8, 7, 7)),
-            {},
-            r"mask has shape .* \(2, 8, 9, 9\)",
-        ),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"groups": 0}, "groups=0"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"stride": (1, 1, 1)}, "stride of"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"rung": "nonsense"}, "it has direct"),
-        (
-            (torch.ones(2, 16, 7, 7).half(), torch.ones(16, 8, 3, 3).half(), (9, 9)),
-            {"tf32": True},
-            "tf32=True",
-        ),
-    ],
-)
-def test_what_poses_no_problem(arguments: tuple[Any, ...], options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UnsupportedError, match=sentence):
-        conv2d_input_gradient(*arguments, **options)
-
-
-def test_an_empty_batch() -> None:
-    assert conv2d_input_gradient(torch.ones(0, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)).shape == (
-        0,
-        8,
-        9,
-        9,
-    )
-    with pytest.raises(UnsupportedError, match="no rung 'nonsense'"):
-        conv2d_input_gradient(torch.ones(0, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9), rung="nonsense")
-
-
-def test_pytorch_knows_the_operator() -> None:
-    x, weight, gradient = tensors(stride=2)
-    arguments = (
-        gradient.requires_grad_(), weight.requires_grad_(), [9, 9], x, [2, 2], [1, 1], [1, 1], 1, False, None,
-    )  # fmt: skip
-    torch.library.opcheck(torch.ops.escalade.conv2d_input_gradient.default, arguments)
-
-
-def test_it_has_gradients_of_its_own() -> None:
-    x, weight, gradient = tensors(stride=2)
-
-    def penalty(ours: bool) -> list[torch.Tensor]:
-        grad_y, w = gradient.clone().requires_grad_(), weight.clone().requires_grad_()
-        if ours:
-            dx = conv2d_input_gradient(grad_y, w, (9, 9), x, stride=2, padding=1)
-        else:
-            dx = F.conv_transpose2d(grad_y, w, None, 2, 1) * (x > 0)
-        return list(torch.autograd.grad(dx.square().sum(), (grad_y, w)))
-
-    for mine, its in zip(penalty(True), penalty(False), strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
-
-
-def test_conv2d_goes_back_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of x is ours where there is more than `direct`, and PyTorch's where there is not."""
-    made = []
-
-    def noting(operation: str, *rest: Any) -> Any:
-        made.append(operation)
-        return choose(operation, *rest)
-
-    monkeypatch.setattr(tune, "choose", noting)
-    for groups, ours in ((1, True), (4, False)):
-        made.clear()
-        x = torch.randn(1, 8, 7, 10 + groups, requires_grad=True)  # of a size that no other test has
-        weight = torch.randn(8, 8 // groups, 3, 3)
-        y = conv2d(x, weight, padding=1, groups=groups)
-        gradient = torch.randn_like(y)
-        (dx,) = torch.autograd.grad(y, x, gradient)
-        expected = expected_gradient(x, weight, gradient, padding=1, groups=groups)
-        torch.testing.assert_close(dx, expected, rtol=1e-4, atol=1e-4)
-        assert ("conv2d_input_gradient" in made) == ours
