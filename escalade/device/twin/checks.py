@@ -14,7 +14,7 @@ from typing import Any
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import elf, toolchain
 from escalade.device.twin.build import interface_key, kernel_library, runtime_library, waits
-from escalade.device.twin.launch import IN_TURN, Order, Size3, TwinKernel, plain_name
+from escalade.device.twin.launch import IN_TURN, Order, Size3, TwinKernel, limit, plain_name
 from escalade.errors import TwinError
 
 Buffers = Sequence[tuple[int, int]]
@@ -107,7 +107,16 @@ def _head(
     contents = elf.read(library)
     variables = contents.shared_variables
     numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, waits(library), 1)
-    head = struct.pack("=18I", *numbers, len(variables), contents.thread_local_bytes, buffer_count)
+    head = struct.pack(
+        "=20IQ",
+        *numbers,
+        round(1000 * limit()),
+        False,
+        len(variables),
+        contents.thread_local_bytes,
+        buffer_count,
+        contents.loaded_bytes,
+    )
     for variable in variables:
         text = plain_name(variable.name).encode() + b"\0"
         head += struct.pack("=Q", len(text)) + text + struct.pack("=II", variable.value, variable.size)

@@ -6,7 +6,9 @@ import ctypes
 import os
 import pathlib
 import re
+import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -59,6 +61,35 @@ class AccessStatistics:
         )
 
 
+LIMIT_VARIABLE = "ESCALADE_TWIN_LIMIT"
+_LIMIT_S = 120.0
+_LONGEST_LIMIT_S = 4e6
+
+
+def limit() -> float:
+    """How many seconds of CPU time a kernel may take without one of its threads returning; 0: as many as it likes.
+
+    Of CPU time, so that a busy machine makes no difference.
+    """
+    value = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        seconds = float(value) if value else _LIMIT_S
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_LIMIT_S:
+        raise LaunchError(
+            f"{LIMIT_VARIABLE} is {value!r}; it is a number of seconds, at most {_LONGEST_LIMIT_S:.0f}, "
+            "or 0 for no limit"
+        )
+    return seconds
+
+
+def _interruptible() -> bool:
+    """Whether Ctrl-C is to end a launch: where Python would raise KeyboardInterrupt, once the launch has returned."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class _Range(ctypes.Structure):
     _fields_ = [("start", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("index", ctypes.c_uint32)]
 
@@ -68,7 +99,7 @@ class _Variable(ctypes.Structure):
 
 
 _COUNTS = (
-    *("shared_bytes", "seed", "late", "checks", "fibers", "workers"),
+    *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible"),
     *("variable_count", "static_bytes", "buffer_count"),
 )
 
@@ -118,11 +149,13 @@ class TwinKernel:
         cluster: Size3 = (1, 1, 1),
         order: Order = IN_TURN,
         buffers: Sequence[tuple[int, int]] = (),
+        limit_s: float | None = None,
     ) -> None:
         """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
 
         Arguments are ctypes values. `buffers` are the address and size of all memory that the kernel may
-        touch; a kernel built with checks is held to them.
+        touch; a kernel built with checks is held to them. A kernel that computes for `limit_s` seconds without one
+        of its threads returning is taken to have no end; None stands for `limit()`, 0 for no limit.
         """
         if not all(grid):
             raise LaunchError(
@@ -140,6 +173,8 @@ class TwinKernel:
             self.checks,
             self._waits,
             os.cpu_count() or 1,
+            round(1000 * (limit() if limit_s is None else limit_s)),
+            _interruptible(),
             len(self._variables),
             self._elf.thread_local_bytes,
             len(ranges),

@@ -82,8 +82,12 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
         # Without scalar replacement a float4 moves as one access, as on the card.
         options += ["-fsanitize=thread", "-DTWIN_CHECKS", "-fno-tree-sra", "-fno-tree-vectorize"]
         options += ["--param", "tsan-instrument-func-entry-exit=0"]
+    # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
+    options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:
         options += sanitizers()
+    else:  # a division by zero gives zero on aarch64, and nothing in particular on the card
+        options += ["-fsanitize=integer-divide-by-zero"]
     return tuple(options)
 
 

@@ -3,6 +3,7 @@
 #include "report.cpp"
 #include "barriers.cpp"
 #include "fiber.cpp"
+#include "faults.cpp"
 #include "async.cpp"
 #include "mbarriers.cpp"
 #include "matrices.cpp"

@@ -49,6 +49,7 @@ std::string meeting_state(const Waiting& waiting) {
 }
 
 Gathering& arrive(int id, int threads, Where where) {
+    if (faults::stack_nearly_full()) fail(where, "%s", faults::overflow_text().c_str());
     if (id < 0 || id > 15) fail(where, "barrier %d; a block has 0 to 15", id);
     Gathering& barrier = self()->owner->barriers[id];
     const int expected = threads ? threads : int(machine->launch->block_threads());
@@ -59,15 +60,23 @@ Gathering& arrive(int id, int threads, Where where) {
         fail(where, "__syncthreads, while %d other threads of the block wait in the one at %s", barrier.arrived,
              place(barrier.where).c_str());
     barrier.expected = expected;
+    barrier.whole = !threads;
     barrier.where = where;
     release(barrier.clock);
     ++barrier.arrived;
     return barrier;
 }
 
-void open(Gathering& barrier) {
+// Since Volta a thread that has returned counts as come to its block's barrier.
+bool all_came(const Gathering& barrier, const Block& block) {
+    return barrier.arrived + (barrier.whole ? block.returned : 0) >= barrier.expected;
+}
+
+void open(Gathering& barrier, const Block& block) {
     barrier.result = barrier.votes;
+    barrier.came = barrier.arrived;
     barrier.arrived = barrier.votes = 0;
+    if (barrier.whole) barrier.clock.join(block.returned_clock);
     acquire(barrier.clock);
     wake(barrier.sleepers, barrier.clock);
     barrier.clock = {};
@@ -77,23 +86,34 @@ void open(Gathering& barrier) {
 
 int wait::block_barrier(int id, int threads, bool predicate, Vote vote, Where where) {
     Gathering& barrier = arrive(id, threads, where);
-    const int all = barrier.expected;
     barrier.votes += predicate;
-    if (barrier.arrived < barrier.expected)
-        sleep(barrier.sleepers, {id ? "a named barrier" : "__syncthreads", where, &barrier, 0, gathering_state});
+    if (all_came(barrier, *self()->owner))
+        open(barrier, *self()->owner);
     else
-        open(barrier);
-    return vote == Vote::count ? barrier.result : vote == Vote::all ? barrier.result == all : barrier.result > 0;
+        sleep(barrier.sleepers, {id ? "a named barrier" : "__syncthreads", where, &barrier, 0, gathering_state});
+    if (vote == Vote::count) return barrier.result;
+    return vote == Vote::all ? barrier.result == barrier.came : barrier.result > 0;
 }
 
 void wait::block_arrive(int id, int threads, Where where) {
     Gathering& barrier = arrive(id, threads, where);
-    if (barrier.arrived == barrier.expected) open(barrier);
+    if (all_came(barrier, *self()->owner)) open(barrier, *self()->owner);
 }
 
 namespace {
 
+// Lanes that have returned are not waited for; an operation that needs them says so itself.
+void meet_if_all_came(Meeting& meeting, unsigned mask, unsigned returned) {
+    if (!meeting.arrived || meeting.arrived != (mask & ~returned)) return;
+    if (meeting.perform) meeting.perform(meeting.payloads, meeting.arrived, meeting.where);
+    meeting.arrived = 0;
+    acquire(meeting.clock);
+    wake(meeting.sleepers, meeting.clock);
+    meeting.clock = {};
+}
+
 void meet(unsigned mask, void* payload, wait::Perform perform, const char* operation, bool orders, Where where) {
+    if (faults::stack_nearly_full()) fail(where, "%s", faults::overflow_text().c_str());
     const unsigned me = 1u << lane(), whole = warp_lanes();
     mask &= whole;
     if (!(mask & me)) fail(where, "%s with mask %08x, which does not name the caller", operation, mask);
@@ -104,15 +124,12 @@ void meet(unsigned mask, void* payload, wait::Perform perform, const char* opera
              place(meeting.where).c_str());
     meeting.operation = operation;
     meeting.where = where;
+    meeting.perform = perform;
     meeting.payloads[lane()] = payload;
     meeting.arrived |= me;
     if (orders) release(meeting.clock);
-    if (meeting.arrived != mask) return sleep(meeting.sleepers, {operation, where, &meeting, mask, meeting_state});
-    if (perform) perform(meeting.payloads, mask, where);
-    meeting.arrived = 0;
-    acquire(meeting.clock);
-    wake(meeting.sleepers, meeting.clock);
-    meeting.clock = {};
+    meet_if_all_came(meeting, mask, warp.returned);
+    if (meeting.arrived) sleep(meeting.sleepers, {operation, where, &meeting, mask, meeting_state});
 }
 
 }  // namespace
@@ -146,6 +163,20 @@ unsigned wait::ballot(unsigned mask, bool predicate, const char* operation, Wher
     Voter mine{predicate, 0};
     collective(mask, &mine, count_votes, operation, where);
     return mine.votes;
+}
+
+// What a thread did before it returned is ordered before a barrier of the block that opens afterwards: it was
+// waited for there.
+void leave_block(Thread& thread) {
+    Block& block = *thread.owner;
+    ++block.returned;
+    if (checking()) block.returned_clock.join(thread.clock);
+    for (Gathering& barrier : block.barriers)
+        if (barrier.arrived && all_came(barrier, block)) open(barrier, block);
+    Warp& warp = block.warps[thread.number / 32];
+    warp.returned |= 1u << thread.number % 32;
+    meet_if_all_came(warp.whole, warp_lanes(), warp.returned);
+    for (auto& [mask, meeting] : warp.partial) meet_if_all_came(meeting, mask, warp.returned);
 }
 
 }  // namespace twin

@@ -28,7 +28,7 @@ void warp_barrier(unsigned mask, const char* operation, Where where);  // this o
 
 unsigned ballot(unsigned mask, bool predicate, const char* operation, Where where);
 
-void yield();
+void yield(Where where);
 
 }  // namespace wait
 
@@ -77,7 +77,7 @@ inline void __syncwarp(unsigned mask = ~0u, TWIN_WHERE) {
 inline void __threadfence() { twin::fence(); }
 inline void __threadfence_block() { twin::fence(); }
 inline void __threadfence_system() { twin::fence(); }
-inline void __nanosleep(unsigned) { twin::wait::yield(); }
+inline void __nanosleep(unsigned, TWIN_WHERE) { twin::wait::yield(where); }
 inline size_t __cvta_generic_to_shared(const void* pointer, TWIN_WHERE) { return twin::shared_offset(pointer, where); }
 [[noreturn]] inline void __trap(TWIN_WHERE) { twin::fail(where, "__trap()"); }
 

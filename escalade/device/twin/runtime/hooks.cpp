@@ -11,6 +11,8 @@ void hook(void* pointer, uint32_t bytes, bool write, bool aligned, void* caller)
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     // The call's own address, not the one it returns to, which may belong to the next line.
     const auto site = checks::Site(reinterpret_cast<uintptr_t>(caller) - 1 - settings().library.start);
+    if (faults::stack_nearly_full()) checks::report(site, faults::overflow_text());
+    if (machine->watch.asked_to_stop) checks::report(site, faults::stop_text());
     if (aligned && address % bytes)
         checks::report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
                                   size_t(address), bytes));

@@ -6,6 +6,10 @@ namespace {
 
 constexpr unsigned WHOLE_WARP = ~0u;
 
+void need_all_lanes(unsigned mask, const char* what, Where where) {
+    if (mask != WHOLE_WARP) fail(where, "%s by lanes %08x: the others have returned", what, mask);
+}
+
 // ------------------------------------------------------------------ elements to floats
 
 float half_at(u32 pair, int which) { return float(__builtin_bit_cast(Half, u16(pair >> 16 * which))); }
@@ -32,7 +36,8 @@ float element_of(Element element, u32 bits, int which) {
 
 // A lane's registers hold: of A row group and group + 8, of B column group; along K, as many elements as a register
 // takes, from that number times member on, and as many again half of K later.
-void multiply_lanes(void* const* lanes, unsigned, Where) {
+void multiply_lanes(void* const* lanes, unsigned mask, Where where) {
+    need_all_lanes(mask, "mma", where);
     float a[16][32], b[32][8], d[16][8];
     const Element element = static_cast<const Multiplication*>(lanes[0])->element;
     const int depth = depth_of(element), each = depth / 8;
@@ -76,7 +81,8 @@ u16* element_at(void* const* lanes, int lane, int matrix, int e, bool transposed
     return reinterpret_cast<u16*>(self()->owner->arena + address) + column;
 }
 
-void load_lanes(void* const* lanes, unsigned, Where) {
+void load_lanes(void* const* lanes, unsigned mask, Where where) {
+    need_all_lanes(mask, "ldmatrix", where);
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
         for (int matrix = 0; matrix < mine.count; ++matrix)
@@ -85,7 +91,8 @@ void load_lanes(void* const* lanes, unsigned, Where) {
     }
 }
 
-void store_lanes(void* const* lanes, unsigned, Where) {
+void store_lanes(void* const* lanes, unsigned mask, Where where) {
+    need_all_lanes(mask, "stmatrix", where);
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
         for (int matrix = 0; matrix < mine.count; ++matrix)

@@ -22,6 +22,46 @@ std::string name(const uint3& block) { return text("block (%u, %u, %u)", block.x
 
 std::string name(const Thread& thread) { return text("thread %u of ", thread.number) + name(thread.block); }
 
+// ------------------------------------------------------------------ who waits
+
+namespace {
+
+std::string numbers(const std::vector<unsigned>& list) {  // ascending: "0-31, 64"
+    std::string result;
+    int ranges = 0;
+    for (size_t i = 0; i < list.size();) {
+        if (++ranges > 8) return result + " ... (" + std::to_string(list.size()) + " threads)";
+        size_t end = i + 1;
+        while (end < list.size() && list[end] == list[end - 1] + 1) ++end;
+        result += (result.empty() ? "" : ", ") + std::to_string(list[i]);
+        if (end > i + 1) result += "-" + std::to_string(list[end - 1]);
+        i = end;
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string thread_states() {
+    std::string report;
+    for (Block& block : machine->blocks) {
+        std::map<std::string, std::vector<unsigned>> groups;
+        for (Thread& thread : machine->threads) {
+            if (thread.owner != &block) continue;
+            const Waiting& waiting = thread.waiting;
+            std::string what = thread.done ? "have returned" : &thread == here ? "run now" : "can run";
+            if (thread.asleep) {
+                what = std::string("wait at ") + place(waiting.where) + ": " + waiting.operation;
+                if (waiting.state) what += ", " + waiting.state(waiting);
+            }
+            groups[what].push_back(thread.number);
+        }
+        for (auto& [what, list] : groups)
+            report += "\n  " + name(block.index) + ": threads " + numbers(list) + " " + what;
+    }
+    return report;
+}
+
 // ------------------------------------------------------------------ shared memory
 //
 // guard | dynamic array | guard | static variables, with gaps between them | guard

@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <thread>
 
 namespace twin {
@@ -33,6 +34,7 @@ Thread* pick() {
 // Straight to the next thread, or to the scheduler if there is none or the run is over.
 void hand_over() {
     Thread* const from = self();
+    if (machine->watch.asked_to_stop && !from->done) fail_at(place(from->waiting.where), faults::stop_text());
     Thread* const next = machine->error.empty() ? pick() : nullptr;
     if (next == from) return;
     here = next;
@@ -44,6 +46,8 @@ void run_thread() {
     settings().entry(settings().parameters);
     units::exit_thread(*self());
     self()->done = true;
+    machine->watch.returned = machine->watch.returned + 1;
+    leave_block(*self());
     hand_over();
     __builtin_unreachable();
 }
@@ -67,6 +71,7 @@ void run_block_in_turn() {
         set_place(thread, *thread.owner, number);
         if (request.checks) thread.clock.at.assign(thread.clock.at.size(), 0), thread.clock.at[thread.slot] = 1;
         request.entry(request.parameters);
+        machine->watch.returned = machine->watch.returned + 1;
         units::exit_thread(thread);
     }
     thread.done = true;
@@ -135,40 +140,6 @@ void prepare_cluster(uint3 first) {
     if (launch.request.checks) checks::begin_cluster();
 }
 
-std::string numbers(const std::vector<unsigned>& list) {  // ascending: "0-31, 64"
-    std::string result;
-    int ranges = 0;
-    for (size_t i = 0; i < list.size();) {
-        if (++ranges > 8) return result + " ... (" + std::to_string(list.size()) + " threads)";
-        size_t end = i + 1;
-        while (end < list.size() && list[end] == list[end - 1] + 1) ++end;
-        result += (result.empty() ? "" : ", ") + std::to_string(list[i]);
-        if (end > i + 1) result += "-" + std::to_string(list[end - 1]);
-        i = end;
-    }
-    return result;
-}
-
-std::string deadlock() {
-    std::string report = "deadlock: nothing can run.";
-    for (Block& block : machine->blocks) {
-        std::map<std::string, std::vector<unsigned>> groups;
-        for (Thread& thread : machine->threads) {
-            if (thread.owner != &block) continue;
-            const Waiting& waiting = thread.waiting;
-            std::string what = "have returned";
-            if (!thread.done) {
-                what = std::string("wait at ") + place(waiting.where) + ": " + waiting.operation;
-                if (waiting.state) what += ", " + waiting.state(waiting);
-            }
-            groups[what].push_back(thread.number);
-        }
-        for (auto& [what, list] : groups)
-            report += "\n  " + name(block.index) + ": threads " + numbers(list) + " " + what;
-    }
-    return report;
-}
-
 void check_guards(const Block& block) {
     const SharedLayout& layout = machine->launch->layout;
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(block.arena, layout.arena_bytes);
@@ -189,6 +160,10 @@ void run_cluster(uint3 first) {
     prepare_cluster(first);
     std::string& error = machine->error;
     while (error.empty()) {
+        if (machine->watch.asked_to_stop) {
+            error = faults::stop_text();
+            break;
+        }
         Thread* next = pick();
         if (!next && !units::idle()) break;
         if (!next) continue;
@@ -197,9 +172,21 @@ void run_cluster(uint3 first) {
     }
     here = nullptr;
     const auto waits = [](const Thread& thread) { return !thread.done; };
-    if (error.empty() && std::any_of(machine->threads.begin(), machine->threads.end(), waits)) error = deadlock();
+    if (error.empty() && std::any_of(machine->threads.begin(), machine->threads.end(), waits))
+        error = "deadlock: nothing can run." + thread_states();
     if (error.empty()) units::end_cluster();
     for (const Block& block : machine->blocks) check_guards(block);
+}
+
+// A fault of the runtime itself, which was given a bad address, ends the cluster here.
+void run_guarded(uint3 first) {
+    faults::Watch& watch = machine->watch;
+    watch.guarded = true;
+    try {
+        if (!sigsetjmp(watch.rescue, 0)) run_cluster(first);
+    } catch (Failure) {
+    }
+    watch.guarded = false;
 }
 
 // ------------------------------------------------------------------ one launch
@@ -221,6 +208,8 @@ void work(Launch& launch) {
     machine = own.get();
     machine->launch = &launch;
     machine->error.clear();
+    const bool ticking = launch.request.limit_ms || launch.request.interruptible;
+    std::optional<faults::Watching> watching(std::in_place, machine->watch, ticking);
     const dim3& grid = launch.sizes.grid;
     const uint3& cluster = launch.sizes.cluster;
     const uint32_t across = grid.x / cluster.x, down = grid.y / cluster.y;
@@ -230,15 +219,13 @@ void work(Launch& launch) {
         const uint32_t number = launch.order[position];
         machine->cluster = number + 1;
         machine->generator.seed(launch.request.seed + 7919u * number);
-        try {
-            run_cluster({number % across * cluster.x, number / across % down * cluster.y,
-                         number / (across * down) * cluster.z});
-        } catch (Failure) {
-        }
+        run_guarded({number % across * cluster.x, number / across % down * cluster.y,
+                     number / (across * down) * cluster.z});
         if (machine->error.empty()) continue;
         std::lock_guard lock(launch.mutex);
         if (!launch.failed.exchange(true)) launch.error = machine->error;
     }
+    watching.reset();
     machine = nullptr;
     std::lock_guard lock(pool_mutex);
     pool.push_back(std::move(own));
@@ -280,6 +267,7 @@ Launch::Launch(const Request& r)
 extern "C" char* twin_launch(const Request* request) {
     Launch launch(*request);
     if (launch.error.empty()) {
+        const faults::Handlers handlers(request->interruptible);
         if (request->checks) checks::begin_launch(launch);
         std::vector<std::thread> helpers;
         const size_t workers = std::min<size_t>(request->checks ? 1 : request->workers, launch.order.size());
@@ -297,6 +285,7 @@ extern "C" void twin_free(char* report) { std::free(report); }
 
 void sleep(Sleepers& list, const Waiting& waiting) {
     self()->waiting = waiting;
+    self()->asleep = true;
     list.push_back(self());
     hand_over();
 }
@@ -304,12 +293,14 @@ void sleep(Sleepers& list, const Waiting& waiting) {
 void wake(Sleepers& list, const Clock& clock) {
     for (Thread* thread : list) {
         if (checking()) thread->clock.join(clock);
+        thread->asleep = false;
         machine->ready.push_back(thread);
     }
     list.clear();
 }
 
-void wait::yield() {
+void wait::yield(Where where) {
+    self()->waiting = {"__nanosleep", where};
     machine->ready.push_back(self());
     hand_over();
 }

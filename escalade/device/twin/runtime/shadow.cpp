@@ -138,7 +138,7 @@ void check_bounds(const Access& access) {
     if (buffer && access.address + access.bytes - end <= NEAR_BYTES)
         where = text("%zu bytes past the end of buffer %u (%llu bytes)", size_t(std::max(access.address, end) - end),
                      buffer->index, (unsigned long long)buffer->bytes);
-    report(access.site, text("%s %u bytes at %#zx, outside the launch's buffers: %s", access.write ? "writes" : "reads",
+    report(access.site, text("%s %u bytes at 0x%zx, outside the launch's buffers: %s", access.write ? "writes" : "reads",
                              access.bytes, size_t(access.address), where.c_str()));
 }
 

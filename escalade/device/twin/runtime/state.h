@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives.h"
+#include "faults.h"
 #include "fiber.h"
 #include "language.h"
 #undef alignas  // a keyword again: the rest is plain C++
@@ -41,6 +42,8 @@ struct Request {  // filled by launch.py, in this order
     uint32_t checks;        // the kernel tells of every load and store
     uint32_t fibers;        // 0: the kernel never waits
     uint32_t workers;       // operating-system threads
+    uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
+    uint32_t interruptible; // by SIGINT, whose handler is called as well
     uint32_t variable_count, static_bytes, buffer_count;
     void (*entry)(void**);
     void** parameters;
@@ -67,6 +70,7 @@ struct Launch {
     std::vector<uint32_t> order;  // of clusters
     std::atomic<size_t> next{0};
     std::atomic<bool> failed{false};
+    const int interrupts = faults::interrupts();
     std::mutex mutex;
     std::string error;
     explicit Launch(const Request& request);
@@ -98,7 +102,7 @@ struct Thread : Place, Fiber {
     Block* owner = nullptr;
     unsigned number = 0;  // in its block
     unsigned slot = 0;    // in its cluster
-    bool done = false;
+    bool done = false, asleep = false;
     int cluster_phase = 0;      // of the cluster's barrier, that it has arrived for
     uint32_t proxy_fenced = 0;  // its own count at its last fence.proxy.async
     Waiting waiting;
@@ -109,7 +113,9 @@ struct Thread : Place, Fiber {
 typedef std::vector<Thread*> Sleepers;
 
 struct Gathering {  // a barrier that opens when `expected` threads have come
-    int expected = 0, arrived = 0, votes = 0, result = 0;
+    int expected = 0, arrived = 0, votes = 0;
+    int result = 0, came = 0;  // of the last time that it opened: votes and threads
+    bool whole = false;        // it is the block's: threads that have returned count as come
     Where where = {};
     Sleepers sleepers;
     Clock clock, completed;
@@ -119,6 +125,7 @@ struct Meeting {  // a warp's collective
     const char* operation = nullptr;
     Where where = {};
     unsigned arrived = 0;
+    wait::Perform perform = nullptr;
     void* payloads[32];
     Sleepers sleepers;
     Clock clock;
@@ -127,6 +134,7 @@ struct Meeting {  // a warp's collective
 struct Warp {
     Meeting whole;                        // of all lanes
     std::map<unsigned, Meeting> partial;  // by lane mask
+    unsigned returned = 0;                // lanes
 };
 
 constexpr uint32_t GUARD_BYTES = 1024;
@@ -138,6 +146,8 @@ struct Block {
     unsigned char* arena = nullptr;  // shared memory
     Gathering barriers[16];
     std::vector<Warp> warps;
+    int returned = 0;      // threads
+    Clock returned_clock;  // what those have done
 };
 
 struct Units;  // of the asynchronous instructions, in units.h
@@ -155,6 +165,7 @@ struct Machine {  // one operating-system thread's
     std::string error;
     std::shared_ptr<Units> units;
     uint32_t cluster = 0;  // its number, from 1: 0 is nobody
+    faults::Watch watch;
 };
 
 extern thread_local Machine* machine __attribute__((tls_model("initial-exec")));
@@ -168,6 +179,7 @@ void sleep(Sleepers& list, const Waiting& waiting);
 void wake(Sleepers& list, const Clock& clock);  // the woken have seen all that `clock` has
 void release(Clock& clock);                     // `clock` learns what the running thread did
 void acquire(const Clock& clock);
+void leave_block(Thread& thread);  // it returns: whom the others no longer wait for
 uint32_t random_below(uint32_t limit);
 
 [[noreturn]] void fail_at(const std::string& place, const std::string& message);
@@ -175,6 +187,7 @@ std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 std::string place(Where where);            // "kernel.cu:12"
 std::string name(const Thread& thread);    // "thread 3 of block (0, 1, 0)"
 std::string name(const uint3& block);
+std::string thread_states();               // of the running cluster: a line for those of a block that wait together
 
 // ------------------------------------------------------------------ called by the scheduler
 

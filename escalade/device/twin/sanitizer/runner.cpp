@@ -42,6 +42,7 @@ int main(int, char** arguments) {
     File input{std::fopen(arguments[3], "rb")};
     Request request{};
     input.read(&request, offsetof(Request, entry));  // the numbers in front of the pointers
+    request.library.bytes = input.value<uint64_t>();
 
     std::vector<std::vector<char>> names;
     std::vector<Variable> variables;
@@ -79,6 +80,9 @@ int main(int, char** arguments) {
         std::memcpy(parameters.back(), value.data(), value.size());
     }
     request.entry = reinterpret_cast<void (*)(void**)>(dlsym(library, "twin_entry"));
+    Dl_info loaded{};
+    dladdr(reinterpret_cast<void*>(request.entry), &loaded);
+    request.library.start = reinterpret_cast<uintptr_t>(loaded.dli_fbase);
     request.parameters = parameters.data();
     request.variables = variables.data();
     request.buffer_count = 0;
