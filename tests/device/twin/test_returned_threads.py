@@ -53,6 +53,31 @@ def test_threads_that_wait_in_different_places_are_still_reported(order: Order) 
     assert "wait in the one at kernel.cu:" in report
 
 
+AROUND = r"""
+extern "C" __global__ void around(const float* x, float* y, int come, int rounds) {
+    const int i = threadIdx.x;
+    for (int round = 0; round < rounds; ++round) {
+        y[i] = x[i] + round;
+        if (i >= come) RETURN;
+        __syncthreads();
+    }
+    y[i] *= 2.f;
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS[:2], ids=str)
+def test_a_barrier_that_some_threads_go_around_is_told_from_one_that_they_leave_before(order: Order) -> None:
+    """The first is a mistake on every card: threads that skip the barrier do what comes after it as well."""
+    values = (torch.randn(96), torch.zeros(96), 40, 3)
+    launch(build(planted(AROUND, ("RETURN", "return")), "around", checks=True), 1, 96, values, order=order)
+    report = report_of(planted(AROUND, ("RETURN", "break")), "around", 1, 96, values, order=order)
+    assert (
+        "not all threads of the block come to that barrier" in report
+        and "__syncthreads of kernel.cu:7" in report
+    )
+
+
 def test_a_barrier_with_a_number_of_threads_waits_for_them() -> None:
     counted = planted(LEAVING, (WAITING, "if (i >= stay) return;\n    named_barrier_sync(1, 128);"))
     with pytest.raises(TwinError, match=r"threads 0-63 wait at .*64 of 128 threads have come"):

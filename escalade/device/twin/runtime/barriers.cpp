@@ -48,6 +48,12 @@ std::string meeting_state(const Waiting& waiting) {
     return text("lanes %08x of mask %08x have come", meeting.arrived, waiting.detail);
 }
 
+bool same(Where a, Where b) { return a.line == b.line && a.file == b.file; }
+
+bool has_come(const Thread& thread, Where barrier) {
+    return std::any_of(thread.barriers.begin(), thread.barriers.end(), [&](Where w) { return same(w, barrier); });
+}
+
 Gathering& arrive(int id, int threads, Where where) {
     if (faults::stack_nearly_full()) fail(where, "%s", faults::overflow_text().c_str());
     if (id < 0 || id > 15) fail(where, "barrier %d; a block has 0 to 15", id);
@@ -56,12 +62,13 @@ Gathering& arrive(int id, int threads, Where where) {
     if (barrier.arrived && barrier.expected != expected)
         fail(where, "barrier %d is used with %d and with %d threads", id, barrier.expected, expected);
     // bar.sync does not mind where it is called from; __syncthreads promises that all are at the same place.
-    if (!id && !threads && barrier.arrived && (barrier.where.line != where.line || barrier.where.file != where.file))
+    if (!id && !threads && barrier.arrived && !same(barrier.where, where))
         fail(where, "__syncthreads, while %d other threads of the block wait in the one at %s", barrier.arrived,
              place(barrier.where).c_str());
     barrier.expected = expected;
     barrier.whole = !threads;
     barrier.where = where;
+    if (barrier.whole && checking() && !has_come(*self(), where)) self()->barriers.push_back(where);
     release(barrier.clock);
     ++barrier.arrived;
     return barrier;
@@ -72,7 +79,20 @@ bool all_came(const Gathering& barrier, const Block& block) {
     return barrier.arrived + (barrier.whole ? block.returned : 0) >= barrier.expected;
 }
 
+// Whether those that have returned did so in front of the barrier or went around it, only what the others do next can
+// tell: see checks::check_bypass.
+void remember_bypass(const Gathering& barrier, const Block& block) {
+    auto bypass = std::make_shared<Bypass>(Bypass{barrier.where, {}});
+    for (Thread& thread : machine->threads)
+        if (thread.owner == &block && thread.done && !has_come(thread, barrier.where))
+            bypass->without.push_back(&thread);
+    if (bypass->without.empty()) return;
+    for (Thread* thread : barrier.sleepers) thread->bypass = bypass;
+    self()->bypass = bypass;
+}
+
 void open(Gathering& barrier, const Block& block) {
+    if (barrier.whole && block.returned && checking()) remember_bypass(barrier, block);
     barrier.result = barrier.votes;
     barrier.came = barrier.arrived;
     barrier.arrived = barrier.votes = 0;

@@ -40,6 +40,7 @@ struct Access {
 class Requests {  // requests.cpp
   public:
     void count(const Access& access, bool shared, uintptr_t position);
+    bool made(Site site, const Thread& thread) const;  // in this cluster
     void end_cluster();
     std::string lines();  // one a site: place, memory, direction, requests, transactions
 

@@ -5,10 +5,23 @@
 
 namespace twin::checks {
 
+namespace {
+
+uint64_t key(Site site, const Thread& thread) {  // of the site and the warp
+    const uint32_t warps = (machine->launch->block_threads() + 31) / 32;
+    return uint64_t(site) << 16 | (thread.owner->rank * warps + thread.number / 32);
+}
+
+}  // namespace
+
+bool Requests::made(Site site, const Thread& thread) const {
+    const auto found = open.find(key(site, thread));
+    return found != open.end() && found->second.done[thread.number % 32];
+}
+
 void Requests::count(const Access& access, bool shared, uintptr_t position) {
     if (access.kind) return;
-    const uint32_t warp = self()->owner->rank * ((machine->launch->block_threads() + 31) / 32) + self()->number / 32;
-    Open& mine = open[uint64_t(access.site) << 16 | warp];
+    Open& mine = open[key(access.site, *self())];
     const uint32_t repetition = mine.done[lane()]++;
     while (mine.closed + mine.requests.size() <= repetition) mine.requests.emplace_back();
     Request& request = mine.requests[repetition - mine.closed];

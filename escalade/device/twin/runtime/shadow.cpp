@@ -162,6 +162,18 @@ void access_global(const Access& access) {
         touch(global_cell(half), access, bytes_of(half, access.address, end), 2 * half);
 }
 
+// A thread that returned in front of a barrier has done nothing of what is behind it. If it did what another does for
+// the first time now, after the barrier, it has gone around it.
+void check_bypass(const Access& access) {
+    const Bypass* bypass = self()->bypass.get();
+    if (!bypass || state->requests.made(access.site, *self())) return;
+    for (const Thread* other : bypass->without)
+        if (state->requests.made(access.site, *other))
+            report(access.site, text("does after the __syncthreads of %s what %s did without it: not all threads of the "
+                                     "block come to that barrier", twin::place(bypass->barrier).c_str(),
+                                     name(*other).c_str()));
+}
+
 bool is_own(uintptr_t address) {  // threadIdx and its like, or a thread's stack
     const auto within = [&](const void* start, size_t bytes) {
         return address - reinterpret_cast<uintptr_t>(start) < bytes;
@@ -191,10 +203,12 @@ void access(const Access& access) {
     for (const Block& block : machine->blocks) {
         const uintptr_t offset = access.address - reinterpret_cast<uintptr_t>(block.arena);
         if (offset >= state->launch->layout.arena_bytes) continue;
+        check_bypass(access);
         access_shared(block.rank, offset, access);
         return state->requests.count(access, true, offset);
     }
     if (is_own(access.address)) return;
+    check_bypass(access);
     access_global(access);
     // The card's allocations are aligned to more than a sector, the host's need not be.
     const Range* buffer = buffer_of(access.address);

@@ -89,6 +89,7 @@ struct Clock {
 };
 
 struct Block;
+struct Thread;
 
 struct Waiting {  // what a thread waits for, for the reports
     const char* operation = "";
@@ -96,6 +97,11 @@ struct Waiting {  // what a thread waits for, for the reports
     const void* object = nullptr;
     uint32_t detail = 0;
     std::string (*state)(const Waiting&) = nullptr;
+};
+
+struct Bypass {  // a barrier of the block that opened without some threads, which had returned
+    Where barrier;
+    std::vector<Thread*> without;  // those of them that never came to it
 };
 
 struct Thread : Place, Fiber {
@@ -108,6 +114,8 @@ struct Thread : Place, Fiber {
     Waiting waiting;
     Clock clock;
     Clock fenced;  // as of its last __threadfence
+    std::vector<Where> barriers;  // of its block, that it has come to; kept only for the checks
+    std::shared_ptr<const Bypass> bypass;
 };
 
 typedef std::vector<Thread*> Sleepers;
