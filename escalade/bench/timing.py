@@ -288,6 +288,7 @@ def _replay_time(once: EventSampler) -> float:
 
 
 def _capture(calls: Sequence[Callable[[], None]], repetitions: int) -> Callable[[], None]:
+    calls[0]()  # what a graph takes with it, for it alone, is there again
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(repetitions):

@@ -47,6 +47,8 @@ class CudaKernel:
     handle: Any
     cubin: Cubin
     _allowed: dict[str, int] = field(default_factory=dict, compare=False)
+    _constants: dict[str, tuple[Any, int]] = field(default_factory=dict, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     @property
     def resources(self) -> Resources:
@@ -59,12 +61,36 @@ class CudaKernel:
         """
         from cuda.bindings import driver
 
-        if bytes <= self._allowed.get("bytes", 0):
-            return
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        device = check(driver.cuDeviceGet(device_index), "finding the device")
-        check(driver.cuKernelSetAttribute(attribute, bytes, self.handle, device), what)
-        self._allowed["bytes"] = bytes
+        with self._lock:
+            if bytes <= self._allowed.get("bytes", 0):
+                return
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            device = check(driver.cuDeviceGet(device_index), "finding the device")
+            check(driver.cuKernelSetAttribute(attribute, bytes, self.handle, device), what)
+            self._allowed["bytes"] = bytes
+
+    def constant(self, symbol: str, device_index: int, what: str) -> tuple[Any, int]:
+        """Address and bytes of a `__constant__` array of this copy, looked up once."""
+        from cuda.bindings import driver
+
+        with self._lock:
+            if symbol not in self._constants:
+                with torch.cuda.device(device_index):
+                    found = check(driver.cuLibraryGetGlobal(self.library, symbol.encode()), what)
+                self._constants[symbol] = found
+            return self._constants[symbol]
+
+    def like(self, other: CudaKernel, device_index: int) -> CudaKernel:
+        """Made ready for the same launches as another copy, so that nothing is left to do while a graph is recorded."""
+        from cuda.bindings import driver
+
+        what = f"making a copy of {self.program} ready"
+        with torch.cuda.device(device_index):
+            check(driver.cuKernelGetFunction(self.handle), what)  # loads it into the device's context
+        self.allow_shared(other._allowed.get("bytes", 0), device_index, what)
+        for symbol in tuple(other._constants):
+            self.constant(symbol, device_index, what)
+        return self
 
     def occupancy(self, threads: int, shared_bytes: int) -> int:
         """How many blocks of this kernel a multiprocessor holds at once."""
@@ -77,9 +103,22 @@ class CudaKernel:
         )
 
 
-@cache
+_loaded: dict[tuple[Program, int], CudaKernel] = {}
+_loading: dict[tuple[Program, int], threading.Lock] = {}
+
+
 def load(program: Program, device_index: int) -> CudaKernel:
-    """Compiled for the device and loaded; kept for the life of the process."""
+    """Compiled for the device and loaded, the same copy for all; kept for the life of the process."""
+    key = (program, device_index)
+    if key not in _loaded:
+        with _loading.setdefault(key, threading.Lock()):  # two copies would have two constant memories
+            if key not in _loaded:
+                _loaded[key] = load_copy(program, device_index)
+    return _loaded[key]
+
+
+def load_copy(program: Program, device_index: int) -> CudaKernel:
+    """A copy with constant memory of its own."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -94,7 +133,9 @@ def load(program: Program, device_index: int) -> CudaKernel:
 class CudaLaunch:
     """One kernel launch on one device, everything but the stream and the pointers fixed."""
 
-    def __init__(self, call: KernelCall, device_index: int, label: str) -> None:
+    def __init__(
+        self, call: KernelCall, device_index: int, label: str, kernel: CudaKernel | None = None
+    ) -> None:
         from cuda.bindings import driver
 
         self._launch = driver.cuLaunchKernelEx
@@ -103,7 +144,7 @@ class CudaLaunch:
         self._current_stream = torch._C._cuda_getCurrentRawStream
         self._current_device = torch._C._cuda_getDevice
         self.what = f"launching {call.program}{label}"
-        self.kernel = load(call.program, device_index)
+        self.kernel = kernel or load(call.program, device_index)
         self._handle = self.kernel.handle
         self.arguments = ArgumentList(call.arguments, encode)
         self._address = ctypes.addressof(self.arguments.addresses)
@@ -137,6 +178,18 @@ class CudaLaunch:
             (status,) = self._launch(self._config, self._handle, self._address, 0)
         if status is not self._success:
             check((status,), self.what)
+
+
+def recording(stream: torch.cuda.Stream) -> int | None:
+    """A number for the CUDA graph that is being recorded on the current stream, no other has it; None if none is."""
+    if not torch.cuda.is_current_stream_capturing():
+        return None
+    from cuda.bindings import driver
+
+    _, number, *_ = check(
+        driver.cuStreamGetCaptureInfo(stream.cuda_stream), "asking for the graph being recorded"
+    )
+    return int(number)
 
 
 def make_context_current(device_index: int) -> None:
@@ -205,7 +258,9 @@ def _launch_config(call: KernelCall) -> Any:
 class CudaConstantCopy:
     """Fills a `__constant__` array, on the stream of the launches that read it."""
 
-    def __init__(self, copy: ConstantCopy, device_index: int, label: str) -> None:
+    def __init__(
+        self, copy: ConstantCopy, device_index: int, label: str, kernel: CudaKernel | None = None
+    ) -> None:
         from cuda.bindings import driver
 
         self._driver = driver
@@ -213,10 +268,8 @@ class CudaConstantCopy:
         self._device_index = device_index
         self._copy = copy
         self._source = 0
-        kernel = load(copy.program, device_index)
-        with torch.cuda.device(device_index):
-            found = check(driver.cuLibraryGetGlobal(kernel.library, copy.symbol.encode()), self._what)
-        self._target, room = found
+        kernel = kernel or load(copy.program, device_index)
+        self._target, room = kernel.constant(copy.symbol, device_index, self._what)
         if room < copy.bytes:
             raise LaunchError(f"{self._what}: {copy.bytes} bytes do not fit into {room}")
 

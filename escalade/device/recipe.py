@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -131,14 +132,15 @@ class KernelCall:
 class ConstantCopy:
     """Fills a `__constant__` array of a program from a buffer before the launches that read it.
 
-    The array belongs to the program, not to the call: two streams must not use it at once.
+    The array belongs to the loaded program, not to the call: whoever calls next fills it anew. So it is never done
+    once for many calls, and calls of a recipe with such a step take turns (`Recipe.shared_state`).
     """
 
     program: Program
     symbol: str
     source: Buffer
     bytes: int
-    weights_only: bool = True
+    weights_only: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,16 @@ class Recipe:
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         return tuple(dict.fromkeys(step.program for step in self.steps))
+
+    @cached_property
+    def shared_state(self) -> tuple[Program, ...]:
+        """The programs whose own memory a call writes: all who launch them share it, so calls have to take turns.
+
+        Nothing that is chosen without being named has any. What a kernel itself writes lies in buffers and workspaces,
+        which are the call's: no kernel has variables of its own that it writes.
+        """
+        filled = {step.program for step in self.steps if isinstance(step, ConstantCopy)}
+        return tuple(sorted(filled, key=str))
 
     @cached_property
     def side_lanes(self) -> tuple[int, ...]:

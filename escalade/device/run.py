@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from escalade.device import cuda, twin
 from escalade.device.arguments import ArgumentList, Pointers
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
+from escalade.device.turns import Copies, CudaTurns, Turns, TwinTurns
 from escalade.device.twin import tensor_map
 from escalade.errors import LaunchError, UnsupportedError
 
@@ -33,7 +34,8 @@ class Executable:
     """A recipe made ready for one device. `bind` names its tensors, a call runs it.
 
     Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
-    executable is for one thread at a time: its pointers are state. `settled` is for those whose weights no launch
+    executable is for one thread at a time: its pointers are state. Where a recipe fills memory of a program, which all
+    executables share, calls take turns. `settled` is for those whose weights no launch
     writes that may still be running when they are called, `relayed` for those that a launch follows whose blocks have a
     multiprocessor each.
     """
@@ -52,21 +54,46 @@ class Executable:
         self._workspaces: dict[str, torch.Tensor] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._addresses: dict[str, int] = {}
         self._label = f" for {label}" if label else ""
-        self._steps = [self._step(step, options) for step in recipe.steps]
-        for step in self._steps:
-            if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
-                step.arguments.set(settled, relayed)
+        self._options = options
+        self._flags = (settled, relayed)
+        self._steps = self._make({})
+        self._recorded: tuple[Copies, list[Step]] = {}, self._steps
+        self._turns = self._taking_turns() if recipe.shared_state else None
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
 
-    def _step(self, step: KernelCall | ConstantCopy, options: TwinOptions) -> Step:
+    def _taking_turns(self) -> Turns:
+        programs = self.recipe.shared_state
+        return CudaTurns(programs, self._index) if self.device.type == "cuda" else TwinTurns(programs)
+
+    def _over(self, copies: Copies) -> list[Step]:
+        """The steps for a CUDA graph that has these copies of programs to itself, made when it is first recorded."""
+        if not copies:
+            return self._steps
+        if self._recorded[0] != copies:
+            self._recorded = copies, self._make(copies)
+        steps = self._recorded[1]
+        for step in steps:
+            step.point(self._addresses)
+        return steps
+
+    def _make(self, copies: Copies) -> list[Step]:
+        """The steps, those of programs that `copies` has over that copy."""
+        steps = [self._step(step, copies) for step in self.recipe.steps]
+        for step in steps:
+            if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
+                step.arguments.set(*self._flags)
+        return steps
+
+    def _step(self, step: KernelCall | ConstantCopy, copies: Copies) -> Step:
         if self.device.type == "cuda":
             kind = cuda.CudaLaunch if isinstance(step, KernelCall) else cuda.CudaConstantCopy
-            return kind(step, self._index, self._label)  # type: ignore[arg-type]
+            return kind(step, self._index, self._label, copies.get(step.program))  # type: ignore[arg-type]
         if self.device.type == "cpu":
             if isinstance(step, KernelCall):
-                return _TwinLaunch(step, options, self._sizes, self._label)
-            return _TwinConstantCopy(step, options)
+                return _TwinLaunch(step, self._options, self._sizes, self._label)
+            return _TwinConstantCopy(step, self._options)
         raise UnsupportedError(
             f"device {self.device}: kernels run on CUDA devices, and on the CPU through the twin"
         )
@@ -85,13 +112,13 @@ class Executable:
             if workspace.name not in self._workspaces:
                 self._workspaces[workspace.name] = workspace.allocate(self.device)
             self._tensors[workspace.name] = self._workspaces[workspace.name]
-        addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+        self._addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         if self.device.type == "cpu":  # the twin is held to them
             for name, tensor in self._tensors.items():
                 storage = tensor.untyped_storage()
                 self._sizes[name] = (storage.data_ptr(), storage.nbytes())
         for step in self._steps:
-            step.point(addresses)
+            step.point(self._addresses)
         return self
 
     def release(self) -> None:
@@ -107,18 +134,26 @@ class Executable:
     @property
     def launches(self) -> list[Callable[[], None]]:
         """What a call does, one after another."""
-        return [self] if self.recipe.side_lanes or self._synchronize else list(self._steps)
+        together = self.recipe.side_lanes or self._synchronize or self._turns
+        return [self] if together else list(self._steps)
 
     def __call__(self) -> None:
+        if self._turns is None:
+            self._launch(self._steps)
+        else:
+            with self._turns.take() as copies:
+                self._launch(self._over(copies))
+
+    def _launch(self, steps: Sequence[Step]) -> None:
         lanes = self.recipe.side_lanes
         if lanes and self.device.type == "cuda":
             with cuda.side_lanes(self._index, lanes):
-                self._run()
+                self._run(steps)
         else:  # the twin runs one launch after another
-            self._run()
+            self._run(steps)
 
-    def _run(self) -> None:
-        for step in self._steps:
+    def _run(self, steps: Sequence[Step]) -> None:
+        for step in steps:
             step()
             if self._synchronize:
                 self._wait(step)

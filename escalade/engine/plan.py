@@ -202,32 +202,20 @@ def _step(
     if way is Way.naive:
         choice = _foot(lowered, device)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-    choice, recipe = _chosen(lowered, device, avoid)
-    return Step(node, lowered, choice, recipe)
-
-
-def _chosen(lowered: Lowered, device: torch.device, avoid: frozenset[str]) -> tuple[Choice, Recipe]:
-    """A program's constant memory is one for all who launch it, and two steps of a plan may be the same program with
-    different weights: configurations that keep weights there are passed over.
-    """
-    while True:
-        choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
-        if choice.problem != lowered.problem:
-            raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
-        for config in (choice.config, *choice.rung.configs(choice.problem)):
-            recipe = choice.rung.recipe(choice.problem, config)
-            if not any(isinstance(part, ConstantCopy) for part in recipe.steps):
-                return replace(choice, config=config), recipe
-        avoid |= {f"{lowered.operation}/{choice.rung.name}"}
+    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
+    if choice.problem != lowered.problem:
+        raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
+    return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
 
 
 def _foot(lowered: Lowered, device: torch.device) -> Choice:
-    """The lowest rung that can do it."""
+    """The lowest rung that can do it, in memory that is the plan's own."""
     here = architecture_of(device)
     for rung in operation(lowered.operation).ladder:
         if rung.refusal(lowered.problem, here) is None:
             choice = choose(lowered.operation, lowered.problem, device, rung.name)
-            return replace(choice, why="the foot of its ladder")
+            if not rung.recipe(choice.problem, choice.config).shared_state:
+                return replace(choice, why="the foot of its ladder")
     raise UnsupportedError(f"no rung of {lowered.operation} can do {lowered.problem.name}")
 
 
@@ -329,10 +317,8 @@ def _may_run_directly(steps: Sequence[Step]) -> bool:
             return False
         if step.recipe is None:
             continue
-        each = [part for part in step.recipe.steps if not part.weights_only]
-        if not all(isinstance(part, KernelCall) for part in each):
-            return False
-        if any(workspace.zeroed for workspace in step.recipe.workspaces):
+        each = step.recipe.after_packing.steps
+        if step.recipe.shared_state or any(workspace.zeroed for workspace in step.recipe.workspaces):
             return False
         launches += len(each)
     return 1 <= launches <= MOST_DIRECT_LAUNCHES

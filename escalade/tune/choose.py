@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ def choose(
 ) -> Choice:
     """The rung of that name, or the one that was measured to be fastest, or the one that should be.
 
-    `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed.
+    `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed. What writes
+    memory that a program has for all its callers is taken only if its rung is named and has nothing else.
     """
     here = architecture_of(device)
     if rung is not None:
@@ -43,7 +45,8 @@ def choose(
         refusal = asked.refusal(problem, here)
         if refusal:
             raise UnsupportedError(f"rung {rung} of {operation} cannot do {problem.name}: {refusal}")
-        return Choice(asked, asked.configs(problem)[0], problem, "asked for by name")
+        config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
+        return Choice(asked, config, problem, "asked for by name")
     return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, here, avoid)
 
 
@@ -73,10 +76,13 @@ def estimated(
         if rung.least(form) + conversion >= least:
             continue
         config, us = _best(rung, form, architecture)
+        if config is None:
+            refusals.append(f"{name}: it keeps weights in memory that all its callers share.")
+            continue
         if us is None:
             if best is None:
                 why = "first of the preferred rungs that supports it"
-                best = Choice(rung, rung.configs(form)[0], form, why + layout)
+                best = Choice(rung, config, form, why + layout)
             break
         if us + conversion < least:
             least = us + conversion
@@ -84,6 +90,11 @@ def estimated(
     if best is None:
         raise UnsupportedError(f"no rung of {operation} can do {problem.name}. " + " ".join(refusals))
     return best
+
+
+def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config]:
+    """Those that write nothing but the call's own memory."""
+    return (config for config in rung.configs(problem) if not rung.recipe(problem, config).shared_state)
 
 
 def _form(
@@ -99,18 +110,18 @@ def _form(
     return None, " ".join(refusals)
 
 
-def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[Config, float | None]:
+def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[Config | None, float | None]:
     """The config with the least estimate among those that fit the architecture, the first of equals; the default and
-    None if the rung has no estimates."""
-    configs = rung.configs(problem)
-    figures = [(rung.estimate(problem, config), config) for config in configs]
+    None if the rung has no estimates. No config at all if the rung has none that any caller may be given."""
+    figures = [(rung.estimate(problem, config), config) for config in rung.configs(problem)]
     ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
     room = SHARED_BYTES.get(architecture or "", MOST_SHARED)
     for us, config in ranked:
-        steps = rung.recipe(problem, config).steps
-        if all(step.shared_bytes <= room for step in steps if isinstance(step, KernelCall)):
+        recipe = rung.recipe(problem, config)
+        fits = all(step.shared_bytes <= room for step in recipe.steps if isinstance(step, KernelCall))
+        if fits and not recipe.shared_state:
             return config, us
-    return configs[0], None
+    return next(configs_for_any_caller(rung, problem), None), None
 
 
 def _from_tables(
@@ -131,6 +142,8 @@ def _from_tables(
         if rung.refusal(problem, architecture_of(device)) is not None:
             continue
         for config in rung.configs(problem):
-            if config.as_dict() == found.entry.config:
+            if config.as_dict() != found.entry.config:
+                continue
+            if not rung.recipe(problem, config).shared_state:
                 return Choice(rung, config, problem, found.why)
     return None

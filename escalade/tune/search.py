@@ -17,6 +17,7 @@ from escalade.device.program import Program
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.ladder import Config, Problem, Rung
+from escalade.tune.choose import configs_for_any_caller
 from escalade.tune.samples import Sample
 from escalade.tune.table import Entry
 
@@ -39,7 +40,8 @@ class Candidate:
 
 
 def candidates(operation: str, problem: Problem, architecture: str | None) -> list[Candidate]:
-    """Every config of every preferred rung that takes the problem as it is, the hopeless ones apart.
+    """Every config of every preferred rung that takes the problem as it is, and that any caller may be given; the
+    hopeless ones apart.
 
     One thread an output can take a thousand times as long as tensor cores: seconds that nothing is learnt from.
     """
@@ -50,7 +52,7 @@ def candidates(operation: str, problem: Problem, architecture: str | None) -> li
         rung = asked.ladder.rung(name)
         if rung.refusal(problem, architecture) is not None or rung.least(problem) > HOPELESS * least:
             continue
-        for config in rung.configs(problem):
+        for config in configs_for_any_caller(rung, problem):
             us = rung.estimate(problem, config)
             found.append((Candidate(rung, config), us))
             least = min(least, math.inf if us is None else us)

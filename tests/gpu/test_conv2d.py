@@ -137,8 +137,6 @@ def test_two_streams_do_not_share_a_workspace(cuda: torch.device) -> None:
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     for rung in OPERATIONS["conv2d"].ladder:
-        if rung.name == "constant_weights":
-            continue  # its constants belong to the program: one stream at a time
         results = []
         for turn in range(6):
             with torch.cuda.stream(streams[turn % 2]):

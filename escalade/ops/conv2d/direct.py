@@ -202,7 +202,7 @@ def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Consta
         "CHANNELS": p.channels if constant else 1,
         "FILTERS": p.filters if constant else 1,
         "CONSTANT_WEIGHT_COUNT": p.weight_elements if constant else 1,
-        "CONSTANT_BIAS_COUNT": p.filters if constant else 1,
+        "CONSTANT_BIAS_COUNT": p.filters if constant and p.bias else 1,
     }
 
 

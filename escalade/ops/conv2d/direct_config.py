@@ -227,7 +227,9 @@ def fitted(problem: Conv2dProblem, config: DirectConfig) -> DirectConfig | None:
 
 @lru_cache(256)
 def candidates(problem: Conv2dProblem, ideas: DirectConfig, most: int = 24) -> tuple[DirectConfig, ...]:
-    """The configs with the switches of `ideas` that should be the fastest on an H200, best first."""
+    """The configs with the switches of `ideas` that should be the fastest on an H200, best first; those in constant
+    memory behind all others.
+    """
     places = ["constant"] if constant_bytes(problem) <= 16 * 1024 and ideas.weights == "shared" else []
     scored: dict[DirectConfig, float] = {}
     for shape in _shapes(problem):
@@ -241,16 +243,20 @@ def candidates(problem: Conv2dProblem, ideas: DirectConfig, most: int = 24) -> t
                 if valid(problem, config):
                     scored[config] = efficiency(problem, config)
     chosen: list[DirectConfig] = []
-    alike: Counter[tuple[int, int, int, bool]] = Counter()
+    alike: Counter[tuple[str, int, int, int, bool]] = Counter()
+    places_taken: Counter[str] = Counter()
     for config in sorted(scored, key=lambda config: -scored[config]):
         config = replace(config, padded=ideas.padded)
-        kind = (config.run, config.runs, config.outputs_k, config.threads >= 128)
-        if alike[kind] < 3 and valid(problem, config):  # a tuner learns more from configs that differ
-            alike[kind] += 1
-            chosen.append(config)
-        if len(chosen) == most:
-            break
-    return tuple(sorted(chosen, key=lambda config: -efficiency(problem, config)))
+        kind = (config.weights, config.run, config.runs, config.outputs_k, config.threads >= 128)
+        if places_taken[config.weights] == most or alike[kind] == 3 or not valid(problem, config):
+            continue  # a tuner learns more from configs that differ
+        places_taken[config.weights] += 1
+        alike[kind] += 1
+        chosen.append(config)
+    # Constant memory is one for all callers of a kernel, so it comes last, however fast it is.
+    return tuple(
+        sorted(chosen, key=lambda config: (config.weights == "constant", -efficiency(problem, config)))
+    )
 
 
 def _is_warp_uniform(problem: Conv2dProblem, config: DirectConfig) -> bool:

@@ -1,0 +1,137 @@
+"""Streams, events and graphs without a GPU, whose work is done in any order that they allow.
+
+Whoever forgets to wait for an event is found out: work is done only when somebody waits for it, and `seed` chooses the
+stream whose turn it is, so that a stream may be far ahead of another or far behind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+
+class Point:
+    """A place in a stream's work."""
+
+    def __init__(self) -> None:
+        self.is_reached = False
+
+
+class Stream:
+    def __init__(self, gpu: Gpu, number: int) -> None:
+        self.gpu = gpu
+        self.cuda_stream = number
+        self.work: deque[Callable[[], None] | Point] = deque()
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        if self.gpu.recorded is None:
+            self.work.append(work)
+        else:
+            self.gpu.recorded.append(work)
+
+    def wait_event(self, event: Event) -> None:
+        assert event.graph is self.gpu.recorded, "a graph and what is outside it cannot wait for each other"
+        if event.point is not None and self.gpu.recorded is None:
+            self.work.append(event.point)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event(self.gpu)
+        event.record(other)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        self.gpu.run_until(lambda: not self.work)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.point: Point | None = None
+        self.graph: list[Callable[[], None]] | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or self.gpu.current
+        self.graph = self.gpu.recorded
+        self.point = point = Point()
+
+        def reach() -> None:
+            point.is_reached = True
+
+        if self.graph is None:
+            stream.work.append(reach)
+
+    def synchronize(self) -> None:
+        if self.point is not None:
+            self.gpu.run_until(lambda: self.point is None or self.point.is_reached)
+
+
+class Gpu:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._favourites: dict[int, float] = {}
+        self.streams: list[Stream] = []
+        self.current = self.stream()
+        self.recorded: list[Callable[[], None]] | None = None
+        """The work of the graph that is being recorded."""
+
+    def stream(self, *_: Any, **__: Any) -> Stream:
+        made = Stream(self, len(self.streams))
+        self.streams.append(made)
+        self._favourites[made.cuda_stream] = self._random.random() ** 3
+        return made
+
+    def event(self, *_: Any, **__: Any) -> Event:
+        return Event(self)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Callable[[], None]]]:
+        assert self.recorded is None
+        made: list[Callable[[], None]] = []
+        self.recorded = made
+        try:
+            yield made
+        finally:
+            self.recorded = None
+
+    def run_until(self, is_enough: Callable[[], bool]) -> None:
+        while not is_enough():
+            ready = [
+                s
+                for s in self.streams
+                if s.work and (not isinstance(s.work[0], Point) or s.work[0].is_reached)
+            ]
+            assert ready, "every stream waits for another"
+            weights = [self._favourites[stream.cuda_stream] + 1e-6 for stream in ready]
+            work = self._random.choices(ready, weights)[0].work.popleft()
+            if not isinstance(work, Point):
+                work()
+
+    def synchronize(self, *_: Any) -> None:
+        self.run_until(lambda: not any(stream.work for stream in self.streams))
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """For `torch.cuda`."""
+        for name, value in {
+            "Stream": self.stream,
+            "Event": self.event,
+            "stream": self.on,
+            "device": nullcontext,
+            "current_stream": lambda *_: self.current,
+            "current_device": lambda: 0,
+            "synchronize": self.synchronize,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
