@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from escalade import outside
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
@@ -153,8 +153,7 @@ def _host_compiler() -> str:
     from escalade.device.twin import toolchain
 
     found = toolchain.compiler()
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    return f"{shutil.which('g++')}: {version.splitlines()[0]}"
+    return f"{found}: {outside.output(found, '--version').splitlines()[0]}"
 
 
 def _twin() -> str:
@@ -176,8 +175,7 @@ def _cache() -> str:
     from escalade.device.cache import default_cache
 
     cache = default_cache()
+    if problem := cache.problem():
+        raise RuntimeError(problem)
     entries, size = cache.size()
-    cache.directory.mkdir(parents=True, exist_ok=True)
-    if not os.access(cache.directory, os.W_OK):
-        raise RuntimeError(f"{cache.directory} cannot be written to")
     return f"{cache.directory}: {entries} entries, {size / 2**20:.1f} MiB"

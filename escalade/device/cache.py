@@ -1,30 +1,55 @@
 """Finished build products (cubins, twin libraries) on disk.
 
-An entry is a file and, beside it, a second one with its hash. Both are written under temporary names
-and renamed, so that a reader sees all of a file or nothing of it, whichever process gets there first;
-an entry whose hash does not fit (corrupt, truncated, half replaced) is a miss and is made again.
+An entry is one file: the product, and behind it a seal with the hash of its name and contents, which libraries and
+precompiled headers carry without harm. It is made under another name and renamed, so that a reader sees all of it
+or nothing, whichever process gets there first and wherever it is stopped. An entry whose seal does not fit
+(corrupt, truncated, another's) is a miss and is made again.
+
+The entries stand in a folder of their own below the one that was chosen. Whatever else lies there, in either of the
+two, is never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import pathlib
+import re
 import shutil
+import stat
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
+from typing import BinaryIO
 
-SCHEMA = 2
+from escalade import files
+from escalade.device import trust
+from escalade.errors import CompileError
+
+SCHEMA = 3
+FOLDER = f"escalade-cache-v{SCHEMA}"
 DEFAULT_LIMIT_BYTES = 1 << 30
-_HASH_SUFFIX = ".sha256"
+SEAL_BYTES = 64
+_MAGIC = b"\0escalade: sha256 of name, file:"  # 32 bytes, and as many of the hash
+_TAG = "CACHEDIR.TAG"
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"  # by which backups know a cache: bford.info/cachedir
+    "# Kernels compiled by Escalade. Everything here can be deleted: it is made again when it is needed.\n"
+)
+_ENTRY = re.compile(r"[0-9a-f]{40}\.(bin|so|gch|run)")
+_LOCK = re.compile(_ENTRY.pattern + r"\.lock")
 _MAKING = "making-"
+_UNFINISHED = re.compile(_MAKING + r"[a-z0-9_]{8}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM = 16  # an eviction makes room for a sixteenth of the limit, so that not every new entry needs one
 _WRITERS = 8  # how many processes may fill a folder together and keep to its limit
 _ABANDONED_SECONDS = 24 * 3600  # no build takes a day: what is still unfinished then belongs to nobody
+_SKEW_SECONDS = 60  # by which the clocks of two machines that share a folder may differ
 
 
 def cache_key(*parts: str | bytes) -> str:
@@ -41,17 +66,32 @@ def default_directory() -> pathlib.Path:
     """`ESCALADE_CACHE_DIR`, or the user's cache folder."""
     chosen = os.environ.get("ESCALADE_CACHE_DIR")
     if chosen:
+        return _absolute(chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # others are to be ignored, says its specification
+        return pathlib.Path(base) / "escalade"
+    try:
+        return pathlib.Path.home() / ".cache" / "escalade"
+    except RuntimeError:  # a user without a home
+        return pathlib.Path(tempfile.gettempdir()) / f"escalade-{os.geteuid()}"
+
+
+@cache
+def _absolute(chosen: str) -> pathlib.Path:
+    """The same folder as long as the process lives, wherever that goes."""
+    try:
+        return pathlib.Path(os.path.abspath(chosen))
+    except OSError:  # the folder that it is in is gone
         return pathlib.Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "escalade"
 
 
 class DiskCache:
-    """A folder of hashed files, bounded in size: the entries unused for longest go first.
+    """A folder of sealed files, bounded in size: the entries unused for longest go first.
 
     An entry used in the last `grace_seconds` is not evicted, since whoever asked for its file may be
     about to open it; the bound can be exceeded for that long. Where the folder cannot be written to,
-    what is in it still serves, and new entries last as long as the process.
+    what is in it still serves, and new entries last as long as the process. A folder that other users can
+    write to does not serve: libraries are run.
     """
 
     def __init__(
@@ -60,7 +100,10 @@ class DiskCache:
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         grace_seconds: float = 60.0,
     ) -> None:
-        self.directory = directory
+        try:
+            self.directory = pathlib.Path(os.path.realpath(directory / FOLDER))
+        except OSError:  # relative, in a folder that is gone
+            self.directory = directory / FOLDER
         self.limit_bytes = limit_bytes
         self.grace_seconds = grace_seconds
         self.hits = 0
@@ -74,40 +117,47 @@ class DiskCache:
         made: list[bytes] = []
 
         def write(path: pathlib.Path) -> None:
-            made.append(make())
+            if not made:
+                made.append(make())
             path.write_bytes(made[0])
 
-        path = self.file(key, ".bin", write)
+        try:
+            path = self.file(key, ".bin", write)
+        except _Unusable:
+            if not made:
+                raise
         if made:
             return made[0]
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:  # another process evicted it in this very moment
-            return make()
+        with contextlib.suppress(OSError, _Damaged), _opened(path) as file:
+            return file.read(os.fstat(file.fileno()).st_size - SEAL_BYTES)
+        return make()  # another process evicted it in this very moment
 
     def has(self, key: str) -> bool:
-        """Whether `get` would find it."""
-        return any((folder / f"{key}.bin").exists() for folder in self._folders())
+        """Whether `get` would find it, whole."""
+        return self._find(_name(key, ".bin")) is not None
+
+    def keeps(self, key: str) -> bool:
+        """Whether it is found when this process is gone, too."""
+        found = self._find(_name(key, ".bin"))
+        return found is not None and found.parent == self.directory
 
     def file(self, key: str, suffix: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-        """The finished file of `key`; on a miss, `make` writes it to the path it is given."""
-        name = f"{key}{suffix}"
-        for folder in self._folders():
-            if _is_whole(folder / name):
-                self.hits += 1
-                _touch(folder / name)
-                return folder / name
-        self.misses += 1
-        with self._workshop() as workshop:
-            made = workshop / name
-            make(made)
-            checksum = _checksum_path(made)
-            checksum.write_text(_hash(made))
-            # Payload first: a process that dies between the two leaves a mismatch, which is a miss.
-            path = workshop.parent / name
-            os.replace(made, path)
-            os.replace(checksum, _checksum_path(path))
-        self._evict(keep=path)
+        """The finished file of `key`; on a miss, `make` writes it to the path it is given.
+
+        One process makes it while others that miss it too wait.
+        """
+        name = _name(key, suffix)
+        path = self._find(name)
+        if path is None:
+            with self._alone(name):
+                path = self._find(name)
+                if path is None:
+                    self.misses += 1
+                    path = self._make(name, make)
+                    self._evict(keep=path)
+                    return path
+        self.hits += 1
+        _touch(path)
         return path
 
     def size(self) -> tuple[int, int]:
@@ -115,44 +165,99 @@ class DiskCache:
         entries = self._entries()
         return len(entries), sum(size for _, size, _ in entries)
 
-    def _folders(self) -> list[pathlib.Path]:
-        return [self.directory] + ([pathlib.Path(self._substitute.name)] if self._substitute else [])
+    def problem(self) -> str:
+        """Why new entries would last no longer than this process; empty if they are kept."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._prepared()):
+                return ""
+        except (OSError, _Unusable) as error:
+            return str(error)
+
+    def _find(self, name: str) -> pathlib.Path | None:
+        """Where an entry is whole. What is damaged is said and removed."""
+        for folder in self._folders():
+            path = folder / name
+            try:
+                with _opened(path):
+                    return path
+            except OSError:
+                continue
+            except _Damaged as damage:
+                warnings.warn(f"{path} was damaged ({damage}) and is made again", stacklevel=4)
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.lstat(path), damage.status):  # and not whole by now
+                        os.unlink(path)
+        return None
+
+    def _folders(self) -> Iterator[pathlib.Path]:
+        with contextlib.suppress(OSError):
+            if not trust.objection(self.directory):
+                yield self.directory
+        if self._substitute:
+            yield pathlib.Path(self._substitute.name)
 
     @contextlib.contextmanager
-    def _workshop(self) -> Iterator[pathlib.Path]:
-        """A folder to make one entry in, inside the folder that the entry will stand in."""
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=_MAKING, dir=self.directory)
-        except OSError as error:
-            folder = tempfile.mkdtemp(prefix=_MAKING, dir=self._substitute_for(error))
-        try:
-            yield pathlib.Path(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _alone(self, name: str) -> Iterator[None]:
+        """As far as that can be had: without a lock the worst is that something is made twice."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError, _Unusable):
+                folder = self._prepared()
+                held.enter_context(files.alone(folder / f"{name}.lock"))
+            yield
 
-    def _substitute_for(self, error: OSError) -> str:
+    def _make(self, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+        try:
+            return _made_in(self._prepared(), name, make)
+        except _Unusable as problem:
+            return _made_in(self._substitute_for(problem), name, make)
+
+    def _prepared(self) -> pathlib.Path:
+        """The folder, there and marked as what it is."""
+        try:
+            _make_folder(self.directory)
+            objection = trust.objection(self.directory)
+            if not objection and not (self.directory / _TAG).exists():
+                with contextlib.suppress(OSError):
+                    (self.directory / _TAG).write_text(_TAG_TEXT)
+        except OSError as error:
+            raise _Unusable(f"{self.directory} cannot be written to: {error}") from error
+        if objection:
+            raise _Unusable(f"{self.directory} is not used: {objection}")
+        return self.directory
+
+    def _substitute_for(self, problem: _Unusable) -> pathlib.Path:
         with self._lock:
             if self._substitute is None:
+                try:
+                    self._substitute = tempfile.TemporaryDirectory(prefix="escalade-")
+                except OSError as error:
+                    raise _Unusable(
+                        f"{problem}, and there is no folder for temporary files: {error}"
+                    ) from error
                 warnings.warn(
-                    f"the cache folder {self.directory} cannot be written to ({error}); what is built now is kept "
-                    "until this process ends. Set ESCALADE_CACHE_DIR to a folder that can be written to",
-                    stacklevel=5,
+                    f"the cache folder {problem}; what is built now is kept until this process ends. "
+                    "Set ESCALADE_CACHE_DIR to a folder of your own with room in it",
+                    stacklevel=6,
                 )
-                self._substitute = tempfile.TemporaryDirectory(prefix="escalade-")
-            return self._substitute.name
+            return pathlib.Path(self._substitute.name)
 
     def _entries(self) -> list[tuple[float, int, pathlib.Path]]:
         """Last use, size and path of each; what another process removes meanwhile is left out."""
-        entries = []
-        with contextlib.suppress(OSError):
-            for path in self.directory.iterdir():
-                if path.suffix == _HASH_SUFFIX or path.is_dir():
-                    continue
-                with contextlib.suppress(OSError):
-                    status = path.stat()
-                    entries.append((status.st_mtime, status.st_size, path))
-        return entries
+        return [
+            (_last_use(status), status.st_size, path)
+            for path, status in self._own_files(_ENTRY)
+            if stat.S_ISREG(status.st_mode)
+        ]
+
+    def _own_files(self, names: re.Pattern[str]) -> list[tuple[pathlib.Path, os.stat_result]]:
+        """Those of our names; links are not followed."""
+        found = []
+        with contextlib.suppress(OSError), os.scandir(self.directory) as there:
+            for entry in there:
+                if names.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        found.append((pathlib.Path(entry.path), entry.stat(follow_symlinks=False)))
+        return found
 
     def _evict(self, keep: pathlib.Path) -> None:
         """Looks through the folder, which takes long where it has thousands of entries, when it may be full."""
@@ -164,39 +269,120 @@ class DiskCache:
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
             wanted = self.limit_bytes - (self.limit_bytes // _ROOM if total > self.limit_bytes else 0)
-            recent = time.time() - self.grace_seconds
             for _, size, path in entries:
                 if total <= wanted:
                     break
-                if path == keep or _last_use(path) > recent:
-                    continue
-                path.unlink(missing_ok=True)
-                _checksum_path(path).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    if path == keep or time.time() - _last_use(os.lstat(path)) < self.grace_seconds:
+                        continue
+                    os.unlink(path)
                 total -= size
             self._unwatched_bytes = (self.limit_bytes - total) // _WRITERS
             self._sweep()
 
     def _sweep(self) -> None:
-        """Removes what processes that died have left: unfinished builds, and hashes without their payload."""
-        long_ago = time.time() - _ABANDONED_SECONDS
-        for path in [*self.directory.glob(f"{_MAKING}*"), *self.directory.glob(f"*{_HASH_SUFFIX}")]:
-            if _last_use(path) > long_ago:
+        """Removes what processes that died have left: unfinished builds, and locks."""
+        now = time.time()
+        for path, status in [*self._own_files(_UNFINISHED), *self._own_files(_LOCK)]:
+            if abs(now - status.st_mtime) < _ABANDONED_SECONDS:
                 continue
-            if path.is_dir():
+            if stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path, ignore_errors=True)
-            elif not path.with_name(path.name.removesuffix(_HASH_SUFFIX)).exists():
-                path.unlink(missing_ok=True)
+            elif stat.S_ISREG(status.st_mode):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
-def _checksum_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name + _HASH_SUFFIX)
+class _Unusable(CompileError):
+    """A folder that nothing can be built in."""
 
 
-def _is_whole(path: pathlib.Path) -> bool:
+class _Damaged(Exception):
+    def __init__(self, what: str, status: os.stat_result) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+def _name(key: str, suffix: str) -> str:
+    name = f"{key}{suffix}"
+    if not _ENTRY.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an entry: keys are made by cache_key")
+    return name
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """An entry that is whole, at its beginning; an OSError if there is none, or it is not this user's."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+        if not trust.is_ours(status) or trust.can_be_written_by_others(status):
+            raise PermissionError(errno.EACCES, "other users could have written it", str(path))
+        if status.st_size < SEAL_BYTES:
+            raise _Damaged("its end is missing", status)
+        expected = _hash(file, path.name, status.st_size - SEAL_BYTES)
+        if file.read(SEAL_BYTES) != _MAGIC + expected:
+            raise _Damaged("its hash does not fit", status)
+        file.seek(0)
+        yield file
+
+
+def _made_in(folder: pathlib.Path, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Made in a folder inside the one that the entry will stand in, sealed, and moved to its place."""
     try:
-        return _checksum_path(path).read_bytes() == _hash(path).encode()
-    except OSError:
-        return False
+        workshop = pathlib.Path(tempfile.mkdtemp(prefix=_MAKING, dir=folder))
+    except OSError as error:
+        raise _Unusable(f"{folder} cannot be written to: {error}") from error
+    try:
+        made = workshop / name
+        try:
+            make(made)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise _Unusable(f"{folder} has no room: {error}") from error
+        try:
+            _seal(made)
+            os.replace(made, folder / name)
+        except OSError as error:
+            raise _Unusable(f"{folder} cannot be written to: {error}") from error
+        return folder / name
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _seal(path: pathlib.Path) -> None:
+    with path.open("r+b") as file:
+        status = os.fstat(file.fileno())
+        # Others may read it as far as the umask lets them; to write it would be to write what is run.
+        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+        digest = _hash(file, path.name, status.st_size)
+        file.seek(0, os.SEEK_END)
+        file.write(_MAGIC + digest)
+
+
+def _hash(file: BinaryIO, name: str, size: int) -> bytes:
+    digest = hashlib.sha256(name.encode() + b"\0")
+    while size > 0:
+        block = file.read(min(size, 1 << 20))
+        if not block:  # shorter by now
+            break
+        digest.update(block)
+        size -= len(block)
+    return digest.digest()
+
+
+def _make_folder(path: pathlib.Path) -> None:
+    """With all above it, none of them for others to write to, whatever the umask says."""
+    if path.is_dir():
+        return
+    if path.parent == path:
+        raise FileNotFoundError(errno.ENOENT, "the folder that it is relative to is gone", str(path))
+    _make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o755)
 
 
 def _touch(path: pathlib.Path) -> None:
@@ -204,16 +390,9 @@ def _touch(path: pathlib.Path) -> None:
         os.utime(path)
 
 
-def _last_use(path: pathlib.Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0  # another process removed it
-
-
-def _hash(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _last_use(status: os.stat_result) -> float:
+    """A date in the future, of a clock that was wrong, says nothing: such an entry is the first to go."""
+    return status.st_mtime if status.st_mtime <= time.time() + _SKEW_SECONDS else 0.0
 
 
 _caches: dict[pathlib.Path, DiskCache] = {}
@@ -222,4 +401,6 @@ _caches: dict[pathlib.Path, DiskCache] = {}
 def default_cache() -> DiskCache:
     """The process's cache in the folder that the environment names now."""
     directory = default_directory()
-    return _caches.setdefault(directory, DiskCache(directory))
+    if directory not in _caches:
+        _caches.setdefault(directory, DiskCache(directory))
+    return _caches[directory]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
 import os
 import pathlib
 import re
-import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from escalade import outside
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.program import KERNELS, Program, read
 from escalade.errors import CompileError
@@ -20,6 +22,8 @@ from escalade.errors import CompileError
 _OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
 _importing = threading.Lock()
 """cuda.core puts another module in its own place while it is imported: a second thread would find it half made."""
+_BRACKETS = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
+_ANY_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
 _RESOURCES = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?",
@@ -66,18 +70,38 @@ def compile_program(program: Program, architecture: str) -> Cubin:
 
 
 def is_compiled(program: Program, architecture: str) -> bool:
-    """Whether the cache has it already."""
+    """Whether the cache has it already, whole."""
     return default_cache().has(_key(program, architecture))
+
+
+def unkept(program: Program, architecture: str) -> bytes | None:
+    """What was compiled, if the cache has it only for as long as this process lives; for `keep` in another."""
+    key = _key(program, architecture)
+    if default_cache().keeps(key):
+        return None
+    return default_cache().get(key, lambda: _compile_unspilled(program, architecture))
+
+
+def keep(program: Program, architecture: str, payload: bytes) -> None:
+    """What another process compiled and could not keep."""
+    default_cache().get(_key(program, architecture), lambda: payload)
 
 
 def _key(program: Program, architecture: str) -> str:
     return cache_key(
         program.text(),
         *(part for header in program.headers() for part in (header, read(header))),
+        header_digest(cuda_headers(), nvidia_includes(program)),
         repr(sorted(_OPTIONS.items())),
         compiler_version(),
         architecture,
     )
+
+
+def nvidia_includes(program: Program) -> tuple[str, ...]:
+    """The names in angle brackets that a program and its headers include."""
+    texts = (program.text(), *map(read, program.headers()))
+    return tuple(sorted({name for text in texts for name in _BRACKETS.findall(text)}))
 
 
 def _unpack(program: Program, architecture: str, payload: bytes) -> Cubin:
@@ -129,10 +153,51 @@ def _compile(program: Program, architecture: str) -> bytes:
 
 @cache
 def compiler_version() -> str:
+    """Release, number and build, as what it compiles says: `nvrtc 13.0.88 (CL-36424714)`."""
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
-    return f"nvrtc {major}.{minor}"
+    _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
+    nvrtc.nvrtcCompileProgram(empty, 0, [])
+    _, size = nvrtc.nvrtcGetPTXSize(empty)
+    text = bytes(size)
+    nvrtc.nvrtcGetPTX(empty, text)
+    nvrtc.nvrtcDestroyProgram(empty)
+    head = b"\n".join(line for line in text.splitlines() if line.startswith(b"//")).decode()
+    release = re.search(r"\bV(\d+(?:\.\d+)+)", head)
+    build = re.search(r"Compiler Build ID: (\S+)", head)
+    # The head as a whole stands in for what a later compiler calls otherwise.
+    name = build[1] if build else hashlib.sha256(head.encode()).hexdigest()[:12]
+    return f"nvrtc {release[1] if release else f'{major}.{minor}'} ({name})"
+
+
+def header_digest(folder: pathlib.Path, names: Sequence[str]) -> str:
+    """A hash of headers and of all that they include from the same folder, directly or not."""
+    digest = hashlib.sha256()
+    found: set[str] = set()
+    waiting = sorted(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            status = os.stat(folder / name)
+        except OSError:  # the compiler's own, or another system's
+            continue
+        hashed, included = _header(folder / name, status.st_size, status.st_mtime_ns)
+        digest.update(f"{name}\0{hashed}\0".encode())
+        beside = pathlib.PurePosixPath(name).parent
+        waiting += sorted({*included, *(os.path.normpath(beside / each) for each in included)} - found)
+    return digest.hexdigest()
+
+
+@cache
+def _header(file: pathlib.Path, size: int, changed: int) -> tuple[str, tuple[str, ...]]:
+    """Hash and includes; read again when its size or date changes."""
+    text = file.read_bytes()
+    names = {name.decode(errors="replace") for name in _ANY_INCLUDE.findall(text)}
+    return hashlib.sha256(text).hexdigest(), tuple(sorted(names))
 
 
 @cache
@@ -155,7 +220,7 @@ def _header_candidates() -> list[pathlib.Path]:
         folders += sorted(pathlib.Path(root).glob("cu*/include"))
         folders.append(pathlib.Path(root) / "cuda_runtime" / "include")
     toolkits = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-    nvcc = shutil.which("nvcc")
+    nvcc = outside.find("nvcc")
     if nvcc:
         toolkits.append(str(pathlib.Path(nvcc).resolve().parent.parent))
     return folders + [pathlib.Path(toolkit) / "include" for toolkit in toolkits if toolkit]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -12,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from escalade.device.nvrtc import compile_program, is_compiled
+from escalade import outside
+from escalade.device.cache import default_directory
+from escalade.device.nvrtc import compile_program, is_compiled, keep, unkept
 from escalade.device.program import Program
 from escalade.errors import CompileError
 
@@ -69,20 +70,17 @@ class _Workers:
         try:
             pickle.dump((program, architecture), process.stdin)
             process.stdin.flush()
-            message: str = pickle.load(process.stdout)
-            return message
+            message, payload = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             self._local.process = None
             return f"a compiler process died over {program}: {error}"
+        if payload is not None:
+            keep(program, architecture, payload)
+        return str(message)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        paths = [str(pathlib.Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH", "")]
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from escalade.device.precompile import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
+        # Said once more, as this process understands it: a relative one is seen from where it began.
+        process = outside.python(f"{__name__}.serve", {"ESCALADE_CACHE_DIR": str(default_directory())})
         self._started.append(process)
         return process
 
@@ -96,7 +94,9 @@ def serve() -> None:
             program, architecture = pickle.load(source)
         except EOFError:
             return
-        pickle.dump(_compile(program, architecture), answers)
+        message = _compile(program, architecture)
+        # What the cache's folder does not take would be gone with this process.
+        pickle.dump((message, None if message else unkept(program, architecture)), answers)
         answers.flush()
 
 
@@ -140,7 +140,7 @@ def _one(program: Program, architecture: str, done: Callable[[Program], None]) -
 
 
 def _compile(program: Program, architecture: str) -> str:
-    """The compiler's refusal, or nothing: bytes need not travel back, they are in the cache."""
+    """The compiler's refusal, or nothing: what is compiled is in the cache."""
     try:
         compile_program(program, architecture)
     except CompileError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from escalade.device import nvrtc
 from escalade.device.cache import default_cache
-from escalade.device.nvrtc import compile_program, compiler_version, cuda_headers
+from escalade.device.nvrtc import compile_program, compiler_version, cuda_headers, header_digest
 from escalade.device.program import Program, Type
 from escalade.errors import CompileError
 from escalade.ops import Operation, Rung
@@ -107,6 +108,45 @@ def test_the_key_has_everything_that_the_code_depends_on(
     assert misses_of(COPY) == 0, "nothing changed"
 
 
+def test_a_header_of_nvidias_is_part_of_the_key(
+    copy_kernel: Write, empty_cache: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is included by one that is included."""
+    folder = tmp_path / "include"
+    folder.mkdir()
+    for path in cuda_headers().iterdir():
+        (folder / path.name).symlink_to(path)
+    monkeypatch.setattr(nvrtc, "cuda_headers", lambda *needed: folder)
+    halves = Program.of("copy.cu", "copy", {"Element": Type("__half"), "COUNT": 4})
+    assert [misses_of(COPY), misses_of(halves), misses_of(halves)] == [1, 1, 0]
+    deeper = folder / "cuda_fp16.hpp"
+    text = deeper.read_text()
+    deeper.unlink()
+    deeper.write_text(text + "\n// as another release has it\n")
+    assert misses_of(halves) == 1, "a header changed"
+    assert misses_of(COPY) == 0, "it includes none"
+
+
+def test_headers_are_followed_wherever_they_lie(tmp_path: pathlib.Path) -> None:
+    files = {
+        "a.h": '#include "sub/b.h"\n  #  include <missing.h>\n',
+        "sub/b.h": '#include "c.h"\n#include "../d.h"\n',
+        "sub/c.h": '#include "../a.h"\n',
+        "d.h": "",
+        "other.h": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = header_digest(tmp_path, ["a.h"])
+    assert before == header_digest(tmp_path, ["a.h"]) != header_digest(tmp_path, ["d.h"])
+    for name in files:
+        (tmp_path / name).write_text(files[name] + "// changed\n")
+        after = header_digest(tmp_path, ["a.h"])
+        assert (after != before) == (name != "other.h"), name
+        before = after
+
+
 def test_a_changed_header_changes_the_code(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
     before = compile_program(COPY, "sm_90a").code
     copy_kernel("common/index.cuh", INDEX % 2)
@@ -115,9 +155,10 @@ def test_a_changed_header_changes_the_code(copy_kernel: Write, empty_cache: path
 
 def test_a_damaged_cubin_is_compiled_again(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
     code = compile_program(COPY, "sm_90a").code
-    (entry,) = empty_cache.glob("*.bin")
+    (entry,) = empty_cache.rglob("*.bin")
     entry.write_bytes(entry.read_bytes()[:100])
-    assert compile_program(COPY, "sm_90a").code == code
+    with pytest.warns(UserWarning, match="was damaged"):
+        assert compile_program(COPY, "sm_90a").code == code
 
 
 def test_an_error_names_kernel_choices_architecture_file_and_line(
@@ -129,7 +170,7 @@ def test_an_error_names_kernel_choices_architecture_file_and_line(
     message = str(caught.value)
     for part in ("copy of copy.cu", "COUNT=4", "Element=float", "sm_90a", "copy.cu(4)", '"z" is undefined'):
         assert part in message
-    assert list(empty_cache.glob("*.bin")) == []
+    assert list(empty_cache.rglob("*.bin")) == []
 
 
 def test_an_error_in_a_header_names_the_header(copy_kernel: Write, empty_cache: pathlib.Path) -> None:
@@ -170,7 +211,9 @@ def test_spills_are_seen(write_kernel: Write, empty_cache: pathlib.Path) -> None
 
 
 def test_the_compiler_and_its_headers_are_found() -> None:
-    assert compiler_version().startswith("nvrtc ")
+    assert re.fullmatch(r"nvrtc \d+\.\d+\.\d+ \(\S+\)", compiler_version()), (
+        "number and build, not the release only"
+    )
     assert (cuda_headers() / "cuda_fp16.h").is_file()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from escalade.bench.verify import jobs, programs
 from escalade.device.cache import default_cache
+from escalade.device.nvrtc import is_compiled
 from escalade.device.precompile import precompile
 from escalade.device.program import Program
 from tests.bench.fake import SOURCE, Scale, rung
@@ -40,3 +42,84 @@ def test_compiles_into_the_cache_and_reports_what_does_not_compile(
     assert len(seen) == 5
     assert [failure.program for failure in failures] == [broken] and "SLIP" in failures[0].message
     assert default_cache().size()[0] == 4
+
+
+def several(count: int = 4) -> list[Program]:
+    return [Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": 1.0 + number}) for number in range(count)]
+
+
+@pytest.fixture
+def trap(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A current folder with modules that must not be imported; what is must leave the file `sprung`."""
+    folder = tmp_path / "somewhere"
+    code = f"open({str(tmp_path / 'sprung')!r}, 'a').write(__name__)\n"
+    for name in (
+        "hashlib",
+        "pickle",
+        "pathlib",
+        "typing",
+        "usercustomize",
+        "escalade/__init__",
+        "cuda/__init__",
+    ):
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    monkeypatch.chdir(folder)
+    return tmp_path / "sprung"
+
+
+@pytest.mark.parametrize("python_path", [None, ":."])
+def test_workers_import_nothing_from_the_current_folder(
+    trap: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, python_path: str | None
+) -> None:
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
+    if python_path is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", python_path)
+    assert precompile(several(), "sm_90a", 2) == []
+    assert not trap.exists()
+    assert default_cache().size()[0] == 4
+
+
+def test_workers_find_the_cache_from_elsewhere(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", f"relative to {tmp_path.name}")
+    monkeypatch.chdir(tmp_path)
+    default_cache()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert precompile(several(), "sm_90a", 2) == []
+    assert all(is_compiled(program, "sm_90a") for program in several())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_workers_cannot_keep_is_kept_here(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(UserWarning, match="ESCALADE_CACHE_DIR") as said:
+        assert precompile(several(), "sm_90a", 2) == []
+    assert len(said) == 1
+    assert all(is_compiled(program, "sm_90a") for program in several())
+
+
+def test_what_is_damaged_is_compiled_again_and_said(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
+    assert precompile(several(), "sm_90a", 1) == []
+    entries = list(default_cache().directory.glob("*.bin"))
+    for path in entries:
+        path.write_bytes(path.read_bytes()[:-100])
+    capfd.readouterr()
+    with pytest.warns(UserWarning, match="was damaged") as said:
+        assert precompile(several(), "sm_90a", 2) == []
+    assert len(said) == len(entries) == 4
+    assert "damaged" not in capfd.readouterr().err, "workers do not say it again"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(is_compiled(program, "sm_90a") for program in several())

@@ -77,8 +77,7 @@ def runtime_library() -> pathlib.Path:
 
     # One process has one runtime, also when the cache's folder changes under way.
     if key not in _runtimes or not _runtimes[key].is_file():
-        with toolchain.one_process_at_a_time(key):
-            _runtimes[key] = default_cache().file(key, ".so", make)
+        _runtimes[key] = default_cache().file(key, ".so", make)
     return _runtimes[key]
 
 

@@ -6,11 +6,11 @@ import ctypes
 import pathlib
 import re
 import struct
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from escalade import outside
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import elf, toolchain
 from escalade.device.twin.build import interface_key, kernel_library, runtime_library, waits
@@ -62,17 +62,12 @@ def sanitize(
         given, result = pathlib.Path(folder, "input"), pathlib.Path(folder, "output")
         head = _head(library, grid, block, cluster, shared_bytes, order, len(buffers))
         given.write_bytes(head + _contents(buffers) + _arguments(arguments, buffers))
-        environment = {
+        options = {
             # Fibers that a report abandons are no leaks; __tls_get_addr is ours.
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:color=never",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:color=never",
         }
-        done = subprocess.run(
-            [runner, runtime_library(), library, given, result],
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        done = outside.run([runner, runtime_library(), library, given, result], variables=options)
         if done.returncode:
             raise TwinError(f"{entry}: {_readable(done.stderr)}")
         data = result.read_bytes()

@@ -59,8 +59,7 @@ def _compiled(key: str, begin: str, options: Sequence[str]) -> pathlib.Path | No
     known = _made.get(key)
     if key not in _made or (known and not known.is_file()):
         try:
-            with toolchain.one_process_at_a_time(key):
-                _made[key] = default_cache().file(key, ".gch", make)
+            _made[key] = default_cache().file(key, ".gch", make)
         except CompileError:
             _made[key] = None
     return _made[key]

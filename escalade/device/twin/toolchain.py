@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import pathlib
 import platform
 import re
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 
-from escalade.device.nvrtc import cuda_headers
+from escalade import outside
+from escalade.device.nvrtc import cuda_headers, header_digest
 from escalade.device.program import KERNELS
 from escalade.errors import CompileError
 
@@ -22,6 +20,8 @@ FOLDER = pathlib.Path(__file__).parent
 RUNTIME = FOLDER / "runtime"
 STAND_INS = FOLDER / "include"
 OLDEST_COMPILER = 12
+_INCLUDED = ("vector_types.h", "vector_functions.h", "cuda_fp16.h", "cuda_bf16.h")
+"""What the twin's headers and kernels include of NVIDIA's."""
 
 # -ffp-contract=fast is g++'s default and nvcc's too: a*b + c becomes one fused operation.
 _COMMON = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
@@ -30,16 +30,17 @@ _COMMON = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=fast", 
 @cache
 def compiler() -> str:
     """The path of g++."""
-    found = shutil.which("g++")
+    found = outside.find("g++")
     if not found:
         raise CompileError(
             "the twin compiles kernels with g++, which is not on the PATH; "
             "install g++ 12 or later (Debian, Ubuntu: apt install g++)"
         )
-    version = subprocess.run(
-        [found, "-dumpversion"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if int(version.split(".")[0]) < OLDEST_COMPILER:
+    version = outside.output(found, "-dumpversion").strip()
+    number = version.split(".")[0]
+    if not number.isdecimal():
+        raise CompileError(f"{found} does not say which version of g++ it is; the twin needs one that works")
+    if int(number) < OLDEST_COMPILER:
         raise CompileError(f"{found} is version {version}; the twin needs g++ {OLDEST_COMPILER} or later")
     return found
 
@@ -47,17 +48,11 @@ def compiler() -> str:
 @cache
 def identity() -> tuple[str, ...]:
     """What a library depends on besides its sources: compiler, processor, NVIDIA's headers."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = outside.output(compiler(), "--version")
     # The names of the instruction sets that -march=native stands for here.
-    target = subprocess.run(
-        [compiler(), *_COMMON, "-Q", "--help=target"], capture_output=True, text=True
-    ).stdout
+    target = outside.output(compiler(), *_COMMON, "-Q", "--help=target")
     march = " ".join(re.findall(r"^\s+-m(?:arch|cpu|tune)=\s+(\S+)", target, re.MULTILINE))
-    headers = [
-        (_nvidia_headers() / name).read_text()
-        for name in ("vector_types.h", "cuda_fp16.hpp", "cuda_bf16.hpp")
-    ]
-    return (version, platform.machine(), march, *headers)
+    return (version, platform.machine(), march, header_digest(_nvidia_headers(), _INCLUDED))
 
 
 def runtime_options() -> tuple[str, ...]:
@@ -117,19 +112,12 @@ def run(
             path.write_text(text)
         for name, target in (links or {}).items():
             pathlib.Path(folder, name).symlink_to(target.absolute())
-        command = [compiler(), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        done = outside.run([compiler(), *arguments], folder=folder)
     if done.returncode:
+        full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in done.stderr), 0)
+        if full:
+            raise OSError(full, os.strerror(full))
         raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
-
-
-@contextmanager
-def one_process_at_a_time(key: str) -> Iterator[None]:
-    """Test workers that start together would otherwise all build what all kernels share."""
-    name = f"escalade-{os.getuid()}-{key}.lock"
-    with open(pathlib.Path(tempfile.gettempdir(), name), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _nvidia_headers() -> pathlib.Path:

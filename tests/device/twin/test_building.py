@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 
 import pytest
 import torch
 
+from escalade import outside
 from escalade.device.cache import default_cache
 from escalade.device.twin import build, toolchain
 from escalade.errors import CompileError, LaunchError, TwinError
@@ -48,7 +48,7 @@ def test_a_missing_entry_is_named() -> None:
 
 def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.compiler.cache_clear()
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(outside, "find", lambda name: None)
     with pytest.raises(CompileError, match="install g\\+\\+ 12 or later"):
         toolchain.compiler()
     monkeypatch.undo()

@@ -89,7 +89,7 @@ def test_gxx_takes_what_it_made_and_makes_it_once(
     kernel_library(HALVE.replace("0.5f", "0.25f"), "halve", "kernel.cu", **variant)
     header, compiled = prefix.FILE, f"{prefix.FILE}.gch"
     assert seen == [[header], ["kernel.cu", header, compiled], [], ["kernel.cu", header, compiled], []]
-    assert len(list(fresh.glob("*.gch"))) == 1
+    assert len(list(fresh.rglob("*.gch"))) == 1
 
 
 def test_assembly_is_the_same_with_and_without(fresh: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_kernel_is_built_where_gxx_refuses_to_make_headers(
 
     monkeypatch.setattr(toolchain, "run", run)
     halves()
-    assert not list(fresh.glob("*.gch"))
+    assert not list(fresh.rglob("*.gch"))
 
 
 @pytest.mark.parametrize("contents", [b"", b"no precompiled header"])
@@ -161,7 +161,7 @@ def test_headers_that_were_evicted_are_made_again(
     fresh: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves()
-    (made,) = fresh.glob("*.gch")
+    (made,) = fresh.rglob("*.gch")
     made.unlink()
     kernel_library(HALVE.replace("0.5f", "0.25f"), "halve", "kernel.cu")
     assert made.is_file()

@@ -1,0 +1,104 @@
+"""Other programs, run so that neither the current folder nor the environment has a say in what they do."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+# Where programs, their libraries and their temporary files are. Nothing that a compiler takes for options, include
+# folders or libraries (CPATH, LIBRARY_PATH, GCC_EXEC_PREFIX, LD_PRELOAD, …), nor another language for its messages.
+_KEPT = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
+_START = """
+import importlib.util, sys
+package, module, function, *more = sys.argv[1:]
+sys.path += more
+find = importlib.util.spec_from_file_location
+spec = find("escalade", package + "/__init__.py", submodule_search_locations=[package])
+sys.modules["escalade"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["escalade"])
+getattr(importlib.import_module(module), function)()
+"""
+
+
+def environment() -> dict[str, str]:
+    """What other programs get to see of this process's environment."""
+    kept = {name: _absolute(os.environ[name]) for name in _KEPT if name in os.environ}
+    return {"PATH": os.defpath, "LC_ALL": "C", **{name: value for name, value in kept.items() if value}}
+
+
+def find(name: str) -> str | None:
+    """A program on the PATH, but for entries that depend on the current folder."""
+    return shutil.which(name, path=environment()["PATH"])
+
+
+def run(
+    command: Sequence[str | pathlib.Path],
+    *,
+    folder: str | None = None,
+    timeout: float | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Waits for its end. A program that is not there is a FileNotFoundError."""
+    name, *arguments = map(str, command)
+    found = find(name)
+    if found is None:
+        raise FileNotFoundError(2, "there is no such program on the PATH", name)
+    return subprocess.run(
+        [found, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd=folder,
+        timeout=timeout,
+        env={**environment(), **(variables or {})},
+    )
+
+
+def output(*command: str | pathlib.Path, timeout: float | None = None) -> str:
+    """What a program prints; nothing if it is not there, fails or takes too long."""
+    try:
+        done = run(command, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A function of this package, such as `escalade.device.precompile.serve`, in a Python of its own.
+
+    It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
+    those of a plain Python: no file of the current folder is imported because of its name.
+    """
+    package = pathlib.Path(__file__).absolute().parent
+    module, name = function.rsplit(".", 1)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-W", "ignore", "-c", _START, str(package), module, name, *_search_path()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+    )
+
+
+def _search_path() -> list[str]:
+    """`sys.path` without the current folder, unless PYTHONPATH names it: Python adds it by itself."""
+    asked_for = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [
+        entry for entry in sys.path if os.path.isabs(entry) and (entry in asked_for or not _is_current(entry))
+    ]
+
+
+def _is_current(folder: str) -> bool:
+    try:
+        return os.path.samefile(folder, os.curdir)
+    except OSError:
+        return False
+
+
+def _absolute(folders: str) -> str:
+    """Of one folder or several, those that are the same from everywhere."""
+    return os.pathsep.join(entry for entry in folders.split(os.pathsep) if os.path.isabs(entry))
