@@ -14,11 +14,7 @@ import pathlib
 import platform
 import re
 import shlex
-import subprocess
 import sys
-import tempfile
-import types
-import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,10 +23,12 @@ from typing import Any
 import torch
 
 import escalade
+from escalade import files, outside, parsing
 from escalade.errors import EscaladeError
 
 SWEEPS = "_sweep.jsonl"
 """How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
+_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _OUTPUT_OPTIONS = ("--results", "--json", "--plot")
 
 
@@ -146,11 +144,10 @@ def _shortened(value: Any) -> Any:
 
 def load(path: pathlib.Path) -> list[Record]:
     """Every record of a file; a line that is none is an error that names it."""
-    records = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        if line.strip():
-            records.append(_parse(line, f"{path}, line {number}"))
-    return records
+    contents = files.read(path)
+    if contents is None:
+        raise StoreError(f"there is no file {path}")
+    return [record for record, _ in _lines(path, contents)]
 
 
 def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
@@ -171,72 +168,65 @@ def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
 
 
 def write(path: pathlib.Path, records: Sequence[Record]) -> None:
-    """Adds the records to a file, in place of older ones of the same key; other lines stay where they are."""
-    newest = {record.key: record for record in records}
-    kept = [newest.pop(old.key, old) for old in (load(path) if path.exists() else [])]
-    lines = [to_line(record) for record in (*kept, *newest.values())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".writing-", delete=False) as file:
-        file.write("".join(f"{line}\n" for line in lines))
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    """Adds the records to a file, in place of older ones of the same key; other lines stay as and where they are.
+
+    Several processes may write to a file at once: none loses what another has written.
+    """
+
+    newest = {record.key: to_line(record).encode() for record in records}
+
+    def merge(contents: bytes | None) -> bytes:
+        # A key's first line has its place; one that was there twice is not afterwards.
+        lines: dict[object, bytes] = {}
+        for number, (old, line) in enumerate(_lines(path, contents or b"")):
+            lines[old.key if old.key in newest else number] = line
+        return b"".join(line + b"\n" for line in (lines | newest).values())
+
+    files.update(path, merge)
 
 
 def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.Path]:
     """Each record into the file of its GPU and workload; the files that changed."""
     groups: dict[pathlib.Path, list[Record]] = {}
     for record in records:
-        path = folder / gpu_folder(record.gpu) / f"{record.workload}.jsonl"
+        path = folder / gpu_folder(record.gpu) / file_name(record.workload)
         groups.setdefault(path, []).append(record)
     for path, group in groups.items():
         write(path, group)
     return list(groups)
 
 
-def _parse(line: str, where: str) -> Record:
+def file_name(workload: str) -> str:
+    """Of the file for a workload's records; a name that would lead elsewhere is refused."""
+    name = f"{workload}.jsonl"
+    if not _WORKLOAD.fullmatch(workload) or name.endswith(SWEEPS):
+        raise StoreError(
+            f"no file can be named after the workload {workload[:200]!r}: up to 100 letters, digits and any of _ . + - "
+            "may be in its name, it begins with a letter or digit, and it does not end in _sweep"
+        )
+    return name
+
+
+def _lines(path: pathlib.Path, contents: bytes) -> list[tuple[Record, bytes]]:
+    """Each record, and the line that it was read from."""
+    return [
+        (_parse(line, f"{path}, line {number}"), line.strip())
+        for number, line in enumerate(contents.split(b"\n"), start=1)
+        if line.strip()
+    ]
+
+
+def _parse(line: bytes, where: str) -> Record:
     try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
+        values = parsing.parse(line.decode())
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{where} is no text in UTF-8 ({error}); mend or delete the line") from error
+    except ValueError as error:
         raise StoreError(f"{where} is not JSON ({error}); mend or delete the line") from error
-    if not isinstance(values, dict):
-        raise StoreError(f"{where} holds a {type(values).__name__}; a record is an object")
-    fields = _field_types()
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise StoreError(f"{where} has fields that no record has: {', '.join(unknown)}")
-    required = [f.name for f in dataclasses.fields(Record) if _has_no_default(f)]
-    missing = [name for name in required if name not in values]
-    if missing:
-        raise StoreError(f"{where} lacks {', '.join(missing)}")
-    for name, value in values.items():
-        if not _fits(value, fields[name]):
-            raise StoreError(f"{where}: {name} is {value!r}, which is not of type {_spell(fields[name])}")
-    return Record(**values)
-
-
-def _has_no_default(entry: dataclasses.Field[Any]) -> bool:
-    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-
-
-@cache
-def _field_types() -> dict[str, Any]:
-    return typing.get_type_hints(Record)
-
-
-def _fits(value: object, expected: Any) -> bool:
-    if isinstance(expected, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(expected))
-    if typing.get_origin(expected) is dict:
-        return isinstance(value, dict)
-    if isinstance(value, bool):
-        return expected is bool
-    if expected is float:
-        return isinstance(value, int | float)
-    return isinstance(value, expected)
-
-
-def _spell(expected: Any) -> str:
-    return getattr(expected, "__name__", str(expected)) if not typing.get_args(expected) else str(expected)
+    try:
+        return parsing.typed(Record, values)
+    except ValueError as error:
+        raise StoreError(f"{where} {error}") from error
 
 
 def provenance(device: torch.device, command: str | None = None) -> Provenance:
@@ -283,8 +273,8 @@ def versions() -> dict[str, str]:
 
 @cache
 def driver_version() -> str:
-    asked = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    if asked:
+    asked = outside.output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout=20)
+    if asked.strip():
         return asked.splitlines()[0].strip()
     kernel_module = pathlib.Path("/proc/driver/nvidia/version")
     found = re.search(r"\b\d+\.\d+(\.\d+)?\b", kernel_module.read_text()) if kernel_module.is_file() else None
@@ -297,17 +287,17 @@ def commit() -> str:
 
     Outside a checkout (a copy of the sources on another machine) `ESCALADE_COMMIT` says it, or nobody does.
     """
-    package = pathlib.Path(escalade.__file__).parent
-    name = _output("git", "-C", str(package), "rev-parse", "--short=12", "HEAD")
+    # A look at the checkout: nothing is written to it, and no program that it names is run.
+    git = (
+        "git",
+        "--no-optional-locks",
+        "-c",
+        "core.fsmonitor=false",
+        "-C",
+        pathlib.Path(escalade.__file__).parent,
+    )
+    name = outside.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
     if not name:
         return os.environ.get("ESCALADE_COMMIT", "unknown")
-    changed = _output("git", "-C", str(package), "status", "--porcelain", "--", ".")
-    return name.strip() + ("+changes" if changed else "")
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    changed = outside.output(*git, "status", "--porcelain", "--", ".", timeout=20).strip()
+    return name + ("+changes" if changed else "")

@@ -28,7 +28,7 @@ from escalade.ops.ladder import Problem
 from escalade.tune import judge as judging
 from escalade.tune import samples as store
 from escalade.tune import search, sweep
-from escalade.tune.table import Table, key_of, read, user_path
+from escalade.tune.table import Entry, add, key_of, read, user_path
 
 Wanted = dict[str, tuple[str, Any]]
 """Operation and problem, by key."""
@@ -72,8 +72,9 @@ def tune(options: TuneOptions) -> int:
 
     def measure(key: str, operation: str, problem: Problem) -> None:
         nonlocal table
-        table = _measured(table, operation, problem, device, console, key)
-        table.save(path)
+        entry = _measured(operation, problem, device, console, key)
+        if entry is not None:
+            table = add(path, key, entry)
 
     _go_through(missing, device, console, measure)
     console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them asked for now")
@@ -177,12 +178,12 @@ def _go_through(
 
 
 def _measured(
-    table: Table, operation: str, problem: Problem, device: torch.device, console: Console, key: str
-) -> Table:
+    operation: str, problem: Problem, device: torch.device, console: Console, key: str
+) -> Entry | None:
     try:
         entry = search.fastest(operation, problem, device)
     except (UnsupportedError, torch.OutOfMemoryError) as error:
         console.print(f"{key}: not measured: {error}")
-        return table
+        return None
     console.print(f"{key}: {entry.rung} {entry.median_us:.2f} µs")
-    return table.with_entry(operation, problem, entry)
+    return entry

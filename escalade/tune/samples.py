@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from escalade import ops
+from escalade import files, ops, parsing
 from escalade.errors import EscaladeError
 
 
@@ -46,33 +45,51 @@ class Sample:
 
 def load(path: pathlib.Path) -> dict[str, list[Sample]]:
     """The samples of every problem that has all of them, by problem; a run that was cut off may have left some."""
-    if not path.exists():
-        return {}
-    found: dict[str, list[Sample]] = {}
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            sample = Sample(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise SamplesError(f"{path}, line {number}, is no measured candidate: {error}") from error
-        found.setdefault(sample.key, []).append(sample)
-    return {key: samples for key, samples in found.items() if len(samples) == samples[0].of}
+    lines = _lines(path, files.read(path) or b"")
+    return {key: [sample for sample, _ in pairs] for key, pairs in lines.items()}
 
 
 def append(path: pathlib.Path, samples: Iterable[Sample]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+    """A problem's samples, all or none of them: other processes may do the same with theirs."""
+    more = "".join(json.dumps(asdict(sample)) + "\n" for sample in samples).encode()
+    files.update(path, lambda contents: (contents or b"") + more)
 
 
 def resume(path: pathlib.Path) -> dict[str, list[Sample]]:
     """What there is already; the rest of a problem that was cut off is dropped from the file."""
-    found = load(path)
-    if path.exists():
-        whole = path.with_name(f".{path.name}.whole")
-        whole.unlink(missing_ok=True)
-        append(whole, (sample for samples in found.values() for sample in samples))
-        os.replace(whole, path)
-    return found
+    if not path.exists():
+        return {}
+    files.update(path, lambda contents: _whole(path, contents or b""))
+    return load(path)
+
+
+def _whole(path: pathlib.Path, contents: bytes) -> bytes:
+    lines = _lines(path, contents)
+    return b"".join(line + b"\n" for pairs in lines.values() for _, line in pairs)
+
+
+def _lines(path: pathlib.Path, contents: bytes) -> dict[str, list[tuple[Sample, bytes]]]:
+    """Samples and their lines, of the problems that have all of them."""
+    found: dict[str, list[tuple[Sample, bytes]]] = {}
+    *ended, last = contents.split(b"\n")
+    if last and not _is_beginning(last):
+        ended.append(last)
+    for number, line in enumerate(ended, start=1):
+        if not line.strip():
+            continue
+        try:
+            sample = parsing.typed(Sample, parsing.parse(line.decode()))
+            if sample.of < 1:
+                raise ValueError(f"has {sample.of} as its of, which is no number of samples")
+        except ValueError as error:
+            raise SamplesError(f"{path}, line {number}, is no measured candidate: {error}") from error
+        found.setdefault(sample.key, []).append((sample, line))
+    # Two processes may have measured the same problem: then the last counts.
+    counts = {key: pairs[-1][0].of for key, pairs in found.items()}
+    return {key: pairs[-counts[key] :] for key, pairs in found.items() if len(pairs) >= counts[key]}
+
+
+def _is_beginning(line: bytes) -> bool:
+    """Of a sample that was cut off; another file that happens to have one line is not to be taken for that."""
+    begin = json.dumps({"operation": ""})[:-2].encode()
+    return line.startswith(begin) or begin.startswith(line)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+from escalade import files, parsing
 from escalade.device.cache import default_directory
 from escalade.errors import EscaladeError
 from escalade.ops.ladder import Problem
@@ -70,21 +69,23 @@ class Table:
         size = min(near, key=lambda size: abs(math.log(size / problem.batch)))
         return Found(family[size], f"fastest when measured at batch {size} ({self.origin})")
 
-    def with_entry(self, operation: str, problem: Problem, entry: Entry) -> Table:
-        return Table(self.origin, {**self.entries, key_of(operation, problem): entry})
 
-    def save(self, path: pathlib.Path) -> None:
-        """Whole or not at all; sorted, so that a table under version control changes where it changed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            f"{json.dumps(key)}: {json.dumps(asdict(self.entries[key]))}" for key in sorted(self.entries)
-        ]
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+def add(path: pathlib.Path, key: str, entry: Entry) -> Table:
+    """Puts an entry into the table in a file, and gives back all that it has then.
+
+    Several processes may do so at once. What else the file holds stays, also what a later version added to entries;
+    it is sorted, so that a table under version control changes where it changed.
+    """
+    merged: dict[str, Any] = {}
+
+    def merge(contents: bytes | None) -> bytes:
+        merged.update(_values(path, b"{}" if contents is None else contents))
+        merged[key] = asdict(entry)
+        lines = [f"{json.dumps(each)}: {json.dumps(merged[each])}" for each in sorted(merged)]
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    files.update(path, merge)
+    return Table("your table", _entries(path, b"", merged))
 
 
 def key_of(operation: str, problem: Problem) -> str:
@@ -98,13 +99,46 @@ def _batch(key: str) -> int:
 
 def read(path: pathlib.Path, origin: str) -> Table:
     """An empty table if there is no such file."""
-    if not path.exists():
+    contents = files.read(path)
+    if contents is None:
         return Table(origin, {})
+    return Table(origin, _entries(path, contents, _values(path, contents)))
+
+
+def _values(path: pathlib.Path, contents: bytes) -> dict[str, Any]:
+    """As they stand in the file, each of them an entry."""
     try:
-        entries = {key: Entry(**entry) for key, entry in json.loads(path.read_text()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        values = parsing.parse(contents.decode())
+    except json.JSONDecodeError as error:
+        where = f"{path}, line {error.lineno}"
+        raise TableError(f"{where}: no table of measured choices, it is not JSON: {error.msg}") from error
+    except ValueError as error:
         raise TableError(f"{path} is no table of measured choices: {error}") from error
-    return Table(origin, entries)
+    if not isinstance(values, dict):
+        raise TableError(f"{path} is no table of measured choices: it is to be an object of entries")
+    _entries(path, contents, values)
+    return values
+
+
+def _entries(path: pathlib.Path, contents: bytes, values: Mapping[str, Any]) -> dict[str, Entry]:
+    entries = {}
+    for key, value in values.items():
+        try:
+            entries[key] = parsing.typed(Entry, value)
+            if entries[key].median_us <= 0:
+                raise ValueError(f"has {entries[key].median_us} as its median_us, which is no time")
+        except ValueError as error:
+            raise TableError(
+                f"{path}{_line(contents, key)} is no table of measured choices: the entry {key!r} {error}"
+            ) from error
+    return entries
+
+
+def _line(contents: bytes, key: str) -> str:
+    """Where an entry stands, if its key is written as we write it."""
+    before, found, _ = contents.partition(json.dumps(key).encode())
+    number = before.count(b"\n") + 1
+    return f", line {number}," if found else ""
 
 
 def user_path(gpu: str) -> pathlib.Path:
@@ -129,14 +163,14 @@ def tables_for(device: torch.device) -> tuple[Table, ...]:
 def _current(path: pathlib.Path, origin: str) -> Table:
     """Read again when the file changes, as `escalade tune` in another process makes it."""
     try:
-        stamp = path.stat().st_mtime_ns
+        status = path.stat()
     except OSError:
         return _EMPTY
-    return _read_at(path, origin, stamp)
+    return _read_at(path, origin, (status.st_mtime_ns, status.st_ino, status.st_size))
 
 
 @lru_cache(maxsize=8)
-def _read_at(path: pathlib.Path, origin: str, stamp: int) -> Table:
+def _read_at(path: pathlib.Path, origin: str, stamp: tuple[int, ...]) -> Table:
     return read(path, origin)
 
 

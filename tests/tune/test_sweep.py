@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import pathlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +106,57 @@ def test_a_file_of_something_else_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(SamplesError, match=r"other.jsonl, line 1, is no measured candidate"):
         samples.load(path)
     assert samples.load(tmp_path / "none.jsonl") == {}
+
+
+@pytest.mark.parametrize("text", ["a letter to a friend", "a letter to a friend\n", '{"a": 1}', "[1, 2]\n"])
+def test_a_file_of_something_else_is_never_overwritten(text: str, tmp_path: pathlib.Path) -> None:
+    """Also where it has one line, which could be taken for one that was cut off."""
+    path = tmp_path / "letter.txt"
+    path.write_text(text)
+    for use in (samples.load, samples.resume):
+        with pytest.raises(SamplesError, match="line 1, is no measured candidate"):
+            use(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("us", "fast"), ("us", float("nan")), ("config", []), ("rung", 3), ("of", 1.5), ("of", 0), ("of", True)],
+)
+def test_a_field_that_is_wrong_is_named(field: str, value: object, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    samples.append(path, [sample("a", 1.0)])
+    line = json.dumps({**json.loads(path.read_text()), field: value})
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(SamplesError, match=rf"line 2, is no measured candidate: has .* as its {field}"):
+        samples.load(path)
+
+
+def test_fields_of_a_later_version_stay_when_a_sweep_goes_on(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    samples.append(path, [sample("a", 1.0)])
+    line = json.dumps({**json.loads(path.read_text()), "watts": 300}) + "\n"
+    path.write_text(line)
+    assert samples.resume(path) == {key_of("conv2d", PROBLEM): [sample("a", 1.0)]}
+    assert path.read_text() == line
+
+
+def test_sweeps_at_once_lose_nothing(tmp_path: pathlib.Path) -> None:
+    """One of them begins while others write; two measure the same problem."""
+    path = tmp_path / "sweep.jsonl"
+    together = threading.Barrier(4)
+
+    def work(writer: int) -> None:
+        together.wait()
+        for number in range(10):
+            samples.resume(path)
+            problem = replace(PROBLEM, batch=1 + 10 * (writer % 3) + number)
+            samples.append(path, [sample(name, 1.0, of=3, problem=problem) for name in "abc"])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert [len(found) for found in samples.load(path).values()] == [3] * 30
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sweep.jsonl"]
 
 
 @pytest.fixture

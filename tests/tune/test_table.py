@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pathlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from escalade import ops
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.tune import choose, table
-from escalade.tune.table import Entry, Table, TableError, key_of, read
+from escalade.tune.table import Entry, Table, TableError, add, key_of, read
 
 PROBLEM = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp16", "nhwc")
 ENTRY = Entry("tuned", {"run": 4}, 12.5)
@@ -20,7 +23,7 @@ ENTRY = Entry("tuned", {"run": 4}, 12.5)
 
 def test_a_table_comes_back_as_it_was_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "folder" / "card.json"
-    Table("mine", {}).with_entry("conv2d", PROBLEM, ENTRY).save(path)
+    assert add(path, key_of("conv2d", PROBLEM), ENTRY).entries == {key_of("conv2d", PROBLEM): ENTRY}
     found = read(path, "mine").find("conv2d", PROBLEM)
     assert found is not None and found.entry == ENTRY and "12.5" in found.why
     assert [entry.name for entry in path.parent.iterdir()] == ["card.json"]
@@ -30,8 +33,79 @@ def test_a_missing_table_is_empty_and_a_broken_one_is_named(tmp_path: pathlib.Pa
     assert read(tmp_path / "none.json", "mine").entries == {}
     broken = tmp_path / "broken.json"
     broken.write_text('{"conv2d x": {"rung": 1}}')
-    with pytest.raises(TableError, match="broken.json is no table"):
+    with pytest.raises(TableError, match="broken.json, line 1, is no table"):
         read(broken, "mine")
+
+
+GOOD = '"a": {"rung": "tuned", "config": {}, "median_us": 1.5}'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{\n" + GOOD + ",\n", "card.json, line 3: .* not JSON"),
+        ("[1]", "an object of entries"),
+        ("3", "an object of entries"),
+        ("", "line 1: .* not JSON"),
+        ("\udcff", "utf-8"),
+        ("{\n" + GOOD + ',\n"b": 3\n}', "line 3, .* the entry 'b' holds a number"),
+        (
+            "{\n" + GOOD + ',\n"b": {"rung": "x", "config": {}}\n}',
+            "line 3, .* the entry 'b' lacks median_us",
+        ),
+        *(
+            (
+                "{\n" + GOOD + f',\n"b": {{"rung": {rung}, "config": {config}, "median_us": {us}}}\n}}',
+                complaint,
+            )
+            for rung, config, us, complaint in (
+                ("1", "{}", "1", "line 3, .* has 1 as its rung"),
+                ('"x"', "[]", "1", r"line 3, .* has \[\] as its config"),
+                ('"x"', '{"a": NaN}', "1", "line 3, .* as its config"),
+                ('"x"', "{}", '"fast"', "line 3, .* has 'fast' as its median_us"),
+                ('"x"', "{}", "NaN", "line 3, .* has nan as its median_us"),
+                ('"x"', "{}", "1e999", "line 3, .* has inf as its median_us"),
+                ('"x"', "{}", "-1", "line 3, .* has -1 as its median_us, which is no time"),
+                ('"x"', "{}", "true", "line 3, .* has True as its median_us"),
+            )
+        ),
+        ("[" * 100_000, "no table of measured choices"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named_and_nothing_is_overwritten(
+    text: str, complaint: str, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "card.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    for use in (lambda: read(path, "mine"), lambda: add(path, "c", ENTRY)):
+        with pytest.raises(TableError, match=complaint):
+            use()
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["card.json"]
+
+
+def test_what_a_later_version_wrote_is_read_and_kept(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "card.json"
+    entry = {"rung": "tuned", "config": {}, "median_us": 1.5, "watts": [300, {"of": 700}]}
+    path.write_text(json.dumps({"b": entry}))
+    assert add(path, "a", ENTRY).entries == {"a": ENTRY, "b": Entry("tuned", {}, 1.5)}
+    assert json.loads(path.read_text())["b"] == entry
+    assert list(json.loads(path.read_text())) == ["a", "b"]
+
+
+def test_writers_at_once_lose_nothing(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "card.json"
+    together = threading.Barrier(4)
+
+    def work(writer: int) -> None:
+        together.wait()
+        for number in range(10):
+            add(path, f"{writer} {number}", ENTRY)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(read(path, "mine").entries) == 40
+    assert [entry.name for entry in tmp_path.iterdir()] == ["card.json"]
 
 
 @pytest.mark.parametrize(("batch", "found"), [(4, True), (16, True), (8, True), (3, False), (17, False)])

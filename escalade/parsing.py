@@ -1,0 +1,97 @@
+"""JSON from files to dataclasses, with every mistake named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def parse(text: str | bytes) -> Any:
+    """A JSON value; what is none is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+
+
+def typed(kind: type[T], values: object) -> T:
+    """An object of JSON as a dataclass, or a ValueError that says which field is wrong.
+
+    Fields that the class does not have are passed over: a later version may have added them.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"holds {_kind(values)}; an object is expected")
+    expected = _expected(kind)  # type: ignore[arg-type]  # classes are hashable
+    missing = [name for name, (_, required) in expected.items() if required and name not in values]
+    if missing:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    for name, (wanted, _) in expected.items():
+        if name in values and not _fits(values[name], wanted):
+            raise ValueError(
+                f"has {_shown(values[name])} as its {name}, which is not of type {_spell(wanted)}"
+            )
+    return kind(**{name: values[name] for name in expected if name in values})
+
+
+@cache
+def _expected(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
+    """Type of each field, and whether it has to be given."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return {
+        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _fits(value: object, wanted: Any) -> bool:
+    if wanted is Any:
+        return _is_json(value)
+    if isinstance(wanted, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(wanted))
+    if typing.get_origin(wanted) in (dict, Mapping):
+        inner = typing.get_args(wanted)[1]
+        return isinstance(value, dict) and all(_fits(each, inner) for each in value.values())
+    if isinstance(value, bool):
+        return wanted is bool
+    if wanted is float:
+        return isinstance(value, int | float) and _is_finite(value)
+    return isinstance(value, wanted)
+
+
+def _is_json(value: object) -> bool:
+    """Python reads NaN and Infinity too, which no other program would take from us."""
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a truth value", str: "a text", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _spell(wanted: Any) -> str:
+    return getattr(wanted, "__name__", str(wanted)) if not typing.get_args(wanted) else str(wanted)
