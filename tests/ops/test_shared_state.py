@@ -23,7 +23,7 @@ from escalade.ops.conv2d import Conv2dProblem
 from escalade.tune import choose, search
 from escalade.tune.choose import estimated
 from escalade.tune.sweep import problems
-from escalade.tune.table import Entry, Table
+from escalade.tune.table import Entry, Table, key_of
 from tests.support import all_rungs, in_threads, supported, variants
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) ->
         for candidate in offered:
             assert not candidate.rung.recipe(problem, candidate.config).shared_state
         entry = Entry(rung.name, config.as_dict(), 0.001)
-        table = Table("anything", {}).with_entry(operation.name, problem, entry)
+        table = Table("anything", {key_of(operation.name, problem): entry})
         choosing = import_module("escalade.tune.choose")
         monkeypatch.setattr(choosing, "tables_for", lambda device, table=table: (table,))
         monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")

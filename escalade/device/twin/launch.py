@@ -7,13 +7,13 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from escalade import outside
 from escalade.device.twin import elf, toolchain
 from escalade.device.twin.build import kernel_library, runtime_library, waits
 from escalade.errors import CompileError, LaunchError, TwinError
@@ -242,10 +242,8 @@ def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
     """The source line of each offset: the innermost one that is not the twin's own."""
     if not offsets:
         return {}
-    command = ["addr2line", "-a", "-i", "-e", str(path), *offsets]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+    output = outside.output("addr2line", "-a", "-i", "-e", path, *offsets)
+    if not output:
         return {offset: f"{path.name}+{offset}" for offset in offsets}
     places = {}
     for part in re.split(r"^(?=0x)", output, flags=re.MULTILINE)[1:]:
@@ -272,11 +270,8 @@ def plain_name(mangled: str) -> str:
     """The last part of a C++ name: `tile` of `_ZZ6kernelILi3EEvPfE4tile`."""
     if not mangled.startswith("_Z"):
         return mangled
-    try:
-        done = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return mangled
-    return done.stdout.strip().rsplit("::", 1)[-1]
+    plain = outside.output("c++filt", mangled).strip() or mangled
+    return plain.rsplit("::", 1)[-1]
 
 
 @cache
