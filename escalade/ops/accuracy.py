@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """‖result − expected‖ / ‖expected‖ in float64; NaN if anything is not a number."""
+    """‖result − expected‖ / ‖expected‖ in float64; NaN if anything is not a number, or the shapes differ."""
+    if result.shape != expected.shape:
+        return math.nan
     norm = torch.linalg.vector_norm(expected.double())
     distance = torch.linalg.vector_norm(result.double() - expected.double())
     return float(distance / norm) if norm > 0 else float(distance)

@@ -188,6 +188,10 @@ class Operation(ABC, Generic[P]):
         """The problem, and other layouts of it that are worth a conversion for this rung."""
         return (problem,)
 
+    def roundings(self, problem: P) -> int:
+        """How many times PyTorch rounds values to the dtype on the way to a result, that of the result among them."""
+        return 2
+
     @abstractmethod
     def parse(self, name: str) -> P:
         """The problem of a name such as `problem.name` gives."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 
 from escalade.bench.verify import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
+from escalade.ops import OPERATIONS
+from escalade.ops.accuracy import relative_error
 from escalade.ops.elements import STORAGE
 from escalade.ops.softmax import Softmax, SoftmaxProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -74,6 +80,86 @@ def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
         failure, error = compare(wrong, case.expected, tolerance)
         assert error <= tolerance, "it is seen because it stands out"
         assert "one output is off" in failure
+
+
+def rows_like(count: int, length: int = 64) -> torch.Tensor:
+    """Rows that resemble each other, as the logits of a network do."""
+    generator = torch.Generator().manual_seed(5)
+    common = torch.randn(length, generator=generator, dtype=torch.float64)
+    return common + 0.05 * torch.randn(count, length, generator=generator, dtype=torch.float64)
+
+
+def _zeroed(y: torch.Tensor) -> None:
+    y[100] = 0
+
+
+def _swapped(y: torch.Tensor) -> None:
+    y[[7, 8]] = y[[8, 7]]
+
+
+def _scaled(y: torch.Tensor) -> None:
+    y[9] *= 1.045
+
+
+def _one_element(y: torch.Tensor) -> None:
+    y[11, 3] += 0.3
+
+
+@pytest.mark.parametrize("shape", [(65536, 64), (65536, 4, 4, 4)])
+@pytest.mark.parametrize("harm", [_zeroed, _swapped, _scaled, _one_element])
+def test_one_row_that_is_wrong_among_thousands_is_seen(
+    harm: Callable[[torch.Tensor], None], shape: tuple[int, ...]
+) -> None:
+    """Too little to be seen in the norm of the whole."""
+    expected, tolerance = rows_like(65536), 4.5e-3
+    output = expected.half()
+    assert compare(output.view(shape), expected.view(shape), tolerance)[0] == ""
+    harm(output)
+    failure, error = compare(output.view(shape), expected.view(shape), tolerance)
+    assert error <= tolerance, "the case is not what it is meant to be"
+    assert ("row 9 of 65536 is off" if harm is _scaled else "one output is off") in failure
+
+
+def test_a_row_may_be_as_large_as_it_is() -> None:
+    """Rounding is in proportion, so that of a row a thousand times as large is no reason to refuse it."""
+    expected = rows_like(4096)
+    expected[3] *= 1000
+    expected[4] /= 1000
+    error = 1e-3 * torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert compare(expected * (1 + error), expected, 2e-3)[0] == ""
+    wrong = expected * (1 + error)
+    wrong[4] = 0
+    assert compare(wrong, expected, 2e-3)[0] == "", "beside rows that are a thousand times as large it is nothing"
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1), (1,), (), (8, 8, 1), (4, 16)])
+def test_a_result_of_another_shape_is_wrong_even_if_it_could_be_spread(shape: tuple[int, ...]) -> None:
+    expected = torch.full((8, 8), 3.0, dtype=torch.float64)
+    failure, error = compare(torch.full(shape, 3.0), expected, 1.0)
+    assert f"shape {shape}, not (8, 8)" in failure and math.isnan(error)
+    assert math.isnan(relative_error(torch.full(shape, 3.0), expected))
+
+
+def test_a_result_that_is_transposed_is_wrong() -> None:
+    square = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert "its error is" in compare(square.t(), square, 0.1)[0]
+    assert "shape (4, 8), not (8, 4)" in compare(square[:4], square[:, :4], 9.0)[0]
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("fp32", 2.0**-24), ("fp16", 2.0**-11), ("bf16", 2.0**-8)])
+def test_a_sloppy_peer_allows_a_rung_no_more(dtype: str, unit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two roundings to the dtype, and twice the error of plain fp32 sums of that length."""
+    linear = OPERATIONS["linear"]
+    problem = replace(linear.parse("96to8_b5_bias"), dtype=dtype)
+    honest = Case(linear, problem, CPU, 1).peer_error
+    real = linear.peer
+    monkeypatch.setattr(linear, "peer", lambda problem, inputs: 1.05 * real(problem, inputs))
+    sloppy = Case(linear, problem, CPU, 1).peer_error
+    most = math.sqrt(2) * unit + 2 * 2.0**-24 * math.sqrt(1 + 96 / 6)
+    assert honest < most and sloppy == pytest.approx(most)
+    for rung in linear.ladder:
+        if rung.supports(problem) is None:
+            assert rung.tolerance(problem, sloppy) <= max(2 * most, 2.0**-20)
 
 
 def test_what_a_rung_does_not_take_is_skipped_with_its_sentence() -> None:

@@ -68,6 +68,9 @@ class Mlp(Operation[MlpProblem]):
         shared = ("shared_rows",) if problem.batch <= FEW_ROWS else ()
         return (*clustered, *shared, "folded", "tensor_core", "persistent", "vectorised", "layers")
 
+    def roundings(self, problem: MlpProblem) -> int:
+        return 2 * len(problem.layers)
+
     def parse(self, name: str) -> MlpProblem:
         return MlpProblem.parse(name)
 

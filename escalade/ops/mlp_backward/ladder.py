@@ -49,6 +49,9 @@ class MlpBackward(Operation[MlpBackwardProblem]):
     def preferred(self, problem: MlpBackwardProblem) -> tuple[str, ...]:
         return ("fused", "layers")
 
+    def roundings(self, problem: MlpBackwardProblem) -> int:
+        return 2 * len(problem.layers)
+
     def parse(self, name: str) -> MlpBackwardProblem:
         return MlpBackwardProblem.parse(name)
 
