@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from escalade.bench.ceilings import Ceilings
+from escalade.bench.ceilings import Ceilings, properties
 from escalade.bench.figures import timed
-from escalade.bench.peers import Peer
+from escalade.bench.peers import AGREEMENT, Peer
 from escalade.bench.store import Record
-from escalade.bench.timing import Arm, Timing, rotation, time_interleaved
-from escalade.bench.verify import Outcome
+from escalade.bench.timing import Arm, Proof, Timing, rotation, time_interleaved
+from escalade.bench.verify import Outcome, compare
 from escalade.device import cuda
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable
@@ -79,11 +79,15 @@ class Bench:
         self.operation = operation
         self.problem = problem
         self.device = device
+        self.on_gpu = device.type == "cuda"
         self.settings = settings
         self.ceilings = ceilings
-        l2_bytes = ceilings.l2_bytes if ceilings else 0
-        self.sets_count = rotation(problem.bytes, l2_bytes) if device.type == "cuda" else 1
+        self.left_out: list[str] = []
+        """Which configs and peers are not in the records because what was timed of them is wrong, and how."""
+        l2_bytes = ceilings.l2_bytes if ceilings else properties(device).l2_bytes if self.on_gpu else 0
+        self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
+        self._expected: dict[tuple[str, int], torch.Tensor] = {}
         # Arms take turns on one stream, so one piece of scratch memory serves them all.
         room = max((sum(_aligned(w.bytes) for w in recipe.workspaces) for recipe in recipes), default=0)
         self._scratch = torch.empty(room, dtype=torch.uint8, device=device)
@@ -109,9 +113,13 @@ class Bench:
         kept = []
         for group in groups.values():
             group = [v for v in group if not self._spills(v)] or group
-            if len(group) > _FINALISTS and self.device.type == "cuda":
-                times = self._time([self._arm(v) for v in group], self.settings.screening_seconds, 3, 200.0)
-                group = sorted(group, key=lambda v: times[v.name].median_us)
+            if len(group) > _FINALISTS and self.on_gpu:
+                arms = [self._arm(v) for v in group]
+                wrong: dict[str, str] = {}
+                times = self._time(arms, self.settings.screening_seconds, 3, 200.0, wrong=wrong)
+                self._leave_out(wrong)
+                right = sorted((v for v in group if v.name in times), key=lambda v: times[v.name].median_us)
+                group = right or group  # what is wrong is told by the measurement
             kept += group[:_FINALISTS]
         return kept
 
@@ -120,25 +128,70 @@ class Bench:
         return bool(resources(one.rung.recipe(one.problem, one.config), self.device)[1])
 
     def measure(self, verified: Sequence[Verified], rivals: Sequence[tuple[Peer, float]]) -> list[Record]:
-        """All of them interleaved; of a rung's finalists the faster one is kept."""
+        """All of them interleaved; of a rung's finalists the faster one is kept. What is wrong is a failure."""
         arms = [self._peer_arm(peer) for peer, _ in rivals] + [self._arm(v) for v in verified]
         if not arms:
             return []
-        times = self._time(arms, self.settings.seconds_per_arm, self.settings.min_rounds)
-        records = [self._peer_record(peer, error, times[peer.system]) for peer, error in rivals]
+        wrong: dict[str, str] = {}
+        times = self._time(arms, self.settings.seconds_per_arm, self.settings.min_rounds, wrong=wrong)
+        self._leave_out(wrong)
+        records = [
+            self._peer_record(peer, error, times[peer.system])
+            for peer, error in rivals
+            if peer.system in times
+        ]
         best: dict[tuple[str, str], Verified] = {}
-        for one in verified:
-            key = (one.rung.name, one.problem.layout)
-            if key not in best or times[one.name].median_us < times[best[key].name].median_us:
-                best[key] = one
-        return records + [self._rung_record(one, times[one.name]) for one in best.values()]
+        for one in sorted(verified, key=lambda v: times[v.name].median_us if v.name in times else math.inf):
+            best.setdefault((one.rung.name, one.problem.layout), one)
+        return records + [
+            self._rung_record(one, times[one.name])
+            if one.name in times
+            else replace(self._rung_facts(one), failure=wrong[one.name])
+            for one in best.values()
+        ]
+
+    def _leave_out(self, wrong: dict[str, str]) -> None:
+        label = f"{self.problem.name} {self.problem.dtype}"
+        self.left_out += [f"{label}: {name}: {failure}" for name, failure in wrong.items()]
 
     def _time(
-        self, arms: list[Arm], seconds: float, min_rounds: int, replay_us: float = 500.0
+        self,
+        arms: list[Arm],
+        seconds: float,
+        min_rounds: int,
+        replay_us: float = 500.0,
+        *,
+        wrong: dict[str, str],
     ) -> dict[str, Timing]:
         return time_interleaved(
-            arms, self.device, seconds_per_arm=seconds, min_rounds=min_rounds, replay_us=replay_us
+            arms,
+            self.device,
+            seconds_per_arm=seconds,
+            min_rounds=min_rounds,
+            replay_us=replay_us,
+            wrong=wrong,
         )
+
+    def _judged(self, layout: str, results: Sequence[torch.Tensor | None], tolerance: float) -> str:
+        """Every result must have been written; that of the first and of the last set is compared."""
+        for number, result in enumerate(results):
+            if result is None or bool(torch.isnan(result.double()).any()):
+                return f"input set {number} of {len(results)} has results that are not written"
+        for number in {0, len(results) - 1}:
+            result = results[number]
+            assert result is not None
+            failure, _ = compare(result, self._reference(layout, number), tolerance)
+            if failure:
+                return failure
+        return ""
+
+    def _reference(self, layout: str, number: int) -> torch.Tensor:
+        """What a set should give, in float64."""
+        if (layout, number) not in self._expected:
+            problem = replace(self.problem, layout=layout)
+            inputs = {name: tensor for name, tensor in self.sets(layout)[number].items() if name != "y"}
+            self._expected[layout, number] = self.operation.reference(problem, inputs)
+        return self._expected[layout, number]
 
     def _arm(self, one: Verified) -> Arm:
         recipe = one.rung.recipe(one.problem, one.config)
@@ -164,7 +217,19 @@ class Bench:
 
             return call
 
-        return Arm(one.name, [call_over(tensors) for tensors in self.sets(one.problem.layout)])
+        sets = self.sets(one.problem.layout)
+        tolerance = one.outcome.tolerance
+
+        def spoil() -> None:
+            self._scratch.fill_(0xFF)
+            for tensors in sets:
+                tensors["y"].fill_(math.nan)
+
+        def judge() -> str:
+            assert tolerance is not None
+            return self._judged(one.problem.layout, [tensors["y"] for tensors in sets], tolerance)
+
+        return Arm(one.name, [call_over(tensors) for tensors in sets], Proof(spoil, judge))
 
     def _workspaces(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         found, start = {}, 0
@@ -187,7 +252,16 @@ class Bench:
 
             return call
 
-        return Arm(peer.system, [call_over(number) for number in range(len(sets))])
+        def spoil() -> None:
+            for result, tensors in zip(results, sets, strict=True):
+                if result is not None and not any(_share_memory(result, given) for given in tensors.values()):
+                    result.fill_(math.nan)
+
+        def judge() -> str:
+            return self._judged(peer.layout, results, AGREEMENT[problem.dtype])
+
+        calls = [call_over(number) for number in range(len(sets))]
+        return Arm(peer.system, calls, Proof(spoil, judge))
 
     def _peer_record(self, peer: Peer, error: float, timing: Timing) -> Record:
         problem = replace(self.problem, layout=peer.layout)
@@ -195,9 +269,13 @@ class Bench:
         return timed(record, problem, timing, self.ceilings)
 
     def _rung_record(self, one: Verified, timing: Timing) -> Record:
+        return timed(self._rung_facts(one), one.problem, timing, self.ceilings)
+
+    def _rung_facts(self, one: Verified) -> Record:
+        """All but its time."""
         recipe = one.rung.recipe(one.problem, one.config)
         registers, spill_bytes, occupancy = resources(recipe, self.device)
-        record = replace(
+        return replace(
             blank_record(self.operation, one.problem, "escalade", one.rung.name),
             config=one.config.as_dict(),
             error=one.outcome.error,
@@ -209,7 +287,10 @@ class Bench:
             workspace_bytes=recipe.workspace_bytes,
             note=one.note,
         )
-        return timed(record, one.problem, timing, self.ceilings)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _aligned(size: int) -> int:

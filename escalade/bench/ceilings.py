@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -38,28 +39,37 @@ class Ceilings:
         return max(flops / (self.tflops[dtype] * 1e6), bytes_moved / (self.copy_gbps * 1e3))
 
 
-def properties(device: torch.device) -> tuple[str, int, int, int, int]:
-    """Name, multiprocessors, L2 bytes, shared bytes a block, memory bytes."""
+class Properties(NamedTuple):
+    """Of a GPU, as PyTorch knows them."""
+
+    name: str
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes: int
+    memory_bytes: int
+
+
+def properties(device: torch.device) -> Properties:
     if device.type != "cuda":
         raise UnsupportedError(f"ceilings are a GPU's; {device} is none")
     card = torch.cuda.get_device_properties(device)
     shared = getattr(card, "shared_memory_per_block_optin", 0)
-    return card.name, card.multi_processor_count, card.L2_cache_size, shared, card.total_memory
+    return Properties(card.name, card.multi_processor_count, card.L2_cache_size, shared, card.total_memory)
 
 
 def measure(device: torch.device, seconds_per_arm: float = 0.3) -> Ceilings:
     """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
-    name, multiprocessors, l2, shared, memory = properties(device)
+    card = properties(device)
     products = [_matmul_arm(dtype, device) for dtype in _STORAGE]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
         products.append(_fp8_matmul_arm(device))
-    arms = [_copy_arm(device, memory), *products]
+    arms = [_copy_arm(device, card.memory_bytes), *products]
     timings = time_interleaved(arms, device, seconds_per_arm=seconds_per_arm)
     tflops = {arm.name: 2 * MATMUL_SIZE**3 / timings[arm.name].median_us / 1e6 for arm in products}
-    copy_gbps = 2 * _copy_bytes(memory) / timings["copy"].median_us / 1e3
+    copy_gbps = 2 * _copy_bytes(card.memory_bytes) / timings["copy"].median_us / 1e3
     del arms, products
     torch.cuda.empty_cache()
-    return Ceilings(name, multiprocessors, l2, shared, memory, copy_gbps, tflops)
+    return Ceilings(*card, copy_gbps, tflops)
 
 
 def _copy_bytes(memory_bytes: int) -> int:

@@ -14,9 +14,8 @@ from escalade.bench import verify
 from escalade.bench.arms import Bench, Settings, Verified, blank_record
 from escalade.bench.ceilings import Ceilings
 from escalade.bench.figures import with_gains
-from escalade.bench.peers import Peer, peers
+from escalade.bench.peers import Peer, WrongPeer, error_of, peers
 from escalade.bench.store import Record
-from escalade.ops.accuracy import relative_error
 from escalade.ops.ladder import Operation, Rung
 
 DEFAULTS = Settings()
@@ -126,7 +125,10 @@ def _climb_dtype(
         say(f"{problem.name} {problem.dtype}: screening {len(verified)} configs")
         verified = bench.screen(verified)
     say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(rivals)} peers")
-    return _in_order(records + bench.measure(verified, rivals), rungs, layouts)
+    records += bench.measure(verified, rivals)
+    for text in bench.left_out:
+        say(text)
+    return _in_order(records, rungs, layouts)
 
 
 def _in_order(records: list[Record], rungs: Sequence[Rung[Any]], layouts: Sequence[str]) -> list[Record]:
@@ -180,12 +182,15 @@ def _failure(operation: Operation[Any], job: verify.Job, outcome: verify.Outcome
 def verified_peers(
     operation: Operation[Any], case: verify.Case, settings: Settings, say: Say
 ) -> list[tuple[Peer, float]]:
-    """The peers that can do the problem, with their errors. One that cannot is said, and left out."""
+    """The peers that do the problem, and right, with their errors. One that does not is said, and left out."""
     found = []
     for peer in peers(operation, case.problem) if settings.with_peers else ():
         problem = replace(case.problem, layout=peer.layout)
         try:
-            error = relative_error(peer.run(problem, case.inputs_in(peer.layout)), case.expected)
+            error = error_of(peer, problem, case.inputs_in(peer.layout), case.expected)
+        except WrongPeer as wrong:
+            say(f"{problem.name} {problem.dtype}: {peer.system} is wrong: {wrong}")
+            continue
         except RuntimeError as refused:
             say(f"{problem.name} {problem.dtype}: {peer.system} refuses: {str(refused).splitlines()[0]}")
             continue

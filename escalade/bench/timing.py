@@ -3,6 +3,9 @@
 Every arm is captured into a CUDA graph that repeats its calls until one replay takes long enough to be
 timed by events. The arms then take turns (A B C A B C …), so that a card that warms up slows all of
 them alike. An arm whose share of the time is spent leaves the turns; the others go on.
+
+What is timed is also what is judged: before its turns and after them the graph's results are spoilt, the very
+graph is replayed once more, and what it leaves is compared with what it should be.
 """
 
 from __future__ import annotations
@@ -26,11 +29,22 @@ ENQUEUE_CYCLES_PER_ARM = 50_000
 
 
 @dataclass(frozen=True)
+class Proof:
+    """How to tell that what is timed does its work."""
+
+    spoil: Callable[[], object]
+    """Makes every result wrong, so that one that is not written is seen."""
+    judge: Callable[[], str]
+    """What is wrong with the results, or nothing."""
+
+
+@dataclass(frozen=True)
 class Arm:
     """One contender. `calls` do the same work over rotated input sets."""
 
     name: str
     calls: Sequence[Callable[[], None]]
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,12 @@ def time_interleaved(
     min_rounds: int = 5,
     max_rounds: int = 400,
     replay_us: float = 500.0,
+    wrong: dict[str, str] | None = None,
 ) -> dict[str, Timing]:
-    """The timing of every arm, by name. On the CPU (the twin) one wall-clock run of each, marked as such."""
+    """The timing of every arm, by name. On the CPU (the twin) one wall-clock run of each, marked as such.
+
+    An arm whose results are wrong has no timing: `wrong` is told why, by its name; without it, it is an error.
+    """
     names = [arm.name for arm in arms]
     if len(set(names)) != len(names):
         raise UnsupportedError(f"arms are told apart by their names, and these repeat: {names}")
@@ -92,18 +110,51 @@ def time_interleaved(
         raise UnsupportedError(
             f"an arm without calls cannot be timed: {[a.name for a in arms if not a.calls]}"
         )
+    failures: dict[str, str] = {}
     if device.type != "cuda":
-        clocks: dict[str, Sampler] = {arm.name: WallSampler(arm) for arm in arms}
-        return interleave(clocks, seconds_per_arm=0.0, min_rounds=1, max_rounds=1)
-    with torch.cuda.device(device):
-        samplers: dict[str, Sampler] = {arm.name: _cuda_sampler(arm, replay_us) for arm in arms}
-        return interleave(
-            samplers,
-            seconds_per_arm=seconds_per_arm,
-            min_rounds=min_rounds,
-            max_rounds=max_rounds,
-            before_round=keep_busy,
-        )
+        found = {name: timing for arm in arms for name, timing in _by_clock(arm, failures).items()}
+    else:
+        with torch.cuda.device(device):
+            samplers: dict[str, Sampler] = {arm.name: _cuda_sampler(arm, replay_us) for arm in arms}
+            right = [arm for arm in arms if _proven(arm, samplers[arm.name], failures)]
+            found = interleave(
+                {arm.name: samplers[arm.name] for arm in right},
+                seconds_per_arm=seconds_per_arm,
+                min_rounds=min_rounds,
+                max_rounds=max_rounds,
+                before_round=keep_busy,
+            )
+            found = {arm.name: found[arm.name] for arm in right if _proven(arm, samplers[arm.name], failures)}
+    if wrong is not None:
+        wrong.update(failures)
+    elif failures:
+        raise EscaladeError("; ".join(f"{name}: {failure}" for name, failure in failures.items()))
+    return found
+
+
+def _by_clock(arm: Arm, failures: dict[str, str]) -> dict[str, Timing]:
+    """One run, which is timed and judged."""
+    if arm.proof:
+        arm.proof.spoil()
+    found = interleave({arm.name: WallSampler(arm)}, seconds_per_arm=0.0, min_rounds=1, max_rounds=1)
+    failure = arm.proof.judge() if arm.proof else ""
+    if failure:
+        failures[arm.name] = f"what is timed is wrong: {failure}"
+        return {}
+    return found
+
+
+def _proven(arm: Arm, sampler: Sampler, failures: dict[str, str]) -> bool:
+    """Whether one turn more, of what is timed, gives what it should."""
+    if arm.proof is None:
+        return True
+    arm.proof.spoil()
+    sampler.start()
+    sampler.finish()
+    failure = arm.proof.judge()
+    if failure:
+        failures[arm.name] = f"what is timed is wrong: {failure}"
+    return not failure
 
 
 def interleave(
@@ -148,20 +199,21 @@ def summarize(values: Sequence[float], how: str, note: str = "") -> Timing:
 class WallSampler:
     """One run by the wall clock. For the twin: it says that something ran, not how fast it would be."""
 
-    calls = 1
     how = "twin"
     note = "wall clock of the CPU twin; not a speed"
 
     def __init__(self, arm: Arm) -> None:
-        self._call = arm.calls[0]
+        self.calls = len(arm.calls)
+        self._calls = arm.calls
 
     def start(self) -> None:
         pass  # the twin runs in the calling thread: the run itself is in `finish`
 
     def finish(self) -> float:
         began = time.perf_counter()
-        self._call()
-        return (time.perf_counter() - began) * 1e6
+        for call in self._calls:
+            call()
+        return (time.perf_counter() - began) * 1e6 / self.calls
 
 
 class EventSampler:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from escalade import ops
-from escalade.bench.timing import Arm, time_interleaved
-from escalade.bench.verify import Case
+from escalade.bench.timing import Arm, Proof, time_interleaved
+from escalade.bench.verify import Case, compare
 from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.run import Executable
@@ -78,15 +78,17 @@ def fastest(operation: str, problem: Problem, device: torch.device, seed: int = 
     """
     offered = candidates(operation, problem, architecture_of(device))
     trial = Trial(operation, problem, device, offered, seed)
-    if not trial.right:
-        failures = "; ".join(f"{name}: {failure}" for name, failure in trial.failures.items())
-        raise UnsupportedError(f"nothing that {operation} has does {problem.name}: {failures}")
-    times = trial.time(trial.right, SCREENING_SECONDS)
-    best = sorted(times, key=lambda name: times[name])[:_FINALISTS]
-    final = trial.time(best, FINAL_SECONDS)
+    final = trial.time(finalists(trial.time(trial.right, SCREENING_SECONDS)), FINAL_SECONDS)
+    if not final:
+        raise trial.nothing()
     winner = min(final, key=lambda name: final[name])
     chosen = next(candidate for candidate in offered if candidate.name == winner)
     return Entry(chosen.rung.name, chosen.config.as_dict(), round(final[winner], 3))
+
+
+def finalists(times: Mapping[str, float]) -> list[str]:
+    """The fastest by a short look, which are looked at again."""
+    return sorted(times, key=lambda name: times[name])[:_FINALISTS]
 
 
 def samples(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
@@ -94,7 +96,7 @@ def samples(operation: str, problem: Problem, device: torch.device, seed: int = 
     here = architecture_of(device)
     offered = candidates(operation, problem, here)
     trial = Trial(operation, problem, device, offered, seed)
-    times = trial.time(trial.right, SCREENING_SECONDS) if trial.right else {}
+    times = trial.time(trial.right, SCREENING_SECONDS)
     return [
         Sample(
             operation, problem.name, problem.dtype, problem.layout, here or "", candidate.rung.name,
@@ -106,7 +108,7 @@ def samples(operation: str, problem: Problem, device: torch.device, seed: int = 
 
 
 class Trial:
-    """The candidates of one problem, verified; those that are right can be timed."""
+    """The candidates of one problem, verified; those that are right can be timed. What is timed is judged too."""
 
     def __init__(
         self, operation: str, problem: Problem, device: torch.device, offered: Sequence[Candidate], seed: int
@@ -115,6 +117,7 @@ class Trial:
         case = Case(asked, problem, device, seed)
         tensors = {**case.inputs_in(problem.layout), "y": asked.output(problem, device)}
         self.failures: dict[str, str] = {}
+        self._label = f"{operation} has does {problem.name}"
         self._device = device
         self._arms: dict[str, Arm] = {}
         for candidate in offered:
@@ -123,8 +126,10 @@ class Trial:
                 if outcome.failed:
                     self.failures[candidate.name] = outcome.failure
                     continue
+                assert outcome.tolerance is not None
+                proof = _proof(tensors["y"], case.expected, outcome.tolerance)
                 self._arms[candidate.name] = _arm(
-                    candidate, problem, tensors, device, not asked.weights_change
+                    candidate, problem, tensors, device, not asked.weights_change, proof
                 )
             except CompileError as error:
                 self.failures[candidate.name] = str(error)
@@ -133,11 +138,36 @@ class Trial:
     def right(self) -> list[str]:
         return list(self._arms)
 
+    def nothing(self) -> UnsupportedError:
+        """Why there is nothing to choose from."""
+        failures = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
+        return UnsupportedError(f"nothing that {self._label}: {failures}")
+
     def time(self, names: Sequence[str], seconds: float) -> dict[str, float]:
-        """Microseconds by name."""
-        arms = [self._arms[name] for name in names]
-        timings = time_interleaved(arms, self._device, seconds_per_arm=seconds, min_rounds=3, replay_us=200.0)
+        """Microseconds by name, of those whose timed results are right; the others are failures from then on."""
+        wrong: dict[str, str] = {}
+        timings = time_interleaved(
+            [self._arms[name] for name in names],
+            self._device,
+            seconds_per_arm=seconds,
+            min_rounds=3,
+            replay_us=200.0,
+            wrong=wrong,
+        )
+        for name, failure in wrong.items():
+            self.failures[name] = failure
+            del self._arms[name]
         return {name: timing.median_us for name, timing in timings.items()}
+
+
+def _proof(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Proof:
+    def spoil() -> None:
+        y.fill_(math.nan)
+
+    def judge() -> str:
+        return compare(y, expected, tolerance)[0]
+
+    return Proof(spoil, judge)
 
 
 def _arm(
@@ -146,16 +176,17 @@ def _arm(
     tensors: dict[str, torch.Tensor],
     device: torch.device,
     weights_stay: bool,
+    proof: Proof,
 ) -> Arm:
     """As in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
     bound = {**tensors, **{w.name: w.allocate(device) for w in recipe.workspaces}}
     bound |= {name: None for name in ("bias", "residual") if name not in bound}  # type: ignore[misc]
     if not weights_stay:
-        return Arm(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)])
+        return Arm(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)], proof)
     if recipe.packing.steps:
         Executable(recipe.packing, device, candidate.name).bind(bound)()
     executable = Executable(
         recipe.after_packing, device, candidate.name, settled=True, relayed=recipe.may_come_early
     )
-    return Arm(candidate.name, [executable.bind(bound)])
+    return Arm(candidate.name, [executable.bind(bound)], proof)

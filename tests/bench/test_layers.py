@@ -269,25 +269,25 @@ def test_what_stays_is_packed_before_the_clock_starts(
     """The stem packs its weights and then convolves. What is timed may take weights that stay for settled."""
     ran: list[tuple[int, bool]] = []
 
-    class Fake:
-        def __init__(self, recipe: Recipe, *rest: object, settled: bool = False, **flags: bool) -> None:
-            self.recipe, self.settled = recipe, settled
+    class Spy(arms.Executable):
+        def __init__(self, recipe: Recipe, *rest: Any, settled: bool = False, **flags: bool) -> None:
+            self._logged = (len(recipe.steps), settled)
+            super().__init__(recipe, *rest, settled=settled, **flags)
 
-        def bind(self, tensors: object) -> Fake:
-            return self
+        def bind(self, tensors: Any) -> Any:
+            ran.append(self._logged)
+            return super().bind(tensors)
 
-        def __call__(self) -> None:
-            ran.append((len(self.recipe.steps), self.settled))
-
-    monkeypatch.setattr(arms, "Executable", Fake)
+    monkeypatch.setattr(arms, "Executable", Spy)
     stem = ops.operation("stem")
     problem = StemProblem(1, 3, 16, 16, 16, 3, 3, (1, 1), (1, 1), "fp16", "nhwc")
     best = stem.ladder.rung("tensor_core")
     config = best.configs(problem)[0]
-    verified = arms.Verified(best, problem, config, Outcome(best.name, problem, config, True))
+    verified = arms.Verified(best, problem, config, Outcome(best.name, problem, config, True, 0.0, 1e-3))
     recipe = best.recipe(problem, config)
     bench = arms.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
-    bench.measure([verified], [])
+    (record,) = bench.measure([verified], [])
+    assert not record.failure
     assert ran[-1] == (timed_steps, stay) and sum(steps for steps, _ in ran) == 2
 
 

@@ -1,7 +1,8 @@
-"""What a candidate's time counts."""
+"""What a candidate's time counts, who wins, and what is no candidate because its timed result is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.bench.timing import Arm, Timing
 from escalade.device.recipe import Recipe
 from escalade.tune import search
+from escalade.errors import UnsupportedError
 from escalade.tune.search import Candidate, Trial
+from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
+PROBLEM = ScaleProblem(100)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,86 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
     trial = Trial(operation, problem, CPU, [candidate], seed=0)
     assert trial.right == [candidate.name]
     assert [packing.steps[0] in recipe.steps for recipe in ran if recipe != packing] == timed
+
+
+@pytest.fixture
+def scales(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An operation of two rungs with three configs each; their names, as candidates have them."""
+    monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("one"), rung("two"))})
+    return [candidate.name for candidate in search.candidates("scale", PROBLEM, None)]
+
+
+Look = dict[str, float]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Look, Look], list[list[str]]]:
+    """Says what the first look and the final give; gives the names of those that were timed in each."""
+
+    def install(first: Look, final: Look) -> list[list[str]]:
+        rounds: list[list[str]] = []
+
+        def fake(arms: Sequence[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
+            told = final if rounds else first
+            rounds.append([arm.name for arm in arms])
+            return {arm.name: Timing(told[arm.name], 0.0, 99.0, 3, "graph") for arm in arms}
+
+        monkeypatch.setattr(search, "time_interleaved", fake)
+        return rounds
+
+    return install
+
+
+@pytest.mark.parametrize("shift", range(6))
+def test_the_fastest_four_are_looked_at_again_and_the_fastest_of_them_is_kept(
+    shift: int, scales: list[str], looks: Callable[[Look, Look], list[list[str]]]
+) -> None:
+    first = {name: 1.0 + (number + shift) % 6 for number, name in enumerate(scales)}
+    ranked = sorted(first, key=lambda name: first[name])
+    # The final puts the third first, and would have put those first that are not in it.
+    final = dict(zip(ranked, (5.0, 4.0, 3.0004, 6.0, 1.0, 0.5), strict=True))
+    rounds = looks(first, final)
+    entry = search.fastest("scale", PROBLEM, CPU)
+    assert sorted(rounds[0]) == sorted(scales) and sorted(rounds[1]) == sorted(ranked[:4])
+    winner = next(c for c in search.candidates("scale", PROBLEM, None) if c.name == ranked[2])
+    assert (entry.rung, entry.config, entry.median_us) == (winner.rung.name, winner.config.as_dict(), 3.0)
+
+
+def test_samples_are_the_times_of_their_own_candidates(
+    scales: list[str], looks: Callable[[Look, Look], list[list[str]]]
+) -> None:
+    times = {name: 10.0 + number for number, name in enumerate(scales)}
+    looks(times, {})
+    found = search.samples("scale", PROBLEM, CPU)
+    assert [sample.us for sample in found] == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+    assert {sample.of for sample in found} == {6} and [sample.rung for sample in found] == ["one"] * 3 + [
+        "two"
+    ] * 3
+
+
+class Idle(search.Executable):
+    """What does nothing when it is timed; plain runs are not made by it."""
+
+    def bind(self, tensors: Any) -> Any:
+        return lambda: None
+
+
+def test_what_does_nothing_when_it_is_timed_does_not_win(
+    scales: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = search.Executable
+    monkeypatch.setattr(
+        search, "Executable", lambda recipe, device, name, **flags: (Idle if "one" in name else real)(
+            recipe, device, name, **flags
+        )
+    )  # fmt: skip
+    entry = search.fastest("scale", PROBLEM, CPU)
+    assert entry.rung == "two"
+    by_rung = {sample.rung: sample for sample in search.samples("scale", PROBLEM, CPU)}
+    assert by_rung["one"].us is None and "what is timed is wrong: 100 of 100" in by_rung["one"].failure
+    assert by_rung["two"].us is not None and not by_rung["two"].failure
+    monkeypatch.setattr(search, "Executable", Idle)
+    with pytest.raises(
+        UnsupportedError, match="nothing that scale has does scale_100: one .*what is timed is wrong"
+    ):
+        search.fastest("scale", PROBLEM, CPU)

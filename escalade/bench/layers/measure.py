@@ -95,6 +95,8 @@ def measure(
     settings = replace(settings, weights_stay=not operation.weights_change)
     bench = Bench(operation, problem, device, [recipe], settings, ceilings)
     records = bench.measure([ours] if outcome.passed else [], [(rival.peer, error) for rival, error in found])
+    for text in bench.left_out:
+        note(text)
     notes = {rival.peer.system: rival.note() for rival, _ in found}
     records = [replace(record, note=_joined(notes.get(record.system, ""), record.note)) for record in records]
     if not outcome.passed:

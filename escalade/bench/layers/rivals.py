@@ -9,13 +9,12 @@ from typing import Any
 from escalade import ops
 from escalade.bench.ladder import Say
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import AGREEMENT, Peer, peers
+from escalade.bench.peers import Peer, WrongPeer, error_of, peers
 from escalade.bench.peers.cudnn_graph import cudnn_graph_peer, frontend
 from escalade.bench.peers.stem import convolution, in_two_steps
 from escalade.bench.peers.torch_conv2d import compiled_peer
 from escalade.bench.verify import Case
 from escalade.errors import UnsupportedError
-from escalade.ops.accuracy import relative_error
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,13 @@ def verified(rivals: Sequence[Rival], case: Case, note: Say) -> list[tuple[Rival
         problem = replace(case.problem, layout=rival.peer.layout)
         label = f"{problem.name} {problem.dtype}: {rival.peer.system}"
         try:
-            result = rival.peer.run(problem, case.inputs_in(rival.peer.layout))
-            error = relative_error(result, case.expected)
+            error = error_of(rival.peer, problem, case.inputs_in(rival.peer.layout), case.expected)
+        except WrongPeer as wrong:
+            note(f"{label} is wrong: {wrong}")
+            continue
         except Exception as refused:  # a peer may fail in any way: it is left out, and the others go on
             reason = str(refused).strip() or type(refused).__name__
             note(f"{label} refuses: {reason.splitlines()[0]}")
-            continue
-        if not error <= AGREEMENT[problem.dtype]:
-            note(f"{label} is wrong: its error is {error:.2e}")
             continue
         found.append((rival, error))
     return found

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from escalade.bench.verify import compare
+from escalade.errors import EscaladeError
 from escalade.ops.ladder import Operation
 
 Inputs = Mapping[str, torch.Tensor]
@@ -17,6 +19,10 @@ AGREEMENT = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 3e-2, "fp8": 0.1}
 TF32 (3e-4) where fp32 was asked for."""
 
 
+class WrongPeer(EscaladeError):
+    """A peer whose result is wrong; the sentence says how."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """A system that does a problem in one layout; `run` gives its result."""
@@ -24,6 +30,14 @@ class Peer:
     system: str
     layout: str
     run: Callable[[Any, Inputs], torch.Tensor]
+
+
+def error_of(peer: Peer, problem: Any, inputs: Inputs, expected: torch.Tensor) -> float:
+    """How far a peer's result is from the right one; `WrongPeer` if that is too far."""
+    failure, error = compare(peer.run(problem, inputs), expected, AGREEMENT[problem.dtype])
+    if failure:
+        raise WrongPeer(failure)
+    return error
 
 
 def peers(operation: Operation[Any], problem: Any) -> tuple[Peer, ...]:

@@ -1,0 +1,258 @@
+"""What takes part in a climb: the input sets, who reaches the final and who wins it, and wrong results that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade import ops
+from escalade.bench import arms
+from escalade.bench.arms import Bench, Settings, Verified
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.layers import measure
+from escalade.bench.layers.sets import Layer
+from escalade.bench.peers import Peer, WrongPeer, error_of, torch_conv2d
+from escalade.bench.timing import L2_MULTIPLE, Arm, Timing
+from escalade.bench.verify import Case
+from escalade.ops.conv2d import Conv2dProblem
+from tests.bench.fake import Scale, ScaleProblem, rung
+
+CPU = torch.device("cpu")
+PROBLEM = ScaleProblem(100)
+L2 = 2000
+
+
+def card(l2_bytes: int) -> Ceilings:
+    return Ceilings("card", 132, l2_bytes, 227 << 10, 139 << 30, 4000.0, {"fp32": 50.0})
+
+
+def verified(operation: Scale, problem: ScaleProblem = PROBLEM) -> list[Verified]:
+    """Every config of every rung."""
+    case = Case(operation, problem, CPU, 0)
+    return [
+        Verified(one, problem, config, case.check(one, "nchw", config))
+        for one in operation.ladder
+        for config in one.configs(problem)
+    ]
+
+
+def bench(operation: Scale, l2_bytes: int = 0, problem: ScaleProblem = PROBLEM) -> Bench:
+    return Bench(operation, problem, CPU, [], Settings(), card(l2_bytes) if l2_bytes else None)
+
+
+def with_scratch(operation: Scale, l2_bytes: int = 0) -> Bench:
+    recipes = [one.recipe(PROBLEM, one.configs(PROBLEM)[0]) for one in operation.ladder]
+    return Bench(operation, PROBLEM, CPU, recipes, Settings(), card(l2_bytes) if l2_bytes else None)
+
+
+def test_the_input_sets_are_together_three_times_the_cache() -> None:
+    made = bench(Scale(rung("one")), L2)
+    sets = made.sets("nchw")
+    tensors = [tensor for one in sets for tensor in one.values()]
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors), "each has memory of its own"
+    assert sum(tensor.nbytes for tensor in tensors) >= L2_MULTIPLE * L2 == 6000
+    assert not torch.equal(sets[0]["x"], sets[1]["x"]) and bool(sets[0]["x"].all())
+
+
+def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "properties", lambda device: card(L2))
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # there is no such device
+    made = Bench(Scale(rung("one")), PROBLEM, torch.device("cuda", 0), [], Settings(), None)
+    assert made.sets_count == 8, "8 sets of 800 bytes"
+
+
+def test_every_set_is_worked_on() -> None:
+    operation = Scale(rung("one"))
+    made = with_scratch(operation, L2)
+    for call in made._arm(verified(operation)[0]).calls:
+        call()
+    sets = made.sets("nchw")
+    assert len(sets) == 8
+    for tensors in sets:
+        assert torch.equal(tensors["y"], 2 * tensors["x"])
+
+
+# Who reaches the final, and who wins it
+
+
+@pytest.fixture
+def fake_times(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[list[str]]]:
+    """Says how long each arm takes, and gives the names of those that were timed together."""
+
+    def install(times: Mapping[str, float]) -> list[list[str]]:
+        rounds: list[list[str]] = []
+
+        def fake(given: Sequence[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
+            rounds.append([arm.name for arm in given])
+            us = {arm.name: times[arm.name] for arm in given}
+            return {name: Timing(us, us - 1, us + 2, 7, "graph") for name, us in us.items()}
+
+        monkeypatch.setattr(arms, "time_interleaved", fake)
+        return rounds
+
+    return install
+
+
+@pytest.mark.parametrize("order", [(3.0, 1.0, 2.0), (1.0, 2.0, 3.0), (2.0, 3.0, 1.0)])
+def test_the_fastest_configs_go_to_the_final_and_the_fastest_of_it_is_kept(
+    order: tuple[float, ...], fake_times: Callable[[Mapping[str, float]], list[list[str]]]
+) -> None:
+    operation = Scale(rung("one"))
+    offered = verified(operation)
+    times = {one.name: us for one, us in zip(offered, order, strict=True)}
+    rounds = fake_times(times)
+    made = with_scratch(operation)
+    made.on_gpu = True  # on the twin nothing is looked at: no time there is a speed
+    final = made.screen(offered)
+    ranked = sorted(offered, key=lambda one: times[one.name])
+    assert [one.name for one in final] == [one.name for one in ranked[:2]]
+    (record,) = made.measure(list(reversed(final)), [])
+    assert record.config == ranked[0].config.as_dict()
+    assert (record.median_us, record.p20_us, record.p80_us, record.samples) == (1.0, 0.0, 3.0, 7)
+    assert len(rounds[0]) == 3 and len(rounds[1]) == 2
+
+
+# Wrong results that are timed
+
+
+class Idle:
+    """In the place of what is timed: it does nothing."""
+
+    def __init__(self, *arguments: Any, **flags: Any) -> None:
+        pass
+
+    def bind(self, tensors: Any) -> Callable[[], None]:
+        return lambda: None
+
+
+def test_what_is_verified_but_does_nothing_when_it_is_timed_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operation = Scale(rung("one"))
+    offered = verified(operation)[:1]
+    assert offered[0].outcome.passed
+    monkeypatch.setattr(arms, "Executable", Idle)
+    made = with_scratch(operation)
+    (record,) = made.measure(offered, [])
+    assert "what is timed is wrong: input set 0 of 1 has results that are not written" in record.failure
+    assert record.median_us is None and record.rung == "one"
+
+
+def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the last set only."""
+    operation = Scale(rung("one"))
+    offered = verified(operation)[:1]
+    made = with_scratch(operation, L2)
+    real = arms.Executable
+
+    class Careless(real):  # type: ignore[valid-type, misc]
+        def bind(self, tensors: Any) -> Callable[[], None]:
+            bound = super().bind(tensors)
+
+            def run() -> None:
+                bound()
+                if tensors["y"] is made.sets("nchw")[-1]["y"]:
+                    tensors["y"][3] *= 1.5
+
+            return run
+
+    monkeypatch.setattr(arms, "Executable", Careless)
+    (record,) = made.measure(offered, [])
+    assert "what is timed is wrong: " in record.failure and record.median_us is None
+
+
+def doubled(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return 2 * inputs["x"]
+
+
+def test_a_peer_whose_timed_result_is_wrong_is_left_out_and_said() -> None:
+    operation = Scale(rung("one"))
+    made = with_scratch(operation)
+    calls: list[int] = []
+
+    def turns_wrong(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return (3 if len(calls) > 0 else 2) * inputs["x"]
+
+    peers = [Peer("right", "nchw", doubled), Peer("wrong", "nchw", turns_wrong)]
+    case = Case(operation, PROBLEM, CPU, 0)
+    rivals = [(peer, error_of(peer, PROBLEM, case.inputs, case.expected)) for peer in peers]
+    calls.append(1)
+    records = made.measure([], rivals)
+    assert [record.system for record in records] == ["right"] and records[0].error == 0.0
+    assert len(made.left_out) == 1 and "scale_100 fp32: wrong: what is timed is wrong" in made.left_out[0]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda problem, inputs: 2.01 * inputs["x"],
+        lambda problem, inputs: 2 * inputs["x"][:1],
+        lambda problem, inputs: 2 * inputs["x"][None],
+        lambda problem, inputs: torch.cat([2 * inputs["x"][:-1], inputs["x"][:1] * torch.nan]),
+    ],
+)
+def test_a_peer_that_is_wrong_or_of_another_shape_is_no_peer(run: Any) -> None:
+    case = Case(Scale(rung("one")), PROBLEM, CPU, 0)
+    with pytest.raises(WrongPeer):
+        error_of(Peer("wrong", "nchw", run), PROBLEM, case.inputs, case.expected)
+
+
+def test_a_peer_that_gives_its_input_back_does_not_lose_it() -> None:
+    """As a conversion to the type that it has already: what is spoilt must not be what is read."""
+
+    class Same(Scale):
+        def reference(self, problem: ScaleProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return inputs["x"].double()
+
+    made = with_scratch(Same(rung("one")))
+    peer = Peer("same", "nchw", lambda problem, inputs: inputs["x"])
+    assert [record.system for record in made.measure([], [(peer, 0.0)])] == ["same"]
+
+
+def test_layers_say_which_peers_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("right"))})
+    said: list[str] = []
+
+    def measured(self: Bench, *arguments: Any) -> list[Any]:
+        self.left_out.append("a peer is wrong")
+        return []
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    measure.measure(
+        Layer("scale", PROBLEM), CPU, (), Settings(), None, "layers", lambda text: None, said.append
+    )
+    assert said == ["a peer is wrong"]
+
+
+# Peers at their best
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Conv2dProblem.parse("8to16_9_k3s1_b2_bias+res+relu", "fp32", "nchw")
+    seen: list[dict[str, torch.Tensor]] = []
+    made = Bench(ops.operation("conv2d"), problem, CPU, [], Settings(), None)
+    for peer in torch_conv2d.conv2d_peers(problem):
+        if peer.layout != layout:
+            continue
+
+        def spy(asked: Any, inputs: Any) -> torch.Tensor:
+            seen.append(inputs)
+            assert asked == replace(problem, layout=layout)
+            return torch_conv2d.eager(asked, inputs)
+
+        for call in made._peer_arm(replace(peer, run=spy)).calls:
+            call()
+    assert len(seen) == 2, "PyTorch's steps, and cuDNN's fused call"
+    expected = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    for inputs in seen:
+        for name in ("x", "weight", "residual"):
+            assert inputs[name].is_contiguous(memory_format=expected), name
