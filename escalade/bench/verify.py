@@ -188,7 +188,8 @@ def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float
     beyond = strayed - rounding * sizes - limit * scale
     row = int(beyond.argmax())
     if float(beyond[row]) > 0:
-        return f"row {row} of {rows} is off by {float(strayed[row]):.2e} an output, where a typical one is {typical:.2e}"
+        worst = float(strayed[row])
+        return f"row {row} of {rows} is off by {worst:.2e} an output, where a typical one is {typical:.2e}"
     return ""
 
 

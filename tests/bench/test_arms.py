@@ -1,4 +1,4 @@
-"""What takes part in a climb: the input sets, who reaches the final and who wins it, and wrong results that are timed."""
+"""What takes part in a climb: the input sets, who reaches the final and wins it, and timed results that are wrong."""
 
 from __future__ import annotations
 

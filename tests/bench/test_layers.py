@@ -270,9 +270,9 @@ def test_what_stays_is_packed_before_the_clock_starts(
     ran: list[tuple[int, bool]] = []
 
     class Spy(arms.Executable):
-        def __init__(self, recipe: Recipe, *rest: Any, settled: bool = False, **flags: bool) -> None:
-            self._logged = (len(recipe.steps), settled)
-            super().__init__(recipe, *rest, settled=settled, **flags)
+        def __init__(self, recipe: Recipe, *rest: Any, **flags: Any) -> None:
+            self._logged = (len(recipe.steps), flags.get("settled", False))
+            super().__init__(recipe, *rest, **flags)
 
         def bind(self, tensors: Any) -> Any:
             ran.append(self._logged)

@@ -226,8 +226,11 @@ def test_on_the_cpu_the_run_that_is_timed_is_judged() -> None:
     def judge() -> str:
         return "unwritten" if bool(y.isnan().any()) else ""
 
+    def double() -> None:
+        torch.mul(x, 2, out=y)
+
     proof = Proof(partial(y.fill_, torch.nan), judge)
-    twice = Arm("twice", [partial(torch.mul, x, 2, out=y)], proof)
+    twice = Arm("twice", [double], proof)
     lazy = Arm("lazy", [lambda: None], proof)
     wrong: dict[str, str] = {}
     assert list(time_interleaved([twice, lazy], torch.device("cpu"), wrong=wrong)) == ["twice"]
