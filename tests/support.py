@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from escalade.device.run import TwinOptions
 from escalade.ops import OPERATIONS, Config, Operation, Rung
 
 T = TypeVar("T")
+MEDIUM_BATCH = 8
 
 
 def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:
@@ -27,6 +28,25 @@ def variants(operation: Operation[Any], problem: Any) -> list[Any]:
         for dtype in operation.dtypes
         for layout in operation.layouts
     ]
+
+
+def with_batch(problem: Any, batch: int) -> Any:
+    """The same problem for so many images; a problem that follows another, as a gradient's, has that one's."""
+    names = [field.name for field in fields(problem)]
+    if "batch" in names:
+        return replace(problem, batch=batch)
+    changed = {
+        name: with_batch(getattr(problem, name), batch)
+        for name in names
+        if is_dataclass(getattr(problem, name)) and hasattr(getattr(problem, name), "batch")
+    }
+    assert changed, f"{type(problem).__name__} has a batch, but neither it nor a part of it has the field"
+    return replace(problem, **changed)
+
+
+def medium_problems(operation: Operation[Any]) -> list[Any]:
+    """What is measured, with batches that a float64 reference takes little time for."""
+    return [with_batch(problem, min(problem.batch, MEDIUM_BATCH)) for problem in operation.problems]
 
 
 def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any]) -> list[list[Any]]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from escalade.bench.verify import Case, compare
 from escalade.errors import UnsupportedError
-from escalade.ops import OPERATIONS, conv2d
+from escalade.ops import Rung, conv2d
+from escalade.ops.accuracy import relative_error
+from escalade.ops.conv2d import Conv2dProblem
+from escalade.ops.conv2d.reference import MEMORY_FORMAT, STORAGE
 from escalade.ops.precision import precision
+from tests.gpu.suitable import CONV2D, NOT_BEYOND_32_BITS, beyond_32_bits, problem_for
+from tests.support import label, with_batch
 
 pytestmark = pytest.mark.gpu
+each_rung = pytest.mark.parametrize("rung", CONV2D.ladder.rungs, ids=label)
 
 OPTIONS: dict[str, Any] = {"padding": 1}
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -38,6 +46,15 @@ def exact(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor
     return F.conv2d(x.double(), weight.double(), **options)
 
 
+def call(
+    rung: Rung[Conv2dProblem], problem: Conv2dProblem, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    return conv2d(
+        x, weight, stride=problem.stride, padding=problem.padding, groups=problem.groups,
+        tf32=problem.dtype == "tf32", rung=rung.name,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("memory_format", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtypes_and_layouts(
@@ -49,15 +66,14 @@ def test_dtypes_and_layouts(
     assert_close(y, exact(x, weight, **OPTIONS))
 
 
-def test_a_rung_by_name(cuda: torch.device) -> None:
-    x, weight = tensors(cuda)
-    for rung in OPERATIONS["conv2d"].ladder:
-        try:
-            y = conv2d(x, weight, rung=rung.name, **OPTIONS)
-        except UnsupportedError as refusal:
-            assert rung.name in str(refusal)
-            continue
-        assert_close(y, exact(x, weight, **OPTIONS))
+@each_rung
+def test_a_rung_by_name(rung: Rung[Conv2dProblem], cuda: torch.device, seed: int) -> None:
+    problem = problem_for(rung)
+    assert problem is not None
+    case = Case(CONV2D, problem, cuda, seed)
+    inputs = case.inputs_in(problem.layout)
+    y = call(rung, problem, inputs["x"], inputs["weight"])
+    assert compare(y, case.expected, rung.tolerance(problem, case.peer_error))[0] == ""
 
 
 def test_tensors_that_are_not_aligned(cuda: torch.device) -> None:
@@ -69,13 +85,10 @@ def test_tensors_that_are_not_aligned(cuda: torch.device) -> None:
     torch.cuda.synchronize()
 
 
-def test_more_than_two_to_the_31_elements(cuda: torch.device) -> None:
+def test_more_than_two_to_the_31_elements(much_memory: Callable[[int], None], cuda: torch.device) -> None:
     """Offsets past 32 bits: the last images, where a wrapped index would read and write at the front."""
     batch = 2**31 // (64 * 224 * 224) + 8
-    need = 2 * 2 * batch * 64 * 224 * 224 + (4 << 30)
-    free, _ = torch.cuda.mem_get_info(cuda)
-    if free < need:
-        pytest.skip(f"needs {need >> 30} GiB of free device memory; there are {free >> 30}")
+    much_memory(2 * 2 * batch * 64 * 224 * 224)
     weight = torch.randn(64, 64, 3, 3, device=cuda, dtype=torch.float16) / 24
     for memory_format in LAYOUTS:
         x = torch.empty(batch, 64, 224, 224, device=cuda, dtype=torch.float16, memory_format=memory_format)
@@ -88,29 +101,34 @@ def test_more_than_two_to_the_31_elements(cuda: torch.device) -> None:
         del x, y
 
 
-def test_every_rung_beyond_32_bits(cuda: torch.device) -> None:
-    """One channel plane is small, the batch is not: each rung that takes it, on outputs past 2^31."""
-    batch = 2**31 // (16 * 128 * 128) + 4
-    free, _ = torch.cuda.mem_get_info(cuda)
-    if free < 60 << 30:
-        pytest.skip(f"needs 60 GiB of free device memory; there are {free >> 30}")
-    weight = torch.randn(16, 16, 3, 3, device=cuda, dtype=torch.float16) / 12
-    for memory_format in LAYOUTS:
-        x = torch.empty(batch, 16, 128, 128, device=cuda, dtype=torch.float16, memory_format=memory_format)
-        for chunk in x.split(512):
-            chunk.normal_()
-        for rung in OPERATIONS["conv2d"].ladder:
-            try:
-                y = conv2d(x, weight, rung=rung.name, **OPTIONS)
-            except (UnsupportedError, torch.cuda.OutOfMemoryError) as refusal:
-                print(f"{rung.name}: {refusal}")
-                continue
-            for part in (slice(0, 1), slice(batch - 1, batch)):
-                expected = exact(x[part], weight, **OPTIONS)
-                error = float((y[part].double() - expected).norm() / expected.norm())
-                assert error < 1e-2, f"{rung.name}: {error}"
-            del y
-        del x
+@each_rung
+def test_every_rung_beyond_32_bits(
+    rung: Rung[Conv2dProblem], much_memory: Callable[[int], None], cuda: torch.device, seed: int
+) -> None:
+    """One channel plane is small, the batch is not: outputs past 2^31, of which three images are looked at."""
+    problem = beyond_32_bits(rung)
+    if problem is None:
+        assert rung.name in NOT_BEYOND_32_BITS, (
+            f"{rung.name} is not tried beyond 32 bits, and nothing says why"
+        )
+        pytest.skip(NOT_BEYOND_32_BITS[rung.name])
+    assert problem.output_elements > 2**31
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    much_memory(problem.bytes + sum(workspace.bytes for workspace in recipe.workspaces))
+    weight = CONV2D.inputs(with_batch(problem, 1), cuda, seed)["weight"]
+    x = torch.empty(
+        (problem.batch, problem.channels, problem.height, problem.width),
+        dtype=STORAGE[problem.dtype], device=cuda, memory_format=MEMORY_FORMAT[problem.layout],
+    )  # fmt: skip
+    for chunk in x.split(512):
+        chunk.normal_()
+    y = call(rung, problem, x, weight)
+    for first in (0, problem.batch // 2, problem.batch - 1):
+        one = with_batch(problem, 1)
+        inputs = {"x": x[first : first + 1], "weight": weight}
+        expected = CONV2D.reference(one, inputs)
+        allowed = rung.tolerance(one, relative_error(CONV2D.peer(one, inputs), expected))
+        assert compare(y[first : first + 1], expected, allowed)[0] == "", f"image {first}"
 
 
 # --- streams and graphs
@@ -132,23 +150,24 @@ def test_the_current_stream_is_used(cuda: torch.device) -> None:
     assert_close(y, expected)
 
 
-def test_two_streams_do_not_share_a_workspace(cuda: torch.device) -> None:
-    x, weight = tensors(cuda, batch=64)
+@each_rung
+def test_two_streams_do_not_share_a_workspace(
+    rung: Rung[Conv2dProblem], cuda: torch.device, seed: int
+) -> None:
+    problem = problem_for(rung, batch=64)
+    assert problem is not None
+    cases = [Case(CONV2D, problem, cuda, seed + turn) for turn in range(6)]
+    given = [case.inputs_in(problem.layout) for case in cases]
+    call(rung, problem, given[0]["x"], given[0]["weight"])  # compiled
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
-    for rung in OPERATIONS["conv2d"].ladder:
-        results = []
-        for turn in range(6):
-            with torch.cuda.stream(streams[turn % 2]):
-                try:
-                    results.append(conv2d(x * (turn + 1), weight, rung=rung.name, **OPTIONS))
-                except UnsupportedError:
-                    break
-        torch.cuda.synchronize()
-        for turn, y in enumerate(results):
-            expected = F.conv2d(x, weight, **OPTIONS) * (turn + 1)
-            error = float((y - expected).norm() / expected.norm())
-            assert error < 1e-2, f"{rung.name}, call {turn}: {error}"
+    results = []
+    for turn, inputs in enumerate(given):
+        with torch.cuda.stream(streams[turn % 2]):
+            results.append(call(rung, problem, inputs["x"], inputs["weight"]))
+    torch.cuda.synchronize()
+    for turn, (case, y) in enumerate(zip(cases, results, strict=True)):
+        assert compare(y, case.expected, rung.tolerance(problem, case.peer_error))[0] == "", f"call {turn}"
 
 
 @pytest.mark.parametrize("memory_format", LAYOUTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ import torch
 
 from escalade.device.cuda import architecture
 from escalade.ops import Operation, Rung
-from tests.support import all_rungs, check, cover, label, supported
+from tests.support import all_rungs, check, cover, label, medium_problems, supported
 
 pytestmark = pytest.mark.gpu
 
-MEDIUM_BATCH = 8
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
 
@@ -24,25 +22,18 @@ def _skip_elsewhere(rung: Rung[Any], device: torch.device) -> None:
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}; this card is {here}")
 
 
-def _medium(operation: Operation[Any]) -> list[Any]:
-    """What is measured, with batches that a float64 reference takes little time for."""
-    return [replace(problem, batch=min(problem.batch, MEDIUM_BATCH)) for problem in operation.problems]
-
-
 @each_rung
 def test_small_problems(operation: Operation[Any], rung: Rung[Any], cuda: torch.device, seed: int) -> None:
     _skip_elsewhere(rung, cuda)
     for variants in supported(operation, rung, operation.small_problems):
         for problem in variants:
-            if rung.refusal(problem, architecture(cuda.index or 0)):
-                continue
             check(operation, rung, problem, rung.configs(problem)[0], cuda, seed)
 
 
 @each_rung
 def test_medium_problems(operation: Operation[Any], rung: Rung[Any], cuda: torch.device, seed: int) -> None:
     _skip_elsewhere(rung, cuda)
-    for problem in cover(operation, rung, _medium(operation), seed):
+    for problem in cover(operation, rung, medium_problems(operation), seed):
         check(operation, rung, problem, rung.configs(problem)[0], cuda, seed)
 
 

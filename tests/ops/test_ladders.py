@@ -18,7 +18,18 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.elements import SHARED_BYTES
 from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder
-from tests.support import Sample, all_rungs, check, cover, label, supported, variants
+from tests.support import (
+    MEDIUM_BATCH,
+    Sample,
+    all_rungs,
+    check,
+    cover,
+    label,
+    medium_problems,
+    supported,
+    variants,
+    with_batch,
+)
 
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
@@ -80,6 +91,22 @@ def test_a_rung_has_a_problem_and_a_summary(operation: Operation[Any], rung: Run
     assert set(rung.architectures) <= set(ALL_ARCHITECTURES) and rung.architectures
     assert supported(operation, rung, operation.small_problems), "the twin has nothing to try it on"
     assert supported(operation, rung, operation.problems), "there is nothing to measure it on"
+
+
+@each_rung
+def test_a_rung_has_a_problem_of_medium_size(operation: Operation[Any], rung: Rung[Any]) -> None:
+    """What it is tried on where there is a GPU."""
+    medium = medium_problems(operation)
+    assert all(problem.batch <= MEDIUM_BATCH for problem in medium)
+    assert cover(operation, rung, medium, 0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+def test_every_problem_can_be_had_with_another_batch(operation: Operation[Any]) -> None:
+    for problem in (*operation.problems, *operation.small_problems):
+        other = with_batch(problem, max(1, problem.batch - 1))
+        assert other.batch == max(1, problem.batch - 1)
+        assert with_batch(other, problem.batch) == problem
 
 
 def _all_variants(operation: Operation[Any]) -> Iterator[Any]:

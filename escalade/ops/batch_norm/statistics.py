@@ -14,6 +14,8 @@ from escalade.ops.ladder import Config, Rung, ThreadsConfig
 from escalade.ops.pointwise import PacksConfig
 
 _MERGE_THREADS, _MERGE_CHANNELS = 256, 8
+_QUOTIENT = 2.0**-22
+"""How far the card's approximate quotient may be off, relative to it: 2 units in the last place."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,22 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
         return Recipe((call,))
 
 
+def _of_merged_moments(tolerance: float) -> float:
+    """Means that are moved by shares of a distance, and the shares are approximate quotients.
+
+    Of few elements the plain rounding of a sum is smaller than that.
+    """
+    return max(tolerance, 2 * _QUOTIENT)
+
+
+@dataclass(frozen=True)
+class OnePass(BlockAChannel):
+    """Moments are kept and merged, not summed."""
+
+    def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
+        return _of_merged_moments(super().tolerance(problem, peer_error))
+
+
 @dataclass(frozen=True)
 class Split(Rung[BatchStatisticsProblem]):
     """Many blocks a channel, and a second launch that merges what they found."""
@@ -62,6 +80,9 @@ class Split(Rung[BatchStatisticsProblem]):
         # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
         default = SplitConfig() if _vector_bytes(problem) == VECTOR_BYTES else SplitConfig(256, 8, 2 * FILLED)
         return (default, *(config for config in every if config != default))
+
+    def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
+        return _of_merged_moments(super().tolerance(problem, peer_error))
 
     def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
@@ -145,8 +166,8 @@ def _planes(
 # by far: there a block a channel fetches 32 bytes for each 2.
 RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
     BlockAChannel("naive", "a block a channel, one pass for the mean and one for the variance", None, None, "naive"),
-    BlockAChannel("one_pass", "mean and variance in one pass (Welford), lanes merge by shuffles", "naive", 2.0,
-                  "one_pass"),
+    OnePass("one_pass", "mean and variance in one pass (Welford), lanes merge by shuffles", "naive", 2.0,
+            "one_pass"),
     Split("split", "a channel is split over blocks, up to 16 bytes an access, and a second launch merges", "one_pass",
           15.0),
 )  # fmt: skip

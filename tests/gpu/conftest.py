@@ -1,0 +1,37 @@
+"""What GPU tests share: device memory, of which only one test at a time takes much."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+PATIENCE = 120.0
+"""Seconds that a test waits for other processes to give back device memory."""
+
+
+@pytest.fixture
+def much_memory(
+    tmp_path_factory: pytest.TempPathFactory, cuda: torch.device
+) -> Iterator[Callable[[int], None]]:
+    """A function that waits for so many bytes of device memory; while the test runs no other has asked for as much."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if base.name.startswith("popen-") else base  # pytest-xdist: one for each process
+    with open(folder / "much-device-memory", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def wait_for(size: int) -> None:
+            need = size + (4 << 30)  # what references and other processes take meanwhile
+            torch.cuda.empty_cache()
+            began = time.monotonic()
+            while (free := torch.cuda.mem_get_info(cuda)[0]) < need:
+                if time.monotonic() - began > PATIENCE:
+                    pytest.skip(f"needs {need >> 30} GiB of free device memory; there are {free >> 30}")
+                time.sleep(1)
+
+        yield wait_for
+        torch.cuda.synchronize(cuda)
+        torch.cuda.empty_cache()

@@ -1,0 +1,46 @@
+"""For every rung of conv2d a problem that it takes, and why there is none for those that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from escalade.ops import OPERATIONS, Rung
+from escalade.ops.conv2d import Conv2dProblem
+
+CONV2D = OPERATIONS["conv2d"]
+ARCHITECTURE = "sm_90a"
+"""The only one that all rungs are for."""
+
+SIZE, BATCH = 28, 4
+BEYOND_SIZE = 128
+NOT_BEYOND_32_BITS = {
+    "cluster_split_k": "it splits the sums of small outputs, and takes no others",
+}
+"""Rungs that take no problem of more than 2^31 outputs, with the reason."""
+
+
+def _candidates(size: int, batch: int | None) -> Iterator[Conv2dProblem]:
+    """Dense, grouped, depthwise and a network's first layer; by default with a batch that takes outputs past 2^31."""
+    for name in ("16to16_{}_k3s1_b1", "64to64_{}_k3s1_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s1g16_b1",
+                 "3to64_{}_k7s2_b1"):  # fmt: skip
+        one = Conv2dProblem.parse(name.format(size))
+        images = batch or 2**31 // one.output_elements + 4
+        for dtype in ("fp16", "fp32", "tf32"):
+            for layout in CONV2D.layouts:
+                yield replace(one, batch=images, dtype=dtype, layout=layout)
+
+
+def problem_for(
+    rung: Rung[Conv2dProblem], size: int = SIZE, batch: int | None = BATCH
+) -> Conv2dProblem | None:
+    """The first of the candidates that the rung takes."""
+    for problem in _candidates(size, batch):
+        if rung.refusal(problem, ARCHITECTURE) is None:
+            return problem
+    return None
+
+
+def beyond_32_bits(rung: Rung[Conv2dProblem]) -> Conv2dProblem | None:
+    """One whose outputs are more than 2^31."""
+    return problem_for(rung, BEYOND_SIZE, None)

@@ -1,0 +1,43 @@
+"""That the tests which need a GPU leave no rung out without a reason; this needs none."""
+
+from __future__ import annotations
+
+import pytest
+
+from escalade.ops import Rung
+from escalade.ops.conv2d import Conv2dProblem
+from tests.gpu.suitable import (
+    ARCHITECTURE,
+    CONV2D,
+    NOT_BEYOND_32_BITS,
+    beyond_32_bits,
+    problem_for,
+)
+from tests.support import all_rungs, label
+
+MOST_BYTES = 64 << 30
+each_rung = pytest.mark.parametrize("rung", CONV2D.ladder.rungs, ids=label)
+
+
+@each_rung
+def test_every_rung_is_tried(rung: Rung[Conv2dProblem]) -> None:
+    assert problem_for(rung) is not None
+
+
+@each_rung
+def test_every_rung_is_tried_beyond_32_bits_but_those_listed(rung: Rung[Conv2dProblem]) -> None:
+    problem = beyond_32_bits(rung)
+    assert (problem is None) == (rung.name in NOT_BEYOND_32_BITS)
+    if problem is not None:
+        workspaces = rung.recipe(problem, rung.configs(problem)[0]).workspaces
+        assert problem.output_elements > 2**31
+        assert problem.bytes + sum(workspace.bytes for workspace in workspaces) < MOST_BYTES
+
+
+def test_lists_name_rungs() -> None:
+    assert NOT_BEYOND_32_BITS.keys() <= {rung.name for rung in CONV2D.ladder}
+
+
+def test_one_card_can_run_every_rung() -> None:
+    elsewhere = [rung.name for _, rung in all_rungs() if ARCHITECTURE not in rung.architectures]
+    assert elsewhere == []
