@@ -60,11 +60,11 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """From y alone: it is at a bound exactly where x is at or past it."""
+    """From y alone: it is at a bound exactly where x is at or past it. At a NaN the gradient passes, whatever the
+    processor (PyTorch's own gradient of hardtanh differs there)."""
     (y,) = ctx.saved_tensors
-    if ctx.limit is None:
-        return torch.ops.aten.threshold_backward(gradient, y, 0), None, None
-    return torch.ops.aten.hardtanh_backward(gradient, y, 0.0, ctx.limit), None, None
+    flat = y <= 0 if ctx.limit is None else (y <= 0) | (y >= ctx.limit)
+    return gradient.masked_fill(flat, 0), None, None
 
 
 define(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from escalade.device.twin import build
+from tests import formulas
 from tests.device.twin.support import ORDERS, launch
 
 PRODUCT = r"""
@@ -63,7 +64,7 @@ def test_products(instruction: str, dtype: torch.dtype, depth: int, special: boo
         a[0, 0], a[3, 1], b[2, 5] = math.nan, math.inf, -math.inf
     start = torch.randn(16, 8)
     exact_a, exact_b = (_truncated(m) if dtype == torch.float else m for m in (a, b))
-    expected = _accumulators((exact_a.double() @ exact_b.double() + start).float())
+    expected = _accumulators((formulas.product(exact_a, exact_b.T) + start).float())
     for order in ORDERS[:2]:
         d = _accumulators(start)
         launch(kernel, 1, 32, (*_fragments(a, b), d), order=order)

@@ -18,6 +18,7 @@ from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS, FewChannelsConfig, Packing
 from escalade.ops.elements import MOST_SHARED
 from escalade.tune import choose
+from tests import formulas
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
@@ -148,7 +149,7 @@ def test_nan_reaches_what_sees_it_and_nothing_else(channels: int) -> None:
         x, gradient = tensors(channels, 8)
         x[n, channels - 1, h, w] = torch.nan
         of_weight, _ = conv2d_weight_gradient(x, gradient, 7, stride=2, padding=3, rung=FEW_CHANNELS.name)
-        right, _ = gradients(x, gradient, 7, 2, 3)
+        right, _ = formulas.weight_gradient(x, gradient, 7, 2, 3)
         assert torch.equal(of_weight.isnan(), right.isnan())
 
 

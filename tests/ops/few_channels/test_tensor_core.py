@@ -15,6 +15,7 @@ from escalade.ops.few_channels import reference
 from escalade.ops.few_channels.ladder import FewChannels
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.few_channels.tensor_core import Product, TensorCore, TileConfig
+from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 
 CPU = torch.device("cpu")
@@ -74,10 +75,6 @@ def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str)
     check(OPERATION, rung_for(problem), problem, default(problem), CPU, 1, options)
 
 
-def expected(problem: FewChannelsProblem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    return reference.peer(problem, inputs)
-
-
 @pytest.mark.parametrize("dtype", ("fp16", "bf16", "fp32"))
 @pytest.mark.parametrize("value", (float("inf"), float("-inf"), float("nan")))
 @pytest.mark.parametrize(
@@ -89,7 +86,7 @@ def test_what_is_not_finite_reaches_its_windows_only(name: str, value: float, dt
     inputs = reference.random_inputs(problem, CPU, 3)
     inputs["x"][1, 0, 4, 5] = value
     y = run(problem, inputs, replace(default(problem), images=2))
-    torch.testing.assert_close(y, expected(problem, inputs), equal_nan=True, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(y, by_definition(problem, inputs), equal_nan=True, rtol=2e-2, atol=2e-2)
     assert y[1].isfinite().any() and not y[1].isfinite().all() if value > 0 else y[0].isfinite().all()
 
 
@@ -100,7 +97,7 @@ def test_weights_that_are_not_finite(dtype: str) -> None:
     inputs["weight"][2, 0, 4] = float("inf")
     inputs["weight"][5, 1, 0] = float("nan")
     y = run(problem, inputs, default(problem))
-    torch.testing.assert_close(y, expected(problem, inputs), equal_nan=True, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(y, by_definition(problem, inputs), equal_nan=True, rtol=2e-2, atol=2e-2)
     assert y[:, 5].isnan().all() and y[:, 0].isfinite().all()
 
 
@@ -122,7 +119,7 @@ def test_a_tile_of_zeros() -> None:
     problem = FewChannelsProblem.parse("1to4_12_k7_b2_bias")
     inputs = reference.random_inputs(problem, CPU, 4)
     inputs["x"].zero_()
-    assert torch.equal(run(problem, inputs, default(problem)), expected(problem, inputs))
+    assert torch.equal(run(problem, inputs, default(problem)), by_definition(problem, inputs))
 
 
 def test_an_empty_batch_does_nothing() -> None:

@@ -13,9 +13,11 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
+from escalade.ops.elements import STORAGE
 from escalade.ops.ladder import Config
 from escalade.ops.stem import Stem, StemProblem, tiles
 from escalade.ops.stem.tiles import StreamedConfig, WarpConfig, WarpgroupConfig
+from tests import formulas
 from tests.support import check
 
 CPU = torch.device("cpu")
@@ -37,6 +39,20 @@ def run(
     workspaces = {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
     bind(recipe, {**inputs, **workspaces, "y": output}, rung)()
     return output
+
+
+def by_definition(
+    problem: StemProblem, inputs: dict[str, torch.Tensor], padding_is_multiplied: bool = False
+) -> torch.Tensor:
+    """Of an image that is not normalised, with pixels rounded as the kernels take them."""
+    p = problem
+    y = formulas.convolution(
+        inputs["x"].view(p.batch, p.channels, p.height, p.width).to(STORAGE[p.dtype]),
+        inputs["weight"].view(p.filters, p.channels, p.filter_height, p.filter_width),
+        inputs["bias"], p.stride, p.padding, padding_is_multiplied=padding_is_multiplied,
+    )  # fmt: skip
+    y = formulas.relu(y) if p.relu else y
+    return (formulas.max_pool(y, *p.pool) if p.pool else y).to(STORAGE[p.dtype])
 
 
 # --- problems
@@ -207,9 +223,13 @@ def test_halves_of_weights_add_up() -> None:
     weight[0] = 2.0**-24  # the smallest fp16
     weight[1] = 3 * 2.0**-24
     weight[2, 0, 3, 2] = float("inf")
-    result, expected = run("streamed", problem, inputs), STEM.peer(problem, inputs)
-    assert torch.equal(result[:, 2].isnan(), expected[:, 2].isnan())
-    assert torch.equal(result[:, 2].isinf(), expected[:, 2].isinf()) and result[:, 2].isinf().any()
+    result, expected = run("streamed", problem, inputs), by_definition(problem, inputs)
+    # Where the infinite weight meets padding it may be multiplied by a zero, or left out.
+    multiplied = by_definition(problem, inputs, padding_is_multiplied=True).isnan() & ~expected.isnan()
+    assert multiplied[0, 2, :, 0].all() and int(multiplied.sum()) == problem.output_height
+    result = torch.where(multiplied & result.isnan(), expected, result)
+    assert result[:, 2].isinf().any()
+    torch.testing.assert_close(result[:, 2], expected[:, 2], rtol=2e-3, atol=2e-3, equal_nan=True)
     torch.testing.assert_close(result[:, :2], expected[:, :2], rtol=2e-3, atol=1e-6)
 
 
@@ -226,11 +246,9 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu:
     pixels[0, 1, 4, 9] = float("nan")
     pixels[0, 0, 11, 20] = float("inf")
     pixels[0, 2, 7, 33] = -1e9  # infinite in fp16
-    result, expected = run(rung, problem, inputs), STEM.peer(problem, inputs)
-    assert torch.equal(result.isnan(), expected.isnan()) and result.isnan().any()
-    assert torch.equal(result.isinf(), expected.isinf()) and result.isinf().any()
-    finite = expected.isfinite()
-    torch.testing.assert_close(result[finite], expected[finite], rtol=2e-3, atol=2e-3)
+    result, expected = run(rung, problem, inputs), by_definition(problem, inputs)
+    assert expected.isnan().any() and expected.isinf().any()
+    torch.testing.assert_close(result, expected, rtol=2e-3, atol=2e-3, equal_nan=True)
 
 
 @pytest.mark.parametrize("rung", ("separate", "pooled", "warpgroup", "streamed"))

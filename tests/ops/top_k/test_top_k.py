@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,22 +12,39 @@ from escalade.ops import top_k
 from escalade.ops.accuracy import relative_error
 from escalade.ops.top_k import TopK, TopKProblem
 from escalade.ops.top_k.reference import reference
+from tests import formulas
 
 CPU = torch.device("cpu")
 INF, NAN = float("inf"), float("nan")
 RUNGS = [rung.name for rung in TopK.ladder]
 
 
+def ranked(row: list[float], k: int) -> list[int]:
+    """NaN first, then the largest; of equal ones the lower class."""
+
+    def key(at: int) -> tuple[bool, float, int]:
+        return (False, 0.0, at) if math.isnan(row[at]) else (True, -row[at], at)
+
+    return sorted(range(len(row)), key=key)[:k]
+
+
 def assert_ranked(x: torch.Tensor, k: int, rung: str | None = None) -> None:
-    """Against the reference, which ranks logits by a stable sort."""
     probabilities, classes = top_k(x, k, rung=rung)
     rows = x.reshape(-1, x.shape[-1])
-    expected = reference(TopKProblem(rows.shape[0], rows.shape[1], k), {"x": rows})
-    expected = expected.view(*x.shape[:-1], 2 * k)
-    assert torch.equal(classes, expected[..., k:].long())
+    expected = torch.tensor([ranked(row, k) for row in rows.double().tolist()])
+    assert torch.equal(classes.reshape(-1, k), expected)
+    its = formulas.softmax(rows).gather(-1, expected)
     torch.testing.assert_close(
-        probabilities, expected[..., :k].float(), rtol=1e-5, atol=1e-12, equal_nan=True
+        probabilities.reshape(-1, k), its.float(), rtol=1e-5, atol=1e-12, equal_nan=True
     )
+
+
+def test_the_reference_ranks_alike() -> None:
+    """For what is verified: ties and zeros of either sign."""
+    x = torch.randint(-2, 3, (6, 331)).float() * 0.0 + torch.randint(-2, 3, (6, 331))
+    x[:, ::7] *= -1.0
+    found = reference(TopKProblem(6, 331, 5), {"x": x})
+    assert found[:, 5:].tolist() == [ranked(row, 5) for row in x.tolist()]
 
 
 def test_names_and_sizes() -> None:

@@ -1,0 +1,168 @@
+"""Results by definition, in float64 and by elementary operations alone.
+
+What PyTorch's kernels do with NaN, infinities and padding depends on the processor: vectorised functions have limits of
+their own, and some convolutions skip the zeros of the padding where others multiply by them. Sums here are of products
+formed one by one; that a sum holds a NaN, or infinities of one sign or both, does not depend on its order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    groups: int = 1,
+    *,
+    padding_is_multiplied: bool = False,
+) -> torch.Tensor:
+    """Of x [N, C, H, W] and weight [K, C / groups, R, S].
+
+    Padding adds nothing, unless it is to be multiplied as zeros, which make NaN of infinite weights.
+    """
+    x, weight = x.double(), weight.double()
+    channels, filters = x.shape[1] // groups, weight.shape[0] // groups
+    y = []
+    for group in range(groups):
+        pixels = x[:, group * channels : (group + 1) * channels]
+        terms = [
+            torch.where(
+                inside | padding_is_multiplied,
+                seen[:, None] * weight[group * filters : (group + 1) * filters, :, r, s, None, None],
+                0.0,
+            ).sum(2)
+            for r, s, seen, inside in _windows(pixels, (weight.shape[2], weight.shape[3]), stride, padding)
+        ]
+        y.append(torch.stack(terms).sum(0))
+    result = torch.cat(y, 1)
+    return result if bias is None else result + bias.double().view(-1, 1, 1)
+
+
+def weight_gradient(
+    x: torch.Tensor, gradient: torch.Tensor, size: int, stride: int, padding: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a convolution's weights and bias; pixels outside the image add nothing."""
+    gradient = gradient.double()
+    of_weight = torch.zeros(gradient.shape[1], x.shape[1], size, size, dtype=torch.float64)
+    for r, s, seen, inside in _windows(x.double(), (size, size), (stride, stride), (padding, padding)):
+        products = torch.where(inside, gradient[:, :, None] * seen[:, None], 0.0)
+        of_weight[:, :, r, s] = products.sum((0, 3, 4))
+    return of_weight, gradient.sum((0, 2, 3))
+
+
+def _windows(
+    x: torch.Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+    """For each tap of a filter: its row and column, the pixels that it sees, and which of them are in the image."""
+    images, channels, height, width = x.shape
+    high, wide = height + 2 * padding[0], width + 2 * padding[1]
+    padded, within = x.new_zeros(images, channels, high, wide), torch.zeros(high, wide, dtype=torch.bool)
+    inner = (slice(padding[0], padding[0] + height), slice(padding[1], padding[1] + width))
+    padded[:, :, inner[0], inner[1]] = x
+    within[inner] = True
+    for r in range(size[0]):
+        for s in range(size[1]):
+            rows = slice(r, high - size[0] + r + 1, stride[0])
+            columns = slice(s, wide - size[1] + s + 1, stride[1])
+            yield r, s, padded[:, :, rows, columns], within[rows, columns]
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Of rows x [N, C] and weight [K, C]: a fully connected layer."""
+    y = (x.double()[:, None] * weight.double()[None]).sum(2)
+    return y if bias is None else y + bias.double()
+
+
+def relu(x: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
+    """NaN stays, for it is not smaller than anything."""
+    x = x.double()
+    x = torch.where(x < 0, 0.0, x)
+    return torch.where(x > limit, limit, x)
+
+
+def max_pool(
+    x: torch.Tensor, size: int, stride: int, padding: int = 0, ceil_mode: bool = False
+) -> torch.Tensor:
+    """The largest of each window, or NaN where it sees one; padding is smaller than anything."""
+    x = x.double()
+    images, channels, height, width = x.shape
+
+    def steps(extent: int) -> int:
+        span = extent + 2 * padding - size
+        count = (-(-span // stride) if ceil_mode else span // stride) + 1
+        return count - (ceil_mode and (count - 1) * stride >= extent + padding)
+
+    y = torch.full((images, channels, steps(height), steps(width)), -math.inf, dtype=torch.float64)
+    for p in range(y.shape[2]):
+        for q in range(y.shape[3]):
+            best = y[:, :, p, q]
+            for h in range(max(0, p * stride - padding), min(height, p * stride - padding + size)):
+                for w in range(max(0, q * stride - padding), min(width, q * stride - padding + size)):
+                    seen = x[:, :, h, w]
+                    best = torch.where((seen > best) | seen.isnan(), seen, best)
+            y[:, :, p, q] = best
+    return y
+
+
+def mean(x: torch.Tensor, dimensions: tuple[int, ...]) -> torch.Tensor:
+    count = math.prod(x.shape[dimension] for dimension in dimensions)
+    return x.double().sum(dimensions) / count
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Of each row; NaN throughout where a row holds one, or infinity, or nothing but minus infinity."""
+    x = x.double()
+    rows = []
+    for row in x.reshape(-1, x.shape[-1]).tolist():
+        largest = -math.inf if any(map(math.isnan, row)) else max(row)
+        if math.isinf(largest):
+            rows.append([math.nan] * len(row))
+            continue
+        powers = [math.exp(value - largest) for value in row]
+        total = math.fsum(powers)
+        rows.append([power / total for power in powers])
+    return torch.tensor(rows, dtype=torch.float64).view(x.shape)
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x times the chance that a normal deviate is below x; by tanh, what PyTorch calls so.
+
+    Minus infinity gives NaN: it times a chance of 0.
+    """
+
+    def one(value: float) -> float:
+        if approximate == "tanh":
+            inner = math.sqrt(2 / math.pi) * (value + 0.044715 * value * value * value)
+            return 0.5 * value * (1 + math.tanh(inner))
+        return 0.5 * value * math.erfc(-value / math.sqrt(2))
+
+    return torch.tensor([one(value) for value in x.double().flatten().tolist()], dtype=torch.float64).view(
+        x.shape
+    )
+
+
+def e4m3(x: torch.Tensor) -> torch.Tensor:
+    """The codes of the nearest FP8 numbers, ties to the even one; beyond 448 the largest, and 0x7F for a NaN."""
+    positive = [_e4m3_value(code) for code in range(0x7F)]
+    middles = torch.tensor(
+        [(low + high) / 2 for low, high in itertools.pairwise(positive)], dtype=torch.float64
+    )
+    size = x.double().abs()
+    below, above = torch.searchsorted(middles, size), torch.searchsorted(middles, size, right=True)
+    code = torch.where(below % 2 == 0, below, above)  # they differ where x is a middle
+    signed = code + 0x80 * torch.signbit(x.double())
+    return torch.where(x.isnan(), 0x7F, signed).to(torch.uint8)
+
+
+def _e4m3_value(code: int) -> float:
+    """Four bits of exponent, three of mantissa; the smallest exponent has no hidden bit."""
+    exponent, mantissa = code >> 3, code & 7
+    return (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
