@@ -1,9 +1,12 @@
-"""Small changes to a kernel's assembly, for its shared memory.
+"""Small changes to a kernel's assembly: for its shared memory, and for what it calls of the host's libraries.
 
 `__shared__` variables are thread-local ones to g++. Two things are done that C++ cannot say: a gap goes
 behind each static variable, so that an overrun hits nothing that is in use; and the undefined symbols of
 `extern __shared__ T name[]` become weak, so that the library loads without them (the runtime knows the
 dynamic array by that).
+
+A function of the C library that ends the process, or stores through a pointer, is replaced by the runtime's of that
+name (runtime/library.cpp), which reports or tells the checks.
 """
 
 from __future__ import annotations
@@ -14,10 +17,19 @@ GAP_BYTES = 256
 _SECTION = re.compile(r"^\s*\.(section|text|data|bss)\b\s*(\S*)")
 _SPACE = re.compile(r"^\s*\.zero\s+\d+")
 _THREAD_LOCAL = re.compile(r":tlsgd:([\w.$]+)|([\w.$]+)@tlsgd", re.IGNORECASE)
+_ENDING = ("abort", "__assert_fail")
+_STORING = (
+    *("memcpy", "memmove", "memset"),
+    *(name + suffix for name in ("frexp", "modf", "remquo", "sincos") for suffix in ("", "f")),
+)
 _WAITING = "N4twin4wait"  # namespace twin::wait, mangled
 
 
-def prepare(assembly: str) -> str:
+def prepare(assembly: str, checks: bool = False) -> str:
+    names = "|".join((*_ENDING, *_STORING) if checks else _ENDING)
+    assembly = re.sub(
+        rf"^(\s+(?:bl|b|call|jmp)\s+\*?)({names})\b", r"\1twin_\2", assembly, flags=re.MULTILINE
+    )
     lines = []
     in_thread_local = False
     for line in assembly.splitlines():

@@ -35,7 +35,7 @@ def kernel_library(
             library = other.submit(runtime_library)
             prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), f"{entry} of {name}")
             compiled = text.read_text()
-            text.write_text(assembly.prepare(compiled) + _flag(assembly.can_wait(compiled)))
+            text.write_text(assembly.prepare(compiled, checks) + _flag(assembly.can_wait(compiled)))
             toolchain.run([*linking, library.result()], f"the assembly of {entry}")
         text.unlink()
 

@@ -238,19 +238,26 @@ class TwinKernel:
         return re.sub(r"\[\+(0x[0-9a-f]+)\]", lambda match: places[match[1]], text)
 
 
+_COPIES = re.compile(r"(?:C\d|aS)E(?:RK|O)S\d*_$")
+"""Copy constructors and assignments, mangled: g++ places those that it makes itself where the structure is defined."""
+
+
 def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
-    """The source line of each offset: the innermost one that is not the twin's own."""
+    """The source line of each offset: the innermost one that is neither the twin's, nor NVIDIA's, nor a mere copy."""
     if not offsets:
         return {}
-    output = outside.output("addr2line", "-a", "-i", "-e", path, *offsets)
+    output = outside.output("addr2line", "-a", "-i", "-f", "-e", path, *offsets)
     if not output:
         return {offset: f"{path.name}+{offset}" for offset in offsets}
+    others = tuple(map(str, (toolchain.RUNTIME, toolchain.STAND_INS, toolchain.nvidia_headers())))
     places = {}
     for part in re.split(r"^(?=0x)", output, flags=re.MULTILINE)[1:]:
-        address, *lines = part.splitlines()
-        lines = [re.sub(r" \(discriminator \d+\)", "", line) for line in lines]
+        address, *rest = part.splitlines()
+        functions, lines = rest[::2], [re.sub(r" \(discriminator \d+\)", "", line) for line in rest[1::2]]
         own = [
-            line for line in lines if not line.startswith((str(toolchain.RUNTIME), str(toolchain.STAND_INS)))
+            line
+            for function, line in zip(functions, lines, strict=True)
+            if not line.startswith(others) and not _COPIES.search(function)
         ]
         places[int(address, 16)] = _short(own[0] if own else lines[-1])
     return {offset: places.get(int(offset, 16), offset) for offset in offsets}

@@ -52,7 +52,7 @@ def identity() -> tuple[str, ...]:
     # The names of the instruction sets that -march=native stands for here.
     target = outside.output(compiler(), *_COMMON, "-Q", "--help=target")
     march = " ".join(re.findall(r"^\s+-m(?:arch|cpu|tune)=\s+(\S+)", target, re.MULTILINE))
-    return (version, platform.machine(), march, header_digest(_nvidia_headers(), _INCLUDED))
+    return (version, platform.machine(), march, header_digest(nvidia_headers(), _INCLUDED))
 
 
 def runtime_options() -> tuple[str, ...]:
@@ -77,6 +77,11 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
         # Without scalar replacement a float4 moves as one access, as on the card.
         options += ["-fsanitize=thread", "-DTWIN_CHECKS", "-fno-tree-sra", "-fno-tree-vectorize"]
         options += ["--param", "tsan-instrument-func-entry-exit=0"]
+        # g++ does not tell of what a call stores in place of its result, nor of an argument that it takes from memory.
+        # So a structure goes through a temporary, whose copy it tells of, and a pointer stays one.
+        options += ["-fno-elide-constructors", "-fno-ipa-sra"]
+        # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
+        options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
     # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
     options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:
@@ -92,7 +97,7 @@ def sanitizers() -> tuple[str, ...]:
 
 def _includes() -> tuple[str, ...]:
     # NVIDIA's folder as a system one, for its warnings; the stand-ins before our own kernels.
-    return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(_nvidia_headers()))
+    return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(nvidia_headers()))
 
 
 def run(
@@ -120,6 +125,6 @@ def run(
         raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
 
 
-def _nvidia_headers() -> pathlib.Path:
+def nvidia_headers() -> pathlib.Path:
     """Those that g++ can use: NVRTC brings crt/ itself, g++ does not."""
     return cuda_headers("crt/host_defines.h")

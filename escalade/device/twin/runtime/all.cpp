@@ -12,3 +12,4 @@
 #include "shadow.cpp"
 #include "requests.cpp"
 #include "hooks.cpp"
+#include "library.cpp"

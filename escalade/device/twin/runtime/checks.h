@@ -10,7 +10,7 @@ namespace twin::checks {
 // A place in the kernel: an offset in its library, or, with the highest bit, a number in `wheres`.
 typedef uint32_t Site;
 
-constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2;
+constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2, UNCOUNTED = 4;  // the last: not a memory request of its own
 
 struct Touch {
     uint32_t cluster = 0;  // numbered from 1; 0: nobody
@@ -18,7 +18,7 @@ struct Touch {
     Site site = 0;
     uint16_t slot = 0;
     uint8_t bytes = 0;  // which of the cell's two
-    uint8_t kind = 0;   // ATOMIC, ASYNCHRONOUS
+    uint8_t kind = 0;
 };
 
 struct Cell {  // two bytes of memory
@@ -77,5 +77,7 @@ Site site_of(Where where);
 std::string place(Site site);
 [[noreturn]] void report(Site site, const std::string& message);
 void access(const Access& access);
+// What an instrumented kernel does, by its address and that of the call that tells of it.
+void hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller);
 
 }  // namespace twin::checks

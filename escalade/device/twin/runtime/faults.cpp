@@ -101,6 +101,7 @@ std::string fault_text(const Watch& watch) {
 
 [[noreturn]] void leave() {
     Watch& watch = machine->watch;
+    if (here && watch.signal) checks::check_stray();  // what came of it
     const std::string message = watch.signal ? fault_text(watch) : stop_text();
     if (here) fail_at(place_of(watch.site), message);
     machine->error = message;

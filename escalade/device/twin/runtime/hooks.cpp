@@ -2,21 +2,44 @@
 // these are the called functions, in place of the sanitizer's runtime.
 #include "checks.h"
 
-namespace {
+namespace twin {
 
-using namespace twin;
-
-void hook(void* pointer, uint32_t bytes, bool write, bool aligned, void* caller) {
+void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller) {
     if (!here) return;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     // The call's own address, not the one it returns to, which may belong to the next line.
-    const auto site = checks::Site(reinterpret_cast<uintptr_t>(caller) - 1 - settings().library.start);
-    if (faults::stack_nearly_full()) checks::report(site, faults::overflow_text());
-    if (machine->watch.asked_to_stop) checks::report(site, faults::stop_text());
+    const auto site = Site(reinterpret_cast<uintptr_t>(caller) - 1 - settings().library.start);
+    if (faults::stack_nearly_full()) report(site, faults::overflow_text());
+    if (machine->watch.asked_to_stop) report(site, faults::stop_text());
     if (aligned && address % bytes)
-        checks::report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
-                                  size_t(address), bytes));
-    checks::access({address, bytes, write, 0, site});
+        report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
+                          size_t(address), bytes));
+    access({address, bytes, write, kind, site});
+    check_stray();
+}
+
+// An index outside an array whose size g++ knows. What it knows of an array in shared memory is told better by the
+// hook that comes next; a thread's own arrays have none.
+struct checks::Stray {  // as g++ lays it out: the place, the array's type and the index's
+    const char* file;
+    int line, column;
+    const struct Type { uint16_t kind, layout; char name[]; } *array, *index;
+};
+
+void checks::check_stray() {
+    const Stray* stray = self()->stray;
+    if (!stray) return;
+    const int unused = std::max(0, 64 - (1 << (stray->index->layout >> 1)));  // bits, in front of the index
+    fail({stray->file, stray->line}, "index %lld is outside an array of type %s",
+         static_cast<long long>(self()->stray_index << unused) >> unused, stray->array->name);
+}
+
+}  // namespace twin
+
+namespace {
+
+void hook(void* pointer, size_t bytes, bool write, bool aligned, void* caller) {
+    twin::checks::hook(pointer, uint32_t(bytes), write, aligned, 0, caller);
 }
 
 }  // namespace
@@ -38,12 +61,20 @@ TWIN_HOOKS(2)
 TWIN_HOOKS(4)
 TWIN_HOOKS(8)
 TWIN_HOOKS(16)
-void __tsan_read_range(void* p, size_t n) { hook(p, uint32_t(n), false, false, CALLER); }
-void __tsan_write_range(void* p, size_t n) { hook(p, uint32_t(n), true, false, CALLER); }
+void __tsan_read_range(void* p, size_t n) { hook(p, n, false, false, CALLER); }
+void __tsan_write_range(void* p, size_t n) { hook(p, n, true, false, CALLER); }
 void __tsan_vptr_read(void*) {}
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
+
+// -fsanitize=bounds
+void __ubsan_handle_out_of_bounds(const twin::checks::Stray* stray, uintptr_t index) {
+    if (!twin::here) return;
+    twin::checks::check_stray();
+    twin::self()->stray = stray;
+    twin::self()->stray_index = index;
+}
 
 }

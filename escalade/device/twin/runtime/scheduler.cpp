@@ -44,6 +44,7 @@ void hand_over() {
 void run_thread() {
     fiber_started();
     settings().entry(settings().parameters);
+    checks::check_stray();
     units::exit_thread(*self());
     self()->done = true;
     machine->watch.returned = machine->watch.returned + 1;
@@ -71,6 +72,7 @@ void run_block_in_turn() {
         set_place(thread, *thread.owner, number);
         if (request.checks) thread.clock.at.assign(thread.clock.at.size(), 0), thread.clock.at[thread.slot] = 1;
         request.entry(request.parameters);
+        checks::check_stray();
         machine->watch.returned = machine->watch.returned + 1;
         units::exit_thread(thread);
     }
@@ -284,6 +286,7 @@ extern "C" void twin_free(char* report) { std::free(report); }
 // ------------------------------------------------------------------ used by the other parts
 
 void sleep(Sleepers& list, const Waiting& waiting) {
+    checks::check_stray();
     self()->waiting = waiting;
     self()->asleep = true;
     list.push_back(self());

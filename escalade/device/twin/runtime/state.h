@@ -90,6 +90,9 @@ struct Clock {
 
 struct Block;
 struct Thread;
+namespace checks {
+struct Stray;
+}
 
 struct Waiting {  // what a thread waits for, for the reports
     const char* operation = "";
@@ -116,6 +119,8 @@ struct Thread : Place, Fiber {
     Clock fenced;  // as of its last __threadfence
     std::vector<Where> barriers;  // of its block, that it has come to; kept only for the checks
     std::shared_ptr<const Bypass> bypass;
+    const checks::Stray* stray = nullptr;  // the index outside an array that it has just computed
+    uint64_t stray_index = 0;
 };
 
 typedef std::vector<Thread*> Sleepers;
@@ -217,6 +222,7 @@ void touch_global(const void* address, uint32_t bytes, bool write, Where where);
 // Bytes that an asynchronous copy will write belong to nobody until it is waited for.
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);
+void check_stray();  // ends the run if the running thread has used an index outside an array
 }  // namespace checks
 
 inline bool checking() { return settings().checks; }
