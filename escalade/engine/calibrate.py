@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.graph import Batch, Graph
 from escalade.engine.reference import compute
 from escalade.errors import UnsupportedError
@@ -47,7 +48,7 @@ def _update(
                 f"a calibration batch has shape {tuple(tensor.shape)}; the model takes {entry.shape}"
             )
         values[entry.name] = tensor.float() if getattr(torch, entry.dtype).is_floating_point else tensor
-    with torch.no_grad():
+    with own_arithmetic("fp32", given[0].device):
         for node in concrete:
             result = compute(node, {role: values[name] for role, name in node.inputs.items()})
             values[node.name] = result

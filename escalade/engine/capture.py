@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from escalade.engine.graph import (
     fixed,
     map_leaves,
 )
+from escalade.engine.separate import Original
+from escalade.engine.surroundings import undisturbed
 from escalade.engine.translate import translate
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -33,74 +35,112 @@ class CaptureError(UnsupportedError):
 
 
 def capture(
-    model: torch.nn.Module, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None
+    model: torch.nn.Module,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    ours: bool = False,
 ) -> Graph:
     """The model's operations on inputs like these, for any batch size if the model allows it.
 
-    The model is captured in evaluation mode, whatever mode it is in; it is not changed.
+    The model is captured in evaluation mode, whatever mode it is in. It is never run: copies of it are, so that it and
+    all that it holds stay as they are. The graph has tensors of its own, unless the model is `ours`, made to be
+    captured, whose tensors it takes.
     """
+    require_module(model)
+    given = _Given(tuple(arguments), dict(keywords or {}))
+    given.check()
+
+    def run() -> Graph:
+        with undisturbed(model, given.devices), torch.compiler.set_stance("force_eager"):
+            return _graph(Original(model, ours), given)
+
+    # What is compiled with `torch.compile` runs as it is, also if somebody compiles whoever asks for this.
+    return torch.compiler.disable(run)()
+
+
+def require_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
-    keywords = dict(keywords or {})
-    _check_inputs(arguments, keywords)
-    was_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _graph(model, tuple(arguments), keywords)
-    finally:
-        for module in was_training:
-            module.training = True
 
 
-def _graph(model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Graph:
-    graph = _batched_graph(model, arguments, keywords)
+@dataclass(frozen=True)
+class _Given:
+    """Example inputs."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def devices(self) -> set[torch.device]:
+        return {tensor.device for tensor in self.tensors}
+
+    def map(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """With other leaves, in containers that are nobody else's."""
+        return pytree.tree_map(change, (self.arguments, self.keywords))
+
+    def check(self) -> None:
+        if not self.tensors:
+            raise UnsupportedError(
+                "compile needs example inputs: tensors like those the model will be called with"
+            )
+        for tensor in self.tensors:
+            if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
+                raise UnsupportedError(
+                    f"an input of {tensor.dtype} ({tensor.layout}): compile takes dense tensors of real numbers"
+                )
+
+
+def _graph(original: Original, given: _Given) -> Graph:
+    graph = _batched_graph(original, given)
     if graph is not None:
         return graph
+    model = original.copied()
+    arguments, keywords = given.map(lambda leaf: leaf)
     try:
         exported = torch.export.export(model, arguments, keywords, strict=False)
     except Exception as error:
         raise CaptureError(_explain(model, error)) from error
-    graph = _Reader(exported).graph()
+    graph = _Reader(exported, original).graph()
     graph.notes.append(
         "the model works for this batch size only: what it does depends on the batch in other ways than by a factor"
     )
     return graph
 
 
-def _batched_graph(
-    model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> Graph | None:
+def _batched_graph(original: Original, given: _Given) -> Graph | None:
     """The graph for more than the batch size of these inputs; None if there is none."""
-    exported = _export_batched(model, arguments, keywords)
+    exported = _export_batched(original, given)
     if exported is None:
         return None
     try:
-        graph = _Reader(exported).graph()
+        graph = _Reader(exported, original).graph()
     except _NotBatched:
         return None
     if not graph.is_batched:
         return None
-    if graph.batches[0] == 1 and not _holds_for_one(model, arguments, keywords, graph):
+    if graph.batches[0] == 1 and not _holds_for_one(original, given, graph):
         graph.batches = (2, graph.batches[1])
-    leaves = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
     example = next(
         leaf.shape[0] // size.times
-        for leaf, given in zip(leaves, graph.inputs, strict=True)
-        for size in given.shape[:1]
+        for leaf, entry in zip(given.tensors, graph.inputs, strict=True)
+        for size in entry.shape[:1]
         if isinstance(size, Batch)
     )
     least, most = graph.batches
     return graph if least <= example and (most is None or example <= most) else None
 
 
-def _holds_for_one(
-    model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], graph: Graph
-) -> bool:
+def _holds_for_one(original: Original, given: _Given, graph: Graph) -> bool:
     """Whether the model's results have the graph's sizes for a batch of one too: `squeeze()` takes that away.
 
-    Export never tries it: it takes a size of one for a constant. The model runs on tensors without contents.
+    Export never tries it: it takes a size of one for a constant. A copy of the model, itself of tensors without
+    contents, runs on such tensors.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -110,39 +150,20 @@ def _holds_for_one(
         return mode.from_tensor(leaf[:1] if leaf.dim() > 1 else leaf)
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state: dict[str, torch.Tensor] = {
-        name: mode.from_tensor(value) for name, value in model.state_dict(keep_vars=True).items()
-    }
     try:
-        given = pytree.tree_map(first, (arguments, keywords))
+        arguments, keywords = given.map(first)
+        model = original.copied(mode.from_tensor)
         with mode:
-            results = torch.func.functional_call(model, state, *given)
+            results = model(*arguments, **keywords)
     except Exception:  # without contents it does not run: nothing is known against the graph
         return True
     shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     return shapes == [fixed(graph.shape_of(name), 1) for name in graph.outputs]
 
 
-def _check_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    leaves = pytree.tree_leaves((tuple(arguments), dict(keywords)))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not tensors:
-        raise UnsupportedError(
-            "compile needs example inputs: tensors like those the model will be called with"
-        )
-    for tensor in tensors:
-        if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
-            raise UnsupportedError(
-                f"an input of {tensor.dtype} ({tensor.layout}): compile takes dense tensors of real numbers"
-            )
-
-
-def _export_batched(
-    model: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> torch.export.ExportedProgram | None:
+def _export_batched(original: Original, given: _Given) -> torch.export.ExportedProgram | None:
     """The program with a free batch size; None if the model does not allow it."""
-    leaves = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
-    sizes = {leaf.shape[0] for leaf in leaves if leaf.dim() > 1}
+    sizes = {tensor.shape[0] for tensor in given.tensors if tensor.dim() > 1}
     if len(sizes) != 1 or 0 in sizes:
         return None
 
@@ -155,7 +176,8 @@ def _export_batched(
     def dynamic(leaf: Any) -> Any:
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else None
 
-    wide = pytree.tree_map(widened, (arguments, keywords))
+    model = original.copied()
+    wide = given.map(widened)
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
         return torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
@@ -184,10 +206,11 @@ def _explain(model: torch.nn.Module, error: Exception) -> str:
 class _Reader:
     """An exported program, node by node."""
 
-    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+    def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
         if _tangled(exported.graph):
             exported = exported.run_decompositions({})
         self._exported = exported
+        self._original = original
         self._symbol: Any = None
         self._values: dict[torch.fx.Node, str] = {}
         """What each tensor holds by now; of those changed in place, the tensor that they all are."""
@@ -203,7 +226,7 @@ class _Reader:
             **signature.inputs_to_parameters, **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }  # fmt: skip
-        copies = _Copies()
+        copies = _Copies(self._original)
         inputs: list[Input] = []
         for node in exported.graph.nodes:
             if node.op == "placeholder":
@@ -385,13 +408,16 @@ def _state(name: str | None) -> str:
 class _Copies:
     """The engine's own weights, so that it stays as it is when the model is trained on; shared ones stay shared."""
 
-    def __init__(self) -> None:
+    def __init__(self, original: Original) -> None:
+        self._original = original
         self._made: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the model's copies hold is nobody else's; a tensor from elsewhere, a global one, may be."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         if not tensor.numel() or key not in self._made:
-            self._made[key] = tensor.detach().clone()
+            own = self._original.owns(tensor)
+            self._made[key] = tensor.detach() if own else tensor.detach().clone()
         return self._made[key]
 
 

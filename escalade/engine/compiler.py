@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.calibrate import ranges
-from escalade.engine.capture import capture
+from escalade.engine.capture import capture, require_module
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.forms import require_dtype
 from escalade.engine.graph import Graph, Node
@@ -38,6 +39,7 @@ def compile(
     not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are kept ready.
     """
     require_dtype(dtype)
+    require_module(model)
     if calibration is not None and dtype != "fp8":
         raise UnsupportedError(f"calibration is for dtype fp8; {dtype} needs none")
     if calibration is None and dtype == "fp8":
@@ -51,9 +53,10 @@ def compile(
     if normalize is not None:
         _normalise(graph, normalize)
     if calibration is not None:
-        graph.ranges = ranges(
-            fuse(graph, dtype), calibration, torch.device("cpu" if where == TWIN else where)
-        )
+        home = torch.device("cpu" if where == TWIN else where)
+        with own_arithmetic("fp32", home):
+            fused = fuse(graph, dtype)
+        graph.ranges = ranges(fused, calibration, home)
     engine = Engine(graph, dtype, where, plans)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
@@ -95,7 +98,7 @@ def _normalise(graph: Graph, normalize: Normalization) -> None:
     if len(images) != 1:
         raise UnsupportedError(f"normalize is for models with one image input; this one has {len(images)}")
     image = images[0]
-    mean, std = (torch.tensor(list(values), dtype=torch.float64) for values in normalize)
+    mean, std = (torch.tensor(list(values), dtype=torch.float64, device="cpu") for values in normalize)
     if mean.shape != (image.shape[1],) or std.shape != mean.shape or not bool((std > 0).all()):
         raise UnsupportedError(
             f"normalize takes {image.shape[1]} means and as many positive standard deviations, one for each channel"

@@ -9,8 +9,10 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.constants import Constants, require_finite
 from escalade.engine.explain import Explanation, explain
@@ -29,6 +31,7 @@ MOST_PLANS = 8
 _MOST_SIGHTS = 64
 """Kinds of inputs that a call recognises at first sight; strides may differ without end."""
 TWIN = "twin"
+_transforms_active = torch._C._are_functorch_transforms_active
 _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
@@ -64,7 +67,8 @@ class Engine:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
         self._captured = graph
         self.way = way
-        self._graph = optimise(graph, dtype, way)
+        with own_arithmetic("fp32", self.device):
+            self._graph = optimise(graph, dtype, way)
         self._structure = pytree.treespec_loads(graph.structure)
         self._arguments = pytree.treespec_loads(graph.arguments)
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
@@ -80,6 +84,7 @@ class Engine:
         self._constants: dict[torch.device, Constants] = {}
         self._avoid: frozenset[str] = frozenset()
         self._lock = threading.Lock()
+        self._said_no_gradients = False
 
     @property
     def graph(self) -> Graph:
@@ -91,11 +96,28 @@ class Engine:
         if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor:
             sight = (x.shape, x.dtype, x.device, x.is_contiguous() or x.stride())
             kept = self._sights.get(sight)
-            if kept is not None:
+            if kept is not None and not x.requires_grad and not _transforms_active():
                 kept.turn = next(self._turns)
                 return self._returned(kept.calls.call(arguments))
         tensors = self._flatten(arguments, keywords)
+        self._look_at(tensors)
         return self._returned(self._kept(tensors, sight).calls.call(tensors))
+
+    def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What a call's inputs promise, and an engine does not keep."""
+        if _transforms_active() or any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            raise UnsupportedError(
+                "an engine takes tensors with contents: transforms of torch.func (vmap, grad) and tracing with fake "
+                "tensors work on the model, not on what it was compiled to"
+            )
+        if self._said_no_gradients or not torch.is_grad_enabled():
+            return
+        if any(tensor.requires_grad for tensor in tensors):
+            self._said_no_gradients = True
+            logger.warning(
+                "an input requires gradients, and an engine's results have none: it is for inference. Train the model "
+                "itself; where no gradients are wanted, call the engine under torch.no_grad()"
+            )
 
     def _returned(self, results: list[torch.Tensor]) -> Any:
         """As the model returns them."""
@@ -230,7 +252,8 @@ class Engine:
     def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
         device = tensors[0].device
-        graph = for_batch(self._graph, self.dtype, batch, self.way)
+        with own_arithmetic("fp32", device):
+            graph = for_batch(self._graph, self.dtype, batch, self.way)
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:

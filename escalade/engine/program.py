@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -14,16 +13,15 @@ from escalade.device.precompile import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine import reference
+from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.constants import Constants
 from escalade.engine.forms import Form
 from escalade.engine.lower import STORED
 from escalade.engine.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
 from escalade.ops.e4m3 import E4M3, to_e4m3
-from escalade.ops.precision import precision
 
-_one_at_a_time = threading.Lock()
-"""PyTorch's switches are the process's: two threads that make programs would put back what the other has set."""
+_HOST = torch.device("cpu")
 
 
 class OutOfMemory(EscaladeError):
@@ -128,7 +126,7 @@ class Kernels:
         target = self._value(step.node.name)
 
         def call() -> None:
-            with torch.no_grad(), _one_at_a_time, precision(self.plan.dtype):
+            with own_arithmetic(self.plan.dtype, self._device):
                 target.copy_(reference.compute(step.node, inputs))
 
         return call
@@ -203,7 +201,7 @@ class ReferenceProgram:
 
     def run(self) -> None:
         graph = self.plan.graph
-        with torch.no_grad():
+        with own_arithmetic(self.plan.dtype, _HOST):
             values = {
                 given.name: tensor.float() if getattr(torch, given.dtype).is_floating_point else tensor
                 for given, tensor in zip(graph.inputs, self.inputs, strict=True)
@@ -226,7 +224,7 @@ class ReferenceProgram:
         if name in self.plan.graph.constants:
             return self._constants[ConstantForm(name, STORED)]
         form = self.plan.forms[name]
-        return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
+        return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8, device=_HOST), 0)
 
 
 def _rounded(tensor: torch.Tensor, form: Form) -> torch.Tensor:

@@ -19,6 +19,7 @@ from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG
 from tests import formulas
+from tests.engine.untouched import untouched
 from tests.support import in_threads
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
@@ -48,7 +49,10 @@ def network(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[int, ...],
     torch.manual_seed(3)
     model = make()
     models.settle(model, torch.randn(8, *item))
-    return model.eval(), item, capture(model, (torch.randn(1, *item),))
+    example = torch.randn(1, *item)
+    with untouched(model, example):
+        graph = capture(model, (example,))
+    return model.eval(), item, graph
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

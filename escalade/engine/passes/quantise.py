@@ -63,7 +63,7 @@ def _stored_copy(graph: Graph, value: str, scale: float, copies: dict[str, str],
     """The value in FP8, made in front of its first reader."""
     if value not in copies:
         shape = graph.shape_of(value)
-        factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale]))
+        factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale], device="cpu"))
         node = Node(
             graph.fresh(f"{value}_fp8"),
             "quantise",
@@ -93,8 +93,8 @@ def _constants(
         )
         for role, weight in weights.items()
     }
-    scales = torch.tensor([incoming.get("residual", 0.0), result_scale])
-    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros(unit.shape[0])
+    scales = torch.tensor([incoming.get("residual", 0.0), result_scale], device="cpu")
+    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros_like(unit)
     return made | {
         "bias": graph.add_constant(f"{node.name}_bias_fp8", bias.float()),
         "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
