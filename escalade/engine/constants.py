@@ -11,6 +11,7 @@ from escalade.engine.graph import Graph
 from escalade.engine.lower import FP8, FP32, NHWC
 from escalade.engine.plan import ConstantForm
 from escalade.errors import UnsupportedError
+from escalade.ops.call import aligned
 from escalade.ops.e4m3 import to_e4m3
 
 
@@ -41,7 +42,7 @@ class Constants:
     def get(self, entry: ConstantForm, graph: Graph) -> torch.Tensor:
         with self._lock:
             if entry not in self._made:
-                self._made[entry] = self._make(entry, graph.constants[entry.name])
+                self._made[entry] = aligned(self._make(entry, graph.constants[entry.name]))
             return self._made[entry]
 
     def _make(self, entry: ConstantForm, tensor: torch.Tensor) -> torch.Tensor:

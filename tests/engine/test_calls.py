@@ -97,6 +97,26 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
         assert torch.equal(engine(given), found)
 
 
+def between(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, at no multiple of 16 bytes: as a view into another tensor, or in a file that is read where it lies."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
+    assert room.data_ptr() % 16
+    return room.copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_weights_that_kernels_cannot_read_are_copied(dtype: str) -> None:
+    _, engine = made(TWO, dtype=dtype)
+    graph = engine.graph.copy()
+    graph.constants = {name: between(tensor) for name, tensor in graph.constants.items()}
+    again = Engine(graph, dtype, "twin")
+    x = torch.randn(2, 12)
+    plan = again.plan(x)
+    constants = again._constants[torch.device("cpu")]
+    assert all(constants.get(entry, plan.graph).data_ptr() % 16 == 0 for entry in plan.constants)
+    assert torch.equal(again(x), engine(x))
+
+
 def test_images_in_either_layout() -> None:
     model = nn.ReLU()
     x = torch.randn(2, 4, 6, 6)
