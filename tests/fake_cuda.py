@@ -71,6 +71,61 @@ class Event:
             self.gpu.run_until(lambda: self.point is None or self.point.is_reached)
 
 
+class Graph:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.work: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        for work in self.work:
+            self.gpu.current.enqueue(work)
+
+
+class Box:
+    """A tensor of one number, on the device or on the host."""
+
+    requires_grad = False
+
+    def __init__(self, gpu: Gpu, value: float = float("nan"), kind: str = "cuda") -> None:
+        self.gpu = gpu
+        self.value = value
+        self.device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+
+    def _become(self, value: Callable[[], float], *others: Box) -> Box:
+        def work() -> None:
+            self.value = value()
+
+        if {box.device.type for box in (self, *others)} == {"cpu"}:
+            work()
+        else:
+            self.gpu.current.enqueue(work)
+        return self
+
+    def copy_(self, source: Box, non_blocking: bool = False) -> Box:
+        return self._become(lambda: source.value, source)
+
+    def zero_(self) -> Box:
+        return self._become(lambda: 0.0)
+
+    def twice(self, source: Box) -> Box:
+        return self._become(lambda: 2 * source.value, source)
+
+    def to(self, dtype: torch.dtype, copy: bool = False) -> Box:
+        return Box(self.gpu, kind=self.device.type).copy_(self)
+
+    def clone(self) -> Box:
+        return Box(self.gpu, kind=self.device.type).copy_(self)
+
+    def detach(self) -> Box:
+        return self
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def record_stream(self, stream: Stream) -> None:
+        """Nothing here is given back."""
+
+
 class Gpu:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -107,6 +162,12 @@ class Gpu:
         finally:
             self.recorded = None
 
+    @contextmanager
+    def capture(self, graph: Graph, stream: Stream, **_: Any) -> Iterator[None]:
+        with self.on(stream), self.recording() as work:
+            yield
+        graph.work = work
+
     def run_until(self, is_enough: Callable[[], bool]) -> None:
         while not is_enough():
             ready = [
@@ -133,5 +194,7 @@ class Gpu:
             "current_stream": lambda *_: self.current,
             "current_device": lambda: 0,
             "synchronize": self.synchronize,
+            "CUDAGraph": lambda: Graph(self),
+            "graph": self.capture,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)

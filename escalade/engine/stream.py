@@ -11,9 +11,11 @@ On the CPU and on the twin the thread only stages batches ahead; they are comput
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
     from escalade.engine.engine import Engine
 
 THREAD = "escalade-stream"
+PATIENCE = 0.5
+"""Seconds that a producer has to give its last batch, once nobody wants it; then its thread is left to itself."""
 _HOST = torch.device("cpu")
+logger = logging.getLogger("escalade")
 
 
 def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
@@ -39,7 +44,9 @@ def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generat
     `depth` batches wait while one is computed (on a GPU another is on its way back). A batch is copied before the
     next is asked for, so a producer may fill the same memory again; but pinned tensors are read in place, and must
     stay as they are until their result has come. What the producer raises, or the engine about a batch, is raised
-    here after the results before it. Closing the iterator early stops the thread and waits for what is under way.
+    here after the results before it. Closing the iterator early stops the thread, closes a producer that is a
+    generator, and waits for what is under way; a producer that blocks is not waited for: it is left to itself, without
+    any of the iteration's memory, and closed when it returns.
     """
     if depth < 1:
         raise UnsupportedError(f"depth={depth}: at least one batch is staged ahead")
@@ -48,28 +55,27 @@ def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generat
 
 def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
     lanes = _Lanes.on(engine.device) if engine.device.type == "cuda" else None
-    free: SimpleQueue[_Slot | None] = SimpleQueue()
-    sent: SimpleQueue[_Slot | _End] = SimpleQueue()
-    stop = threading.Event()
-    for _ in range(depth + (1 if lanes is None else 2)):
-        free.put(_HostSlot(engine) if lanes is None else _DeviceSlot(engine, lanes))
-    feeder = _Feeder(engine, lanes, free, sent, stop)
-    # A daemon: an iterator that nobody closed must not keep the interpreter from ending.
+    slots: list[_Slot] = [
+        _HostSlot(engine) if lanes is None else _DeviceSlot(engine, lanes)
+        for _ in range(depth + (1 if lanes is None else 2))
+    ]
+    feeder = _Feeder(slots, None if lanes is None else lanes.device)
+    # A daemon: neither an iterator that nobody closed nor a producer that blocks may keep the interpreter from ending.
     thread = threading.Thread(target=feeder.run, args=(batches,), name=THREAD, daemon=True)
     thread.start()
     try:
-        while not isinstance(slot := sent.get(), _End):
-            results = slot.receive()
-            free.put(slot)
+        while not isinstance(number := feeder.sent.get(), _End):
+            results = slots[number].receive()
+            feeder.free.put(number)
             yield pytree.tree_unflatten(results, engine._structure)
-        slot.settle()
+        number.settle()
     finally:
-        stop.set()
-        free.put(None)
-        if threading.current_thread() is not thread:  # where garbage collection closes a forgotten iterator
-            thread.join()
-        if lanes is not None:
-            lanes.synchronize()
+        try:
+            feeder.leave(thread)
+        finally:
+            if lanes is not None:
+                lanes.synchronize()
+            slots.clear()  # a thread that is left to itself keeps nothing of them
 
 
 @dataclass
@@ -91,7 +97,7 @@ class _End:
 class _Slot(Protocol):
     """A place for one batch on its way through. One at a time: the feeder sends, the consumer receives."""
 
-    def send(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    def send(self, batch: Any) -> None: ...
 
     def receive(self) -> list[torch.Tensor]: ...
 
@@ -116,38 +122,88 @@ class _Lanes:
             lane.synchronize()
 
 
-@dataclass(frozen=True)
-class _Feeder:
-    """The thread's work: from the producer into free slots."""
+class _Doing(Enum):
+    """What the feeder's thread is at."""
 
-    engine: Engine
-    lanes: _Lanes | None
-    free: SimpleQueue[_Slot | None]
-    sent: SimpleQueue[_Slot | _End]
-    stop: threading.Event
+    FILLING = auto()
+    """A slot; or about to ask. It will not take long."""
+    ASKING = auto()
+    """It is in the producer's hands, which may be for ever."""
+    DONE = auto()
+
+
+class _Feeder:
+    """The thread's work: from the producer into free slots, which are known by their numbers."""
+
+    def __init__(self, slots: list[_Slot], device: torch.device | None) -> None:
+        self.free: SimpleQueue[int | None] = SimpleQueue()
+        self.sent: SimpleQueue[int | _End] = SimpleQueue()
+        self._slots = slots
+        self._device = device
+        self._doing = _Doing.FILLING
+        self._is_left = False
+        self._changed = threading.Condition()
+        for number in range(len(slots)):
+            self.free.put(number)
+
+    def leave(self, thread: threading.Thread) -> None:
+        """Nobody wants more batches. When it returns, the thread uses no slot any more."""
+        with self._changed:
+            self._is_left = True
+            self.free.put(None)
+            if threading.current_thread() is thread:  # where garbage collection closes a forgotten iterator
+                return
+            self._changed.wait_for(lambda: self._doing is not _Doing.FILLING)
+            is_done = self._changed.wait_for(lambda: self._doing is _Doing.DONE, PATIENCE)
+        if is_done:
+            thread.join()
 
     def run(self, batches: Iterable[Any]) -> None:
+        producer: Iterator[Any] | None = None
         try:
-            with contextlib.nullcontext() if self.lanes is None else torch.cuda.device(self.lanes.device):
-                self._feed(iter(batches))
+            with contextlib.nullcontext() if self._device is None else torch.cuda.device(self._device):
+                if self._set(_Doing.ASKING):
+                    producer = iter(batches)
+                    self._feed(producer)
         except BaseException as error:  # to be raised where the results are awaited, in its place among them
             self.sent.put(_End(error))
         else:
             self.sent.put(_End())
+        finally:
+            self._set(_Doing.ASKING)
+            _close(producer)
+            self._set(_Doing.DONE)
 
-    def _feed(self, batches: Iterator[Any]) -> None:
-        while True:
-            slot = self.free.get()
-            if slot is None or self.stop.is_set():
+    def _feed(self, producer: Iterator[Any]) -> None:
+        while self._set(_Doing.FILLING) and (number := self.free.get()) is not None:
+            if not self._set(_Doing.ASKING):
                 return
             try:
-                batch = next(batches)
+                batch = next(producer)
             except StopIteration:
                 return
-            if self.stop.is_set():
+            if not self._set(_Doing.FILLING):
                 return
-            slot.send(_tensors(self.engine, batch))
-            self.sent.put(slot)
+            self._slots[number].send(batch)
+            self.sent.put(number)
+
+    def _set(self, doing: _Doing) -> bool:
+        """Whether there is still somebody who waits for batches; who has left is not told of work with slots."""
+        with self._changed:
+            if not (self._is_left and doing is _Doing.FILLING):
+                self._doing = doing
+            self._changed.notify_all()
+            return not self._is_left
+
+
+def _close(producer: Iterator[Any] | None) -> None:
+    """Runs what a generator does in the end, in the thread that ran the rest of it."""
+    if not isinstance(producer, Generator):
+        return
+    try:
+        producer.close()
+    except Exception:
+        logger.warning("a producer of batches raised when it was closed", exc_info=True)
 
 
 class _HostSlot:
@@ -158,8 +214,8 @@ class _HostSlot:
         self._staging = Staging(_HOST)
         self._given: list[torch.Tensor] = []
 
-    def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._given = _staged(tensors, self._staging)
+    def send(self, batch: Any) -> None:
+        self._given = _staged(_tensors(self._engine, batch), self._staging)
 
     def receive(self) -> list[torch.Tensor]:
         return self._engine.calls(self._given).call(self._given)
@@ -184,9 +240,9 @@ class _DeviceSlot:
         self._kept: list[Calls | torch.Tensor] = []
         """The program, the caller's tensors and the results live until they have been used."""
 
-    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, batch: Any) -> None:
         """Memory is allocated on the stream that first uses it, as PyTorch's allocator expects."""
-        lanes = self._lanes
+        lanes, tensors = self._lanes, _tensors(self._engine, batch)
         with torch.cuda.stream(lanes.inward):
             given = self._inputs.like(tensors)
         calls = self._engine.calls(given)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,165 @@ def test_stopping_early_leaves_no_thread_and_no_memory(
             raise KeyError("of the consumer")
     gc.collect()
     assert not feeders() and not slots
+
+
+class Blocked:
+    """A producer of two batches that then waits, until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_blocked, self.go, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        try:
+            yield batch(0)
+            yield batch(1)
+            self.is_blocked.set()
+            self.go.wait(60)
+            yield batch(2)
+        finally:
+            self.is_closed.set()
+
+    def release(self) -> None:
+        """What is left of it ends, and is closed where it ran."""
+        (thread,) = feeders()
+        assert thread.daemon
+        self.go.set()
+        thread.join(10)
+        assert not thread.is_alive() and self.is_closed.is_set()
+
+
+def interrupt_soon() -> None:
+    """As Ctrl-C does."""
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+
+
+def leave_by_close(engine: Engine, given: Blocked) -> None:
+    results = engine.stream(given.batches())
+    next(results)
+    assert given.is_blocked.wait(10)
+    results.close()
+
+
+def leave_by_break(engine: Engine, given: Blocked) -> None:
+    for _ in engine.stream(given.batches()):
+        assert given.is_blocked.wait(10)
+        break
+
+
+def leave_by_an_exception(engine: Engine, given: Blocked) -> None:
+    with pytest.raises(LookupError, match="of the consumer"):
+        for _ in engine.stream(given.batches()):
+            assert given.is_blocked.wait(10)
+            raise LookupError("of the consumer")
+
+
+def leave_by_an_interrupt(engine: Engine, given: Blocked) -> None:
+    """While the next result is awaited, as Ctrl-C comes."""
+    results = engine.stream(given.batches())
+    next(results)
+    next(results)
+    assert given.is_blocked.wait(10)
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+
+
+def leave_by_forgetting(engine: Engine, given: Blocked) -> None:
+    results = engine.stream(given.batches())
+    next(results)
+    assert given.is_blocked.wait(10)
+    del results
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [leave_by_close, leave_by_break, leave_by_an_exception, leave_by_an_interrupt, leave_by_forgetting],
+)
+def test_a_producer_that_blocks_keeps_nobody(
+    leave: Callable[[Engine, Blocked], None], engine: Engine, slots: weakref.WeakSet[Staging]
+) -> None:
+    given = Blocked()
+    began = time.monotonic()
+    leave(engine, given)
+    assert time.monotonic() - began < 5
+    gc.collect()
+    assert not slots, "its thread keeps none of the memory"
+    given.release()
+    assert not feeders()
+
+
+def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engine) -> None:
+    """Already where it is asked for its iterator."""
+    go = threading.Event()
+
+    class Slow:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            go.wait(60)
+            return iter([batch(0)])
+
+    results = engine.stream(Slow())
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    (thread,) = feeders()
+    go.set()
+    thread.join(10)
+    assert not feeders()
+
+
+def test_a_generator_is_closed_and_nothing_else_is(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    class Own:
+        """An iterator of the caller's, who may want to go on with it."""
+
+        is_closed = False
+
+        def __iter__(self) -> Own:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            return batch(0)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    own = Own()
+    next(results := engine.stream(own))
+    results.close()
+    assert not own.is_closed
+
+    def careless() -> Iterator[torch.Tensor]:
+        try:
+            while True:
+                yield batch(0)
+        finally:
+            raise LookupError("nothing left to tidy")
+
+    next(results := engine.stream(careless()))
+    results.close()
+    assert "raised when it was closed" in caplog.text and "nothing left to tidy" in caplog.text
+    assert not feeders()
+
+
+def test_what_is_refused_comes_before_the_producer_is_closed(engine: Engine) -> None:
+    go = threading.Event()
+
+    def produce() -> Iterator[torch.Tensor]:
+        try:
+            yield torch.zeros(1)
+        finally:
+            go.wait(60)
+
+    began = time.monotonic()
+    with pytest.raises(UnsupportedError):
+        list(engine.stream(produce()))
+    assert time.monotonic() - began < 5
+    (thread,) = feeders()
+    go.set()
+    thread.join(10)
+    assert not feeders()
 
 
 def test_an_iterator_that_was_never_asked_starts_nothing(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from escalade import models
 from escalade.bench.timing import host_time
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
-from escalade.engine.calls import DirectCalls
+from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture import capture
 from escalade.engine.forms import STORAGE
 from escalade.engine.program import OutOfMemory
@@ -94,6 +94,44 @@ def test_other_batch_sizes_threads_and_streams(engine: Engine, cuda: torch.devic
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_every_replay_computes(cuda: torch.device) -> None:
+    """Other inputs each time, and nothing left in the outputs that could be taken for a result."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(5)]
+    model = torch.nn.Sequential(*layers).eval().to(cuda)
+    x = torch.randn(2, 8, 20, 20, device=cuda)
+    engine = escalade.compile(model, x, dtype="fp32", device=cuda)
+    assert isinstance(engine.calls([x]), BufferedCalls)
+    program = engine.program(x)
+    for seed in range(4):
+        given = torch.randn(2, 8, 20, 20, device=cuda, generator=torch.Generator(cuda).manual_seed(seed))
+        with torch.no_grad():
+            expected = copy.deepcopy(model).double()(given.double())
+        program.outputs[0].fill_(torch.nan)
+        program.inputs[0].copy_(given)
+        program.run()
+        assert difference(program.outputs[0], expected) < 1e-5
+        program.outputs[0].fill_(torch.nan)
+        assert difference(engine(given), expected) < 1e-5
+
+
+def test_a_call_waits_for_the_one_on_another_stream(engine: Engine, cuda: torch.device) -> None:
+    """Their buffers are one plan's: the second comes while the first has not even begun."""
+    generator = torch.Generator(cuda).manual_seed(2)
+    batches = [torch.randn(3, 3, 224, 224, device=cuda, generator=generator) for _ in range(8)]
+    expected = [engine(x).clone() for x in batches]
+    streams = [torch.cuda.Stream(cuda) for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for number, x in enumerate(batches):
+        with torch.cuda.stream(streams[number % 2]):
+            if number % 2 == 0:
+                torch.cuda._sleep(20_000_000)
+            results.append(engine(x))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, results, expected))
 
 
 def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) -> None:

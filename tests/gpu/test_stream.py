@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from escalade.engine import Engine, compile
-from escalade.engine.stream import THREAD
+from escalade.engine.stream import THREAD, stream
 from escalade.errors import UnsupportedError
 
 pytestmark = pytest.mark.gpu
@@ -125,15 +128,86 @@ def test_stopping_early_leaves_no_thread_and_no_device_memory(engine: Engine) ->
 
 
 def test_device_memory_does_not_depend_on_the_number_of_batches(engine: Engine) -> None:
-    list(engine.stream([batch(0)]))
-    peaks = []
-    for count in (8, 80):
+    """At its highest, with a batch in every slot. Whether there ever is depends on who is faster, so the consumer waits
+    for the producer each time; and of an allocation what was asked for counts, not the block that was found for it.
+    """
+    depth, slots = 2, 4
+
+    def peak(count: int) -> tuple[int, int]:
+        pulled = 0
+
+        def produce() -> Iterator[torch.Tensor]:
+            nonlocal pulled
+            for number in range(count):
+                pulled += 1
+                yield batch(number)
+
         torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
         torch.cuda.reset_peak_memory_stats()
-        for _ in engine.stream(batch(number) for number in range(count)):
-            pass
-        peaks.append(torch.cuda.max_memory_allocated())
-    assert peaks[0] == peaks[1]
+        for received, _ in enumerate(engine.stream(produce(), depth=depth), 1):
+            deadline = time.monotonic() + 10
+            while pulled < min(count, received + slots) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.01)  # what was pulled last is on its way
+        return before, torch.cuda.memory_stats()["requested_bytes.all.peak"]
+
+    peak(2)  # the plan is made
+    assert peak(8) == peak(80)
+
+
+def test_results_are_the_callers_own(engine: Engine) -> None:
+    """All of them are kept: what comes later is written elsewhere."""
+    batches = [batch(number) for number in range(12)]
+    results = list(engine.stream(batches))
+    places = {tensor.data_ptr() for result in results for tensor in result}
+    assert len(places) == 2 * len(batches)
+    check(engine, results, batches)
+
+
+def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
+    """Each stream of the iteration has a long way to go when the next is given its work."""
+    batches = [batch(number) for number in range(12)]
+
+    class Busy:
+        def __init__(self, engine: Engine) -> None:
+            self.device, self._structure, self._flatten = engine.device, engine._structure, engine._flatten
+
+        def calls(self, tensors: Any) -> Any:
+            torch.cuda._sleep(2_000_000)  # on the current stream; the next line on those of the iteration
+            calls = engine.calls(tensors)
+
+            def call(given: Any) -> Any:
+                torch.cuda._sleep(20_000_000)
+                return calls.call(given)
+
+            return SimpleNamespace(call=call)
+
+    check(engine, list(stream(Busy(engine), batches)), batches)  # type: ignore[arg-type]
+
+
+def test_a_producer_that_blocks_keeps_nobody(engine: Engine) -> None:
+    list(engine.stream([batch(0)]))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    go, is_blocked = threading.Event(), threading.Event()
+
+    def produce() -> Iterator[torch.Tensor]:
+        yield batch(0)
+        is_blocked.set()
+        go.wait(60)
+        yield batch(1)
+
+    results = engine.stream(produce())
+    next(results)
+    assert is_blocked.wait(10)
+    began = time.monotonic()
+    results.close()
+    assert time.monotonic() - began < 5 and torch.cuda.memory_allocated() == before
+    (thread,) = feeders()
+    go.set()
+    thread.join(10)
+    assert not feeders()
 
 
 def test_other_threads_may_call_the_engine_meanwhile(engine: Engine) -> None:

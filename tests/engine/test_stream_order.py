@@ -1,0 +1,131 @@
+"""What waits for what, on a fake GPU: a wait that is left out shows as a wrong number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.device import cuda
+from escalade.engine import stream as streaming
+from escalade.engine.calls import BufferedCalls
+from escalade.engine.program import KernelProgram
+from escalade.engine.stream import _DeviceSlot, _Lanes
+from tests.fake_cuda import Box, Gpu
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(params=range(12))
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu(request.param)
+    made.stand_in(monkeypatch)
+    monkeypatch.setattr(cuda, "_local", SimpleNamespace())
+    return made
+
+
+class Doubling:
+    """A program over memory of its own, as a plan's is."""
+
+    plan: Any = None
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.inputs, self.outputs = (Box(gpu),), (Box(gpu),)
+
+    def run(self) -> None:
+        self.outputs[0].twice(self.inputs[0])
+
+    def used_on(self, stream: Any) -> None: ...
+
+
+def values(boxes: Sequence[Any]) -> list[float]:
+    return [box.value for box in boxes]
+
+
+def buffered(gpu: Gpu) -> BufferedCalls:
+    return BufferedCalls(Doubling(gpu), (torch.float32,))  # type: ignore[arg-type]
+
+
+def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu) -> None:
+    calls, streams = buffered(gpu), [gpu.stream() for _ in range(3)]
+    results = []
+    for number in range(12):
+        with gpu.on(streams[number % 3]):
+            results += calls.call([Box(gpu, float(number))])  # type: ignore[list-item]
+    gpu.synchronize()
+    assert values(results) == [2.0 * number for number in range(12)]
+
+
+def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies in, compute and copies back are on three streams; what is staged and returned lies in memory that the
+    next batch takes again."""
+
+    class FakeStaging:
+        def __init__(self, device: torch.device, pinned: bool = False) -> None:
+            self._room = Box(gpu, kind=device.type)
+
+        def like(self, tensors: Sequence[Any]) -> list[Box]:
+            return [self._room]
+
+    monkeypatch.setattr(streaming, "Staging", FakeStaging)
+    monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (Box(gpu, batch, "cpu"),))
+    calls = buffered(gpu)
+    engine: Any = SimpleNamespace(calls=lambda given: calls)
+    lanes = _Lanes.on(CUDA)
+    slots = [_DeviceSlot(engine, lanes) for _ in range(3)]
+    results = []
+    for number in range(12):
+        if number >= len(slots):
+            results += slots[number % 3].receive()
+        slots[number % 3].send(float(number))
+    for number in range(9, 12):
+        results += slots[number % 3].receive()
+    assert values(results) == [2.0 * number for number in range(12)]
+
+
+def test_lanes_fork_from_the_stream_and_join_it_again(gpu: Gpu) -> None:
+    before, behind, inside = Box(gpu), Box(gpu), [Box(gpu) for _ in range(2)]
+    for number in range(4):
+        with gpu.on(gpu.streams[0]):
+            before.copy_(Box(gpu, float(number)))
+            with cuda.side_lanes(0, (1, 2)):
+                for lane, box in enumerate(inside, 1):
+                    with gpu.on(cuda.side_stream(0, lane)):  # type: ignore[arg-type]
+                        box.twice(before)
+            behind.twice(inside[number % 2])
+    gpu.synchronize()
+    assert behind.value == 12.0
+
+
+class Replayed(KernelProgram):
+    """A plan of one step, whose weight another stream is about to bring."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._device = CUDA
+        self._arena = Box(gpu)  # type: ignore[assignment]
+        self.weight, self.x, self.y, self.packed = (Box(gpu) for _ in range(4))
+        self.weight.copy_(Box(gpu, 5.0))
+        self._graph = self._captured(self._first_run())
+
+    def run_steps(self) -> None:
+        self.packed.twice(self.weight)
+        self.y.twice(self.x)
+
+
+def test_the_first_run_waits_for_the_weights(gpu: Gpu) -> None:
+    """And has ended before anybody else reads what it packed."""
+    assert Replayed(gpu).packed.value == 10.0
+
+
+def test_a_replay_does_what_was_recorded(gpu: Gpu) -> None:
+    program, other = Replayed(gpu), gpu.stream()
+    for number in range(4):
+        with gpu.on(other):
+            program.y.copy_(Box(gpu))
+            program.x.copy_(Box(gpu, float(number)))
+            program.run()
+        gpu.synchronize()
+        assert program.y.value == 2.0 * number
