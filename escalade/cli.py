@@ -10,7 +10,10 @@ from typing import Annotated
 import typer
 
 from escalade.errors import EscaladeError
+from escalade.shown import shown
 
+_LINES = "\n\t"
+"""What a message may have in it: compilers' have lines."""
 app = typer.Typer(
     name="escalade",
     help="Convolutional-network kernels for NVIDIA GPUs, as ladders: every rung verified, then timed.",
@@ -449,5 +452,5 @@ def main() -> None:
     try:
         app()
     except EscaladeError as error:
-        typer.echo(f"escalade: {error}", err=True)
+        typer.echo(f"escalade: {shown(error, keep=_LINES)}", err=True)
         sys.exit(1)

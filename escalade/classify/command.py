@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from escalade.classify import output
 from escalade.classify.images import Crop, Unreadable, find
@@ -20,6 +20,7 @@ from escalade.engine import compile
 from escalade.engine.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet, read_resnet
+from escalade.shown import shown
 
 Colour = tuple[float, float, float]
 
@@ -56,8 +57,8 @@ def classify(options: Options, console: Console | None = None, status: Console |
     require_dtype(options.dtype)
     device = _device(options.device)
     for path in (options.json, options.csv):
-        output.require_folder(path)
-    files = find(options.images)
+        output.require_place(path)
+    files, closed = find(options.images)
     model = read_resnet(options.weights)
     names = labels(model.fc.out_features, options.labels)
     crop = SMALL_IMAGES if model.small_images else PHOTOGRAPHS
@@ -73,7 +74,7 @@ def classify(options: Options, console: Console | None = None, status: Console |
             calibration=first_images(files, crop, batch) if options.dtype == "fp8" else None,
         )
 
-    skipped: list[Unreadable] = []
+    skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
     with _progress(status) as progress:
         task = progress.add_task("Classifying", total=len(files))
@@ -102,12 +103,17 @@ def classify(options: Options, console: Console | None = None, status: Console |
         output.write(options.csv, output.as_csv(predictions))
     if predictions:
         console.print(output.table(predictions))
-    _summarise(console, status, len(predictions), skipped, about)
+    _summarise(console, status, len(predictions), skipped, about, len(closed))
     return 1 if skipped else 0
 
 
 def _summarise(
-    console: Console, status: Console, read: int, skipped: list[Unreadable], about: dict[str, Any]
+    console: Console,
+    status: Console,
+    read: int,
+    skipped: list[Unreadable],
+    about: dict[str, Any],
+    folders: int,
 ) -> None:
     seconds = about["seconds"]
     console.print(
@@ -115,12 +121,13 @@ def _summarise(
         f"{about['network']}, {about['dtype']}, batches of {about['batch']}, on {about['device']}",
         highlight=False,
     )
-    for image in skipped:
-        status.print(f"[red]skipped[/] {escape(str(image.file))}: {escape(image.reason)}", highlight=False)
-    if skipped:
-        status.print(
-            f"[red]{len(skipped):,} of {read + len(skipped):,} images could not be read[/]", highlight=False
-        )
+    for each in skipped:
+        status.print(Text.assemble(("skipped", "red"), f" {shown(each.file)}: {shown(each.reason)}"))
+    images = len(skipped) - folders
+    if images:
+        status.print(f"[red]{images:,} of {read + images:,} images could not be read[/]", highlight=False)
+    if folders:
+        status.print(f"[red]folders that could not be opened: {folders:,}[/]", highlight=False)
 
 
 def _device(name: str | None) -> str:

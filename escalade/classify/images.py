@@ -5,23 +5,34 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import stat
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from escalade.errors import UnsupportedError
+from escalade.shown import shown
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
 
 
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_KINDS = {"F": "floating-point numbers", "I": "32-bit whole numbers"}
+"""Pillow's modes: those that it converts to RGB as they are meant, and what others are called."""
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
+_WHITE_IS_ZERO, _UNSIGNED = 0, 1
+"""Tags of TIFF files, and values of theirs."""
+
+
 @dataclass(frozen=True)
 class Unreadable:
-    """An image that was passed over, and why."""
+    """An image or a folder that was passed over, and why."""
 
     file: pathlib.Path
     reason: str
@@ -43,28 +54,45 @@ class Crop:
     side: int
 
 
-def find(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """Files as they are, folders as the images under them, in order."""
+def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unreadable]]:
+    """Files as they are, folders as the images under them, in order; and the folders that cannot be looked through.
+
+    Links to folders are not followed.
+    """
     found: list[pathlib.Path] = []
+    closed: list[Unreadable] = []
+
+    def refused(error: OSError) -> None:
+        closed.append(Unreadable(pathlib.Path(error.filename), f"the folder cannot be opened: {_why(error)}"))
+
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):
             found += sorted(
-                file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
+                pathlib.Path(folder, name)
+                for folder, _, names in os.walk(path, onerror=refused)
+                for name in names
+                if name.lower().endswith(SUFFIXES)
             )
         else:
             found.append(path)
     if not found:
-        folders = ", ".join(str(path) for path in paths)
+        folders = ", ".join(shown(path) for path in paths)
+        reasons = "".join(f"; {shown(each.file)}: {each.reason}" for each in closed)
         raise UnsupportedError(
-            f"there are no images in {folders}; files that end in {' '.join(SUFFIXES)} are taken"
+            f"there are no images in {folders}; files that end in {' '.join(SUFFIXES)} are taken{reasons}"
         )
-    return found
+    return found, closed
 
 
 def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
-    """Upright as its EXIF tag says, RGB, resized with antialiasing and cropped: torchvision's way with PIL images."""
+    """Upright as its EXIF tag says, RGB, resized with antialiasing and cropped: torchvision's way with PIL images.
+
+    Of several frames or pages it is the first; what is transparent has the colour that the file gives it.
+    """
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise ValueError("it is no regular file")
     with Image.open(file) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = _rgb(opened)
     shorter = min(image.size)
     if shorter != crop.resize:
         width, height = (int(crop.resize * length / shorter) for length in image.size)
@@ -75,6 +103,39 @@ def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (round((length - crop.side) / 2) for length in image.size)
     return np.asarray(image.crop((left, top, left + crop.side, top + crop.side)))
+
+
+def _rgb(opened: Image.Image) -> Image.Image:
+    """With 8 bits a channel, from black to white as the file means them, upright."""
+    mode, tags = opened.mode, getattr(opened, "tag_v2", {})
+    signed = any(kind != _UNSIGNED for kind in tags.get(_SAMPLE_FORMAT, ()))
+    if mode in _EIGHT_BITS and not signed:
+        image = ImageOps.exif_transpose(opened)
+        # A palette with transparency is RGBA: Pillow says so in a warning where it is taken for less.
+        return image.convert("RGBA").convert("RGB") if mode in ("P", "PA") else image.convert("RGB")
+    white = _white(opened, tags)
+    if white is None or signed:
+        kind = _KINDS.get(mode, f"of the kind {mode}")
+        raise ValueError(
+            f"its pixels are {'signed, ' if signed else ''}{kind}, and the file does not say which value is white; "
+            "8 bits a channel and 16-bit grey are read"
+        )
+    values = np.asarray(ImageOps.exif_transpose(opened)).astype(np.int64).clip(0, white)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        values = white - values
+    return Image.fromarray(((values * 255 + white // 2) // white).astype(np.uint8)).convert("RGB")
+
+
+def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
+    """The largest value of a grey image with more than 8 bits; None if it could be any."""
+    if opened.mode.startswith("I;16") and opened.format == "TIFF":
+        (bits,) = tags.get(_BITS_PER_SAMPLE, (16,))
+        return int((1 << bits) - 1)
+    if (opened.mode.startswith("I;16") and opened.format in ("PNG", "JPEG2000")) or (
+        opened.mode == "I" and opened.format in ("PNG", "PPM")
+    ):
+        return 0xFFFF  # which Pillow scales those of fewer bits to
+    return None
 
 
 def decode_all(
@@ -102,7 +163,13 @@ def _try(file: pathlib.Path, crop: Crop) -> Picture | Unreadable:
         return Unreadable(file, "there is no such file")
     except Image.UnidentifiedImageError:
         return Unreadable(file, "not an image of a kind that Pillow knows")
+    except Image.DecompressionBombError:
+        return Unreadable(file, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels")
     except (
         Exception
     ) as error:  # decoders raise all sorts of things over damaged files, and the others shall go on
-        return Unreadable(file, str(error) or type(error).__name__)
+        return Unreadable(file, _why(error))
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pathlib
 
+from escalade import files, parsing
 from escalade.errors import UnsupportedError
+from escalade.shown import shown
 
 IMAGENET_CLASSES = 1000
 
@@ -24,26 +25,29 @@ def labels(classes: int, file: pathlib.Path | None) -> list[str]:
 
 def _read(file: pathlib.Path, classes: int) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        contents = files.read(file)
+        if contents is None:
+            raise FileNotFoundError("there is no such file")
+        text = contents.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnsupportedError(f"{file} cannot be read as labels: {error}") from error
+        raise UnsupportedError(f"{shown(file)} cannot be read as labels: {error}") from error
     found = (
         _json_list(file, text)
         if file.suffix == ".json"
         else [line.strip() for line in text.rstrip().splitlines()]
     )
     if len(found) != classes:
-        raise UnsupportedError(f"{file} has {len(found)} labels; the network has {classes} classes")
+        raise UnsupportedError(f"{shown(file)} has {len(found)} labels; the network has {classes} classes")
     return found
 
 
 def _json_list(file: pathlib.Path, text: str) -> list[str]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UnsupportedError(f"{file} is not JSON: {error}") from error
+        found = parsing.parse(text)
+    except ValueError as error:
+        raise UnsupportedError(f"{shown(file)} is not JSON: {error}") from error
     if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
-        raise UnsupportedError(f"{file}: labels are a list of strings in JSON")
+        raise UnsupportedError(f"{shown(file)}: labels are a list of strings in JSON")
     return found
 
 

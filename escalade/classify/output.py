@@ -7,16 +7,20 @@ import io
 import json
 import os
 import pathlib
-import tempfile
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from escalade import files
 from escalade.classify.images import Unreadable
 from escalade.classify.predict import Prediction
 from escalade.errors import UnsupportedError
+from escalade.shown import shown
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def table(predictions: Sequence[Prediction]) -> Table:
@@ -27,10 +31,10 @@ def table(predictions: Sequence[Prediction]) -> Table:
     made.add_column("probability", justify="right")
     for prediction in predictions:
         for rank, guess in enumerate(prediction.guesses):
-            name = escape(str(prediction.file)) if rank == 0 else ""
+            name = Text(shown(prediction.file) if rank == 0 else "")
             style = "bold" if rank == 0 else "dim"
             made.add_row(
-                name, str(guess.number), escape(guess.label), f"{guess.probability:.2%}", style=style
+                name, str(guess.number), Text(shown(guess.label)), f"{guess.probability:.2%}", style=style
             )
     return made
 
@@ -49,15 +53,15 @@ def as_json(
         for prediction in predictions
     ]
     unreadable = [{"file": str(each.file), "reason": each.reason} for each in skipped]
-    return (
-        json.dumps({**about, "images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False) + "\n"
-    )
+    text = json.dumps({**about, "images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
+    # A name that is no text in UTF-8: its bytes as Python reads them, which JSON can spell and UTF-8 cannot.
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """A row for each guess."""
+    """A row for each guess; lines end as CSV's do, so that a name with either half of that in it is quoted."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text)
     writer.writerow(("file", "rank", "class", "label", "probability"))
     for prediction in predictions:
         for rank, guess in enumerate(prediction.guesses, start=1):
@@ -65,29 +69,18 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
     return text.getvalue()
 
 
-def require_folder(path: pathlib.Path | None) -> None:
+def require_place(path: pathlib.Path | None) -> None:
     """Said before the work is done rather than after it."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UnsupportedError(f"{shown(path)} cannot be written: it is there already, and no plain file")
+    if not os.path.isdir(path.absolute().parent):
         raise UnsupportedError(
-            f"{path} cannot be written: it is a folder, or the folder it is to be in is not there"
+            f"{shown(path)} cannot be written: the folder that it is to be in is not there"
         )
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Beside its place and then moved there, so that a reader never sees half of it."""
-    with tempfile.NamedTemporaryFile(
-        "w",
-        dir=path.absolute().parent,
-        prefix=".writing-",
-        delete=False,
-        encoding="utf-8",
-        errors="surrogateescape",
-    ) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            pathlib.Path(file.name).unlink(missing_ok=True)
-            raise
+    """Whole, and names of files with the bytes that they have."""
+    files.replace(path, text.encode(errors="surrogateescape"))

@@ -107,6 +107,62 @@ def test_a_folder_with_damaged_images(
     assert not list(tmp_path.glob(".writing-*"))
 
 
+ODD_NAMES = (
+    b"\x1b[31mred\x1b[0m.png", b"bell\a.png", b"two\nlines, \"quoted\".png", b"carriage\rreturn.png",
+    "turned\u202eround.png".encode(), b"no utf-8 \xe9.png", b":smile: [bold].png",
+)  # fmt: skip
+
+
+def test_names_of_files_do_nothing_to_the_terminal_and_are_written_exactly(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in ODD_NAMES:
+        (folder / os.fsdecode(name)).write_bytes((images / "0.png").read_bytes())
+        (folder / os.fsdecode(b"broken " + name)).write_text("no image")
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps([f"\x1b[{number}m" for number in range(7)]))
+    result = run(
+        folder, "-w", weights, "--labels", labels, "--device", "cpu", "--json", tmp_path / "o.json", "--csv",
+        tmp_path / "o.csv",
+    )  # fmt: skip
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.exception
+    written = result.output + result.stderr
+    assert not [each for each in written if not each.isprintable() and each != "\n"]
+    for text in (r"\x1b[31mred\x1b[0m.png", r"two\nlines", r"turned\u202eround", r"\udce9", ":smile: [bold]"):
+        assert text in result.stdout and text in result.stderr
+    files = {str(folder / os.fsdecode(name)) for name in ODD_NAMES}
+    found = json.loads((tmp_path / "o.json").read_bytes().decode("utf-8", "strict"))
+    assert {entry["file"] for entry in found["images"]} == files
+    assert {entry["file"].replace("broken ", "") for entry in found["unreadable"]} == files
+    with open(tmp_path / "o.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        assert {row["file"] for row in csv.DictReader(file)} == files
+
+
+def test_a_folder_that_cannot_be_opened_fails_in_the_end(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (images / "closed").mkdir()
+    real = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    path = tmp_path / "o.json"
+    result = run(images, "-w", weights, "--device", "cpu", "--json", path)
+    assert result.exit_code == 1 and "closed: the folder cannot be opened: Permission denied" in result.stderr
+    assert (
+        "folders that could not be opened: 1" in result.stderr
+        and "images could not be read" not in result.stderr
+    )
+    assert [entry["file"] for entry in json.loads(path.read_text())["unreadable"]] == [str(images / "closed")]
+    assert len(json.loads(path.read_text())["images"]) == 5
+
+
 def test_readable_images_end_well_with_any_batch(
     weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -153,6 +209,9 @@ def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib
         (("-w", "{weights}", "--labels", "{weights}"), "cannot be read as labels"),
         (("-w", "{weights}", "--json", "{images}"), "cannot be written"),
         (("-w", "{weights}", "--csv", "{images}/no/o.csv"), "cannot be written"),
+        (("-w", "{weights}", "--csv", "/dev/null"), "no plain file"),
+        (("-w", "no\x1b[31m.pth"), r"there is no file no\x1b[31m.pth"),
+        (("-w", "{weights}", "--labels", "no\n\x1b[31m"), r"no\n\x1b[31m cannot be read as labels"),
     ],
 )
 def test_mistakes_are_answered_by_one_sentence(

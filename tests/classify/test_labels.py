@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import types
@@ -30,6 +31,7 @@ def test_a_line_each_or_a_json_list(tmp_path: pathlib.Path) -> None:
         ("l.json", '["cat", 3, 4]', "a list of strings"),
         ("l.json", '{"0": "cat"}', "a list of strings"),
         ("l.json", '["cat", ', "is not JSON"),
+        ("l.json", "[" * 100_000, "is not JSON.*nested"),
     ],
 )
 def test_mistakes_are_named(name: str, text: str, sentence: str, tmp_path: pathlib.Path) -> None:
@@ -41,8 +43,10 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot be read as labels"):
         labels(3, tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnsupportedError, match="cannot be read as labels"):
-        labels(3, tmp_path / "binary")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("binary", "pipe"):
+        with pytest.raises(UnsupportedError, match="cannot be read as labels"):
+            labels(3, tmp_path / name)
 
 
 def test_imagenet_is_called_what_torchvision_calls_it_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
