@@ -72,6 +72,7 @@ class Case:
         self.problem = replace(problem, layout=operation.layouts[0])
         self.inputs = operation.inputs(self.problem, device, seed)
         self.expected = operation.reference(self.problem, self.inputs)
+        self.further = operation.further_references(self.problem, self.inputs)
         error = relative_error(operation.peer(self.problem, self.inputs), self.expected)
         self.peer_error = min(error, most_peer_error(operation, self.problem))
 
@@ -94,15 +95,15 @@ class Case:
         try:
             recipe = rung.recipe(problem, config)
             inputs = self.inputs_in(layout)
-            output, guard = self._output(problem)
+            outputs, guards = self._outputs(problem)
             label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
-            bind(recipe, {**inputs, **poisoned(recipe, self.device), "y": output}, label, options)()
+            bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
             self._require_healthy_device(rung, problem, error)
             return outcome(f"{type(error).__name__}: {error}")
-        return self._judge(inputs, output, guard, tolerance, outcome)
+        return self._judge(inputs, outputs, guards, tolerance, outcome)
 
     def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
         """After an illegal access every further call of the process fails: better to stop than to blame others."""
@@ -120,23 +121,38 @@ class Case:
     def _judge(
         self,
         inputs: Mapping[str, torch.Tensor],
-        output: torch.Tensor,
-        guard: tuple[torch.Tensor, torch.Tensor] | None,
+        outputs: Mapping[str, torch.Tensor],
+        guards: Sequence[torch.Tensor],
         tolerance: float,
         outcome: Callable[..., Outcome],
     ) -> Outcome:
         for name, tensor in inputs.items():
             if not _same(tensor, self.inputs[name]):
                 return outcome(f"it changed its input {name}")
-        if guard is not None and not all(bool((side == _CANARY).all()) for side in guard):
+        if not all(bool((side == _CANARY).all()) for side in guards):
             return outcome("it wrote outside its output")
-        return outcome(*compare(output, self.expected, tolerance))
+        for name, expected in self.further.items():
+            failure, error = compare(outputs[name], expected, tolerance)
+            if failure:
+                return outcome(f"of {name}: {failure}", error)
+        return outcome(*compare(outputs["y"], self.expected, tolerance))
 
-    def _output(self, problem: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    def _outputs(self, problem: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Every one that the operation has, by buffer name, and the memory beside them that is not theirs."""
+        plain = {
+            "y": self.operation.output(problem, self.device),
+            **self.operation.further_outputs(problem, self.device),
+        }
+        outputs, guards = {}, []
+        for name, tensor in plain.items():
+            outputs[name], beside = self._guarded(tensor)
+            guards += beside
+        return outputs, guards
+
+    def _guarded(self, plain: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds)."""
-        plain = self.operation.output(problem, self.device)
         if self.device.type != "cuda" or plain.numel() == 0:
-            return plain.fill_(float("nan")), None
+            return plain.fill_(float("nan")), ()
         size = plain.numel() * plain.element_size()
         memory = torch.full((size + 2 * GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=self.device)
         inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)

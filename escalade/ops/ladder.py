@@ -208,6 +208,14 @@ class Operation(ABC, Generic[P]):
     def reference(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """The result in float64."""
 
+    def further_outputs(self, problem: P, device: torch.device) -> dict[str, torch.Tensor]:
+        """Room for what it computes besides `y`, by buffer name."""
+        return {}
+
+    def further_references(self, problem: P, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """Those results in float64."""
+        return {}
+
     @abstractmethod
     def peer(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """PyTorch's own result in the problem's dtype: what errors are compared with."""

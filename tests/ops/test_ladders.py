@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
@@ -185,6 +185,34 @@ def test_references_have_the_shape_of_the_output(operation: Operation[Any]) -> N
             assert operation.peer(variant, inputs).dtype == output.dtype
             again = operation.inputs(variant, CPU, 0)
             assert all(torch.equal(tensor, again[name]) for name, tensor in inputs.items())
+
+
+def test_every_buffer_is_given_kept_or_judged() -> None:
+    """Nothing that a kernel writes goes unseen: an output that no case has room for is a name that nobody knows.
+
+    Kernels that several operations share may take an input that only one of them has; layers are numbered.
+    """
+    known, found = {"y", ""}, set()
+    for operation in OPERATIONS.values():
+        for problem in operation.small_problems:
+            for variant in variants(operation, problem):
+                known.update(operation.inputs(variant, CPU, 0), operation.further_outputs(variant, CPU))
+        for rung in operation.ladder:
+            for problem in cover(operation, rung, operation.small_problems, 0):
+                recipe = rung.recipe(problem, rung.configs(problem)[0])
+                known.update(workspace.name for workspace in recipe.workspaces)
+                found |= _buffers(recipe)
+    unknown = {name.rstrip("-0123456789") for name in found} - {name.rstrip("-0123456789") for name in known}
+    assert not unknown
+
+
+def _buffers(part: Any) -> set[str]:
+    """The names of all buffers anywhere in a recipe."""
+    if isinstance(part, Buffer):
+        return {part.name}
+    if dataclasses.is_dataclass(part):
+        return set().union(*(_buffers(getattr(part, field.name)) for field in dataclasses.fields(part)))
+    return set().union(*map(_buffers, part)) if isinstance(part, tuple) else set()
 
 
 def test_an_unknown_operation_is_named_with_the_known_ones() -> None:

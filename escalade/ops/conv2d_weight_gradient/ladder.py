@@ -91,6 +91,16 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     def output(self, problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
         return reference.empty_output(problem, device)
 
+    def further_outputs(
+        self, problem: Conv2dWeightGradientProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return reference.further_outputs(problem, device)
+
+    def further_references(
+        self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return reference.further_references(problem, inputs)
+
     def reference(
         self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:

@@ -43,6 +43,19 @@ def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> 
     )
 
 
+def further_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    if not problem.bias:
+        return {}
+    return {
+        "bias_gradient": torch.empty(problem.forward.filters, dtype=STORAGE[problem.dtype], device=device)
+    }
+
+
+def further_references(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    """In float64."""
+    return {"bias_gradient": inputs["gradient"].double().sum((0, 2, 3))} if problem.bias else {}
+
+
 def compute(
     problem: Conv2dWeightGradientProblem, inputs: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
