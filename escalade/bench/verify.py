@@ -143,7 +143,8 @@ class Case:
             "y": self.operation.output(problem, self.device),
             **self.operation.further_outputs(problem, self.device),
         }
-        outputs, guards = {}, []
+        outputs: dict[str, torch.Tensor] = {}
+        guards: list[torch.Tensor] = []
         for name, tensor in plain.items():
             outputs[name], beside = self._guarded(tensor)
             guards += beside
