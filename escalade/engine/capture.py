@@ -245,8 +245,7 @@ class _Reader:
                 )
             elif node.op == "output":
                 self._outputs(graph, node)
-        graph.structure = _spelt("returns", exported.call_spec.out_spec)
-        graph.arguments = _spelt("takes", exported.call_spec.in_spec)
+        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
         if self._symbol is not None:
             graph.batches = self._batches()
         if graph.changes_inputs:
@@ -390,15 +389,6 @@ class _Reader:
         statistics = bound.get("running_mean")
         if trains and isinstance(statistics, torch.fx.Node):
             raise CaptureError(_state(own.get(statistics.name, statistics.name)))
-
-
-def _spelt(verb: str, structure: pytree.TreeSpec) -> str:
-    try:
-        return pytree.treespec_dumps(structure)
-    except NotImplementedError as error:
-        raise CaptureError(
-            f"the model {verb} {structure}; a compiled model {verb} tensors, and tuples, lists and dicts of them"
-        ) from error
 
 
 def _state(name: str | None) -> str:

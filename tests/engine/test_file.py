@@ -133,8 +133,8 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "2"}, "has version 2 of the file format; this Escalade reads version 1"),
-        ({"version": "new"}, "has version new of the file format"),
+        ({"version": "3"}, "has version .3. of the file format; this Escalade reads version 2"),
+        ({"version": "new"}, "has version .new. of the file format"),
         ({"version": None}, "version"),
         ({"format": "other"}, "is not an engine that Escalade has saved"),
         ({"graph": None}, "damaged"),
