@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from escalade.engine import reference
-from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed, map_leaves
-from escalade.engine.kinds import KINDS, RESULT, Kind, Role, Sizes, SizeError, is_real, is_whole
-from escalade.engine.operators import OperatorError, require_fitting, require_pure
+from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
+from escalade.engine.kinds import KINDS, RESULT, Kind, Role, SizeError, Sizes, is_real, is_whole
+from escalade.engine.operators import OperatorError, require_fitting, require_pure, resolve
 from escalade.engine.passes.simplify import depends_on_batch
 from escalade.errors import UnsupportedError
 
@@ -57,12 +58,14 @@ def check_graph(graph: Graph) -> None:
     """Everything that can be said of a graph before its batch size is known."""
     _check_names(graph)
     _check_inputs(graph)
-    _check_outputs(graph)
     for node in graph:
         _check_node(graph, node)
+    _check_outputs(graph)
     _check_normalisation(graph)
     least, most = graph.batches
     if not graph.is_batched:
+        free = [node.name for node in graph if depends_on_batch(node)]
+        _require(not free, f"{', '.join(free)} depend on a batch that no input has")
         check_sizes(graph, 1)
     else:  # one is the batch that PyTorch's own rules make exceptions of
         for batch in (max(least, 2), max(least, 2) + 1):
@@ -347,38 +350,54 @@ def _require_result(declared: _Value, real: _Value) -> None:
 
 
 def _check_operator(node: Node, declared: _Value, inputs: Mapping[str, _Value], batch: int) -> None:
-    """What the operator gives for tensors without contents."""
-    arguments = dict(node.attributes["arguments"])
-    operator = require_pure(node.attributes["target"], arguments)
+    target, arguments = node.attributes["target"], node.attributes["arguments"]
+    results = _results(_Call(target, repr(arguments), tuple(inputs.items()), arguments))
+    for result in results:
+        _require_bounded(result.sizes, batch)
+    number = node.attributes.get("result", None if _gives_several(resolve(target)) else 0)
+    if number is None or number >= len(results):
+        raise SizeError(f"it gives {len(results)} results, and the graph takes number {number}")
+    _require_result(declared, results[number])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator, its arguments, and what the tensors among them are."""
+
+    target: str
+    spelt: str
+    """The arguments, with every type told: 1 is neither 1.0 nor True."""
+    inputs: tuple[tuple[str, _Value], ...]
+    arguments: Mapping[str, Any] = field(compare=False)
+
+
+@lru_cache(4096)  # layers are alike, and so are the graphs of two batch sizes
+def _results(call: _Call) -> tuple[_Value, ...]:
+    """What an operator gives for tensors without contents."""
+    operator = resolve(call.target)
+    arguments = dict(call.arguments)
     sizes = {
-        name: inputs[argument.role].sizes
+        name: dict(call.inputs)[argument.role].sizes
         for name, argument in arguments.items()
         if type(argument) is Reference
     }
     if _takes_apart(operator):
         numbers = [leaf for argument in arguments.values() for leaf in _leaves(argument) if type(leaf) is int]
-        if (
-            max((*numbers, *(size for value in inputs.values() for size in value.sizes)), default=0)
-            > MOST_PARTS
-        ):
+        if max((*numbers, *(size for found in sizes.values() for size in found)), default=0) > MOST_PARTS:
             raise SizeError(f"it would take a tensor apart into more than {MOST_PARTS}")
     if any(argument.name == "device" for argument in operator._schema.arguments):
         arguments["device"] = torch.device("meta")
-    asked = replace(node, attributes={**node.attributes, "arguments": arguments})
     tensors = {
-        role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in inputs.items()
+        role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
     }
-    results = reference.results_of(asked, tensors)  # of the right types then, and none is missing
-    require_fitting(node.attributes["target"], sizes, arguments)
+    results = reference.results_of(
+        call.target, arguments, tensors
+    )  # so they are of the right types, and all there
+    require_fitting(call.target, sizes, arguments)
     for result in results:
-        _require_bounded(tuple(result.shape), batch)
-    number = node.attributes.get("result", None if _gives_several(operator) else 0)
-    if number is None or number >= len(results):
-        raise SizeError(f"it gives {len(results)} results, and the graph takes number {number}")
-    result = results[number]
-    if result.device.type != "meta" or result.layout != torch.strided:
-        raise SizeError(f"it gives a tensor on {result.device} in layout {result.layout}")
-    _require_result(declared, _Value(tuple(result.shape), _kept(result.dtype)))
+        if result.device.type != "meta" or result.layout != torch.strided:
+            raise SizeError(f"it gives a tensor on {result.device} in layout {result.layout}")
+    return tuple(_Value(tuple(result.shape), _kept(result.dtype)) for result in results)
 
 
 def _gives_several(operator: torch._ops.OpOverload) -> bool:

@@ -13,6 +13,7 @@ import pathlib
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -58,21 +59,22 @@ def save(engine: Engine, path: str | os.PathLike[str]) -> None:
         "graph": graph,
         "sha256": _digest(graph, engine.dtype, tensors),
     }
-    if place.exists() and not place.is_file():
-        raise FileError(f"{path} cannot be written: it is there, and is no file")
     temporary = place.with_name(f".escalade-{secrets.token_hex(8)}")
     try:
-        os.close(
-            os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        )  # as the user's umask has it
+        if place.exists() and not place.is_file():
+            raise FileError(f"{path} cannot be written: it is there, and is no file")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode  # as the user's umask has it
         save_file(tensors, temporary, metadata)
+        temporary.chmod(mode)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, place)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def load(
@@ -86,8 +88,8 @@ def load(
         raise FileError(f"{path} is not an engine that Escalade has saved")
     if metadata.get("version") != str(VERSION):
         raise FileError(
-            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads version {VERSION}. "
-            "Compile the model again and save it"
+            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads version "
+            f"{VERSION}. Compile the model again and save it"
         )
     if metadata.get("sha256") != _digest(metadata.get("graph", ""), metadata.get("dtype", ""), tensors):
         raise FileError(f"{path} is damaged: its contents do not match its checksum")
@@ -276,7 +278,9 @@ def _node_from_json(entry: Any) -> Node:
         entry, "node", (str, str, dict, dict, list, str, str)
     )
     _texts((name, *inputs.values(), source), "what a node is called or reads")
-    return Node(name, op, inputs, _from_json(attributes), _from_json(shape), dtype, source)
+    found = _from_json(attributes)
+    _require(type(found) is dict, f"node {name} has {found!r} for attributes")
+    return Node(name, op, inputs, found, _from_json(shape), dtype, source)
 
 
 _WORDS = {

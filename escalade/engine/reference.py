@@ -147,11 +147,12 @@ def _convert(node: Node, inputs: Tensors) -> torch.Tensor:
 
 def aten(node: Node, inputs: Tensors) -> torch.Tensor:
     """PyTorch's own operator, with tensors in the places of their references."""
-    return results_of(node, inputs)[node.attributes.get("result", 0)]
+    results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+    return results[node.attributes.get("result", 0)]
 
 
-def results_of(node: Node, inputs: Tensors) -> Sequence[torch.Tensor]:
-    """All that the operator of an `aten` node gives."""
+def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Sequence[torch.Tensor]:
+    """All that an operator gives; inputs by the roles that its arguments refer to."""
     home = next((tensor.device for tensor in inputs.values()), None)
 
     def leaf(value: Any) -> Any:
@@ -159,9 +160,8 @@ def results_of(node: Node, inputs: Tensors) -> Sequence[torch.Tensor]:
             return value if home is None else home
         return inputs[value.role] if isinstance(value, Reference) else value
 
-    target = node.attributes["target"]
     operator = resolve(target)
-    bound = map_leaves(leaf, node.attributes["arguments"])
+    bound = map_leaves(leaf, arguments)
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name
         bound[first] = bound[first].clone()

@@ -15,8 +15,8 @@ from escalade.errors import UnsupportedError
 
 MOST_DEPTH = 64
 _LEAF = object()
-_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
-_MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
+_SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list}
+_MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict}
 
 
 class TreeError(UnsupportedError):
