@@ -77,12 +77,9 @@ def _changing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def alone(lock: pathlib.Path, mode: int = 0o666) -> Iterator[None]:
-    """No other thread or process is in here with the same lock, a file that is gone afterwards.
-
-    `mode` less the umask is who else may hold it.
-    """
-    handle = _locked(lock, mode)
+def alone(lock: pathlib.Path) -> Iterator[None]:
+    """No other thread or process is in here with the same lock, a file that is gone afterwards."""
+    handle = _locked(lock)
     try:
         yield
     finally:
@@ -91,9 +88,9 @@ def alone(lock: pathlib.Path, mode: int = 0o666) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(lock: pathlib.Path, mode: int) -> int:
+def _locked(lock: pathlib.Path) -> int:
     while True:
-        handle = _open_lock(lock, mode)
+        handle = _open_lock(lock)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise FileExistsError(errno.EEXIST, "it is to be a lock, and is no regular file", str(lock))
@@ -109,14 +106,14 @@ def _locked(lock: pathlib.Path, mode: int) -> int:
         os.close(handle)
 
 
-def _open_lock(lock: pathlib.Path, mode: int) -> int:
+def _open_lock(lock: pathlib.Path) -> int:
     try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
+        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, 0o666)
     except PermissionError:  # a colleague's, which may be read: that is enough on most file systems
         try:
             return os.open(lock, os.O_RDONLY | _SAFELY)
         except FileNotFoundError:  # gone by now, or never there
-            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
+            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, 0o666)
 
 
 def _wait(handle: int, lock: pathlib.Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,11 @@ def blank_record(operation: Operation[Any], problem: Any, system: str, rung: str
     return Record(operation.name, problem.name, problem.dtype, problem.layout, problem.batch, system, rung)
 
 
+def outputs_of(operation: Operation[Any], problem: Any, device: torch.device) -> dict[str, torch.Tensor]:
+    """Room for everything that it computes, by buffer name."""
+    return {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
+
+
 class Bench:
     """Input sets, outputs and scratch memory of one problem and dtype, and the arms that share them."""
 
@@ -87,19 +92,20 @@ class Bench:
         l2_bytes = ceilings.l2_bytes if ceilings else properties(device).l2_bytes if self.on_gpu else 0
         self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
-        self._expected: dict[tuple[str, int], torch.Tensor] = {}
+        self._outputs = tuple(outputs_of(operation, problem, torch.device("meta")))
+        self._expected: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
         # Arms take turns on one stream, so one piece of scratch memory serves them all.
         room = max((sum(_aligned(w.bytes) for w in recipe.workspaces) for recipe in recipes), default=0)
         self._scratch = torch.empty(room, dtype=torch.uint8, device=device)
 
     def sets(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """Random inputs and an output each, enough of them to push each other out of the L2."""
+        """Random inputs and their outputs, enough of them to push each other out of the L2."""
         if layout not in self._sets:
             problem = replace(self.problem, layout=layout)
             self._sets[layout] = [
                 {
                     **self.operation.inputs(problem, self.device, self.settings.seed + 1 + number),
-                    "y": self.operation.output(problem, self.device),
+                    **outputs_of(self.operation, problem, self.device),
                 }
                 for number in range(self.sets_count)
             ]
@@ -172,25 +178,28 @@ class Bench:
             wrong=wrong,
         )
 
-    def _judged(self, layout: str, results: Sequence[torch.Tensor | None], tolerance: float) -> str:
-        """Every result must have been written; that of the first and of the last set is compared."""
-        for number, result in enumerate(results):
-            if result is None or bool(torch.isnan(result.double()).any()):
+    def _judged(self, layout: str, results: Sequence[Mapping[str, torch.Tensor]], tolerance: float) -> str:
+        """Every result must have been written; those of the first and of the last set are compared."""
+        for number, found in enumerate(results):
+            if not found or any(bool(torch.isnan(result.double()).any()) for result in found.values()):
                 return f"input set {number} of {len(results)} has results that are not written"
         for number in {0, len(results) - 1}:
-            result = results[number]
-            assert result is not None
-            failure, _ = compare(result, self._reference(layout, number), tolerance)
-            if failure:
-                return failure
+            references = self._references(layout, number)
+            for name, result in results[number].items():
+                failure, _ = compare(result, references[name], tolerance)
+                if failure:
+                    return failure if name == "y" else f"of {name}: {failure}"
         return ""
 
-    def _reference(self, layout: str, number: int) -> torch.Tensor:
+    def _references(self, layout: str, number: int) -> dict[str, torch.Tensor]:
         """What a set should give, in float64."""
         if (layout, number) not in self._expected:
-            problem = replace(self.problem, layout=layout)
-            inputs = {name: tensor for name, tensor in self.sets(layout)[number].items() if name != "y"}
-            self._expected[layout, number] = self.operation.reference(problem, inputs)
+            problem, tensors = replace(self.problem, layout=layout), self.sets(layout)[number]
+            inputs = {name: tensor for name, tensor in tensors.items() if name not in self._outputs}
+            self._expected[layout, number] = {
+                "y": self.operation.reference(problem, inputs),
+                **self.operation.further_references(problem, inputs),
+            }
         return self._expected[layout, number]
 
     def _arm(self, one: Verified) -> Arm:
@@ -222,12 +231,13 @@ class Bench:
 
         def spoil() -> None:
             self._scratch.fill_(0xFF)
-            for tensors in sets:
-                tensors["y"].fill_(math.nan)
+            for result in (tensors[name] for tensors in sets for name in self._outputs):
+                result.fill_(math.nan)
 
         def judge() -> str:
             assert tolerance is not None
-            return self._judged(one.problem.layout, [tensors["y"] for tensors in sets], tolerance)
+            results = [{name: tensors[name] for name in self._outputs} for tensors in sets]
+            return self._judged(one.problem.layout, results, tolerance)
 
         return Arm(one.name, [call_over(tensors) for tensors in sets], Proof(spoil, judge))
 
@@ -258,7 +268,8 @@ class Bench:
                     result.fill_(math.nan)
 
         def judge() -> str:
-            return self._judged(peer.layout, results, AGREEMENT[problem.dtype])
+            found = [{} if result is None else {"y": result} for result in results]
+            return self._judged(peer.layout, found, AGREEMENT[problem.dtype])
 
         calls = [call_over(number) for number in range(len(sets))]
         return Arm(peer.system, calls, Proof(spoil, judge))

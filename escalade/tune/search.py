@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from escalade import ops
+from escalade.bench.arms import outputs_of
 from escalade.bench.timing import Arm, Proof, time_interleaved
 from escalade.bench.verify import Case, compare
 from escalade.device.cuda import architecture_of
@@ -115,7 +116,8 @@ class Trial:
     ) -> None:
         asked = ops.operation(operation)
         case = Case(asked, problem, device, seed)
-        tensors = {**case.inputs_in(problem.layout), "y": asked.output(problem, device)}
+        outputs = outputs_of(asked, problem, device)
+        tensors = {**case.inputs_in(problem.layout), **outputs}
         self.failures: dict[str, str] = {}
         self._label = f"{operation} has does {problem.name}"
         self._device = device
@@ -127,7 +129,7 @@ class Trial:
                     self.failures[candidate.name] = outcome.failure
                     continue
                 assert outcome.tolerance is not None
-                proof = _proof(tensors["y"], case.expected, outcome.tolerance)
+                proof = _proof(outputs, {"y": case.expected, **case.further}, outcome.tolerance)
                 self._arms[candidate.name] = _arm(
                     candidate, problem, tensors, device, not asked.weights_change, proof
                 )
@@ -160,12 +162,19 @@ class Trial:
         return {name: timing.median_us for name, timing in timings.items()}
 
 
-def _proof(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Proof:
+def _proof(
+    outputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: float
+) -> Proof:
     def spoil() -> None:
-        y.fill_(math.nan)
+        for output in outputs.values():
+            output.fill_(math.nan)
 
     def judge() -> str:
-        return compare(y, expected, tolerance)[0]
+        for name, right in expected.items():
+            failure, _ = compare(outputs[name], right, tolerance)
+            if failure:
+                return failure if name == "y" else f"of {name}: {failure}"
+        return ""
 
     return Proof(spoil, judge)
 

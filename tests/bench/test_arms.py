@@ -167,6 +167,32 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
     assert "what is timed is wrong: " in record.failure and record.median_us is None
 
 
+def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operation = ops.operation("conv2d_weight_gradient")
+    problem = operation.parse("3to5_7x6_k3s1_b2_bias")
+    best = operation.ladder.supporting(problem)[0]
+    config = best.configs(problem)[0]
+    outcome = Case(operation, problem, CPU, 0).check(best, "nchw", config)
+    offered = [Verified(best, problem, config, outcome)]
+    recipe = best.recipe(problem, config)
+
+    def measured() -> str:
+        return Bench(operation, problem, CPU, [recipe], Settings(), None).measure(offered, [])[0].failure
+
+    assert outcome.passed and measured() == ""
+    real = arms.Executable
+
+    class Forgetful(real):  # type: ignore[valid-type, misc]
+        def bind(self, tensors: Any) -> Callable[[], None]:
+            (name,) = operation.further_outputs(problem, CPU)
+            return super().bind({**tensors, name: torch.empty_like(tensors[name])})
+
+    monkeypatch.setattr(arms, "Executable", Forgetful)
+    assert "what is timed is wrong: input set 0 of 1 has results that are not written" in measured()
+
+
 def doubled(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return 2 * inputs["x"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from escalade.bench.networks.contender import TOLERANCE
-from escalade.bench.networks.measure import judge
+from escalade.bench.networks.judging import fresh, standard
+from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Workload, reference
 from escalade.bench.store import Record
 from escalade.engine.engine import Engine
@@ -23,6 +23,7 @@ class Accuracy:
     def __init__(self, workload: Workload, model: torch.nn.Module, count: int, size: int, seed: int) -> None:
         self._workload = workload
         self._inputs = workload.inputs(count, size, seed)
+        self._model = model
         self._expected = reference(model, self._inputs, workload.chunk)
 
     def check(self, engine: Engine) -> Record:
@@ -31,13 +32,15 @@ class Accuracy:
         record = Record(
             f"{self._workload.name}_accuracy", f"{size}_n{count}", engine.dtype, "", count, "escalade", ""
         )
+        x = self._inputs.to(engine.device)
+        own = standard(self._model, x, engine.dtype, self._expected, self._workload.chunk)
         try:
-            results = engine(self._inputs.to(engine.device)).cpu()
+            (results,) = fresh(lambda: engine(x), alone)
         except (RuntimeError, EscaladeError) as broken:
             return replace(record, failure=f"{type(broken).__name__}: {broken}")
-        error, failure = judge(results, self._expected, TOLERANCE[engine.dtype])
-        note = self._answers(results) if self._workload.classifies else f"{count} rows of {size}"
-        return replace(record, error=error, tolerance=TOLERANCE[engine.dtype], failure=failure, note=note)
+        error, failure = own.judge((results,))
+        note = self._answers(results.cpu()) if self._workload.classifies else f"{count} rows of {size}"
+        return replace(record, error=error, tolerance=own.tolerance, failure=failure, note=note)
 
     def _answers(self, logits: torch.Tensor) -> str:
         same = (logits.argmax(1) == self._expected.argmax(1))[self.clear]

@@ -16,7 +16,7 @@ from escalade.bench import ceilings as card
 from escalade.bench import store
 from escalade.bench.commands import status
 from escalade.bench.networks import peers
-from escalade.bench.networks.contender import TOLERANCE
+from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.steps import time_steps
 from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload
@@ -31,7 +31,7 @@ from escalade.errors import UnsupportedError
 from escalade.report import networks as tables
 from escalade.report import terminal
 
-DTYPES = tuple(TOLERANCE)
+DTYPES = tuple(MOST)
 
 
 @dataclass(frozen=True)

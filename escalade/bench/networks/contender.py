@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,6 @@ from torch import nn
 from escalade.engine.forms import STORAGE
 from escalade.errors import EscaladeError
 
-TOLERANCE = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2}
-"""‖out − ref‖ / ‖ref‖ at the end. Roundings to 10 (or 7) bits in every layer add up to about a quarter of it."""
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "flat": torch.contiguous_format}
 """How PyTorch calls the layouts; `flat` is what is not an image."""
 
@@ -47,20 +45,29 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """A CUDA graph over memory of its own."""
+
+    fill: Callable[[], object]
+    """Its inputs. They may share memory with later values, so a replay needs them anew."""
+    run: Callable[[], None]
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Contender:
-    """`call` is what a user writes, with inputs that are on the device already; `replay` its CUDA graph alone."""
+    """`call` is what a user writes, with inputs that are on the device already; `replay` a CUDA graph of it alone."""
 
     system: str
     layout: str
     call: Callable[[], Any]
-    tensor: Callable[[Any], torch.Tensor]
-    """The result of a call, to be compared."""
+    results: Callable[[Any], Sequence[torch.Tensor]]
+    """Those of a call, to be compared."""
     wait: Callable[[], None]
-    prepare: Callable[[], object] | None = None
-    """Fills the graph's inputs."""
-    replay: Callable[[], None] | None = None
-    replayed: Callable[[], torch.Tensor] | None = None
-    """The result of a replay, where a call does not replay this graph: it is compared too."""
+    replay: Replay | None = None
+    restart: Callable[[], object] = lambda: None
+    """Puts back what a call or a replay changes, so that the next one gives what is expected."""
     peak_bytes: int | None = None
     note: str = ""
 

@@ -52,8 +52,8 @@ def jax_network(entry: Entry) -> list[Contender]:
     return [Contender("jax", "nhwc", call, _tensor, wait)]
 
 
-def _tensor(result: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(result).astype(np.float64))
+def _tensor(result: Any) -> tuple[torch.Tensor]:
+    return (torch.from_numpy(np.asarray(result).astype(np.float64)),)
 
 
 class _Network:

@@ -10,8 +10,8 @@ from torch import nn
 
 from escalade import models
 from escalade.bench.networks import fashion_mnist, op_times, parts, peers
-from escalade.bench.networks.contender import TOLERANCE
-from escalade.bench.networks.measure import judge
+from escalade.bench.networks.judging import Standard, fresh, own_error
+from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
 from escalade.bench.store import Record
 from escalade.engine.engine import Engine
@@ -62,25 +62,33 @@ def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x = found.images.to(setting.device).float()
     expected = setting.reference(setting.model, x)
     for dtype in setting.dtypes:
-        yield on_clothes(setting.engine(dtype), x, found.labels, expected, counts)
+        own = own_error(setting.model, x, dtype, expected, setting.workload.chunk)
+        yield on_clothes(setting.engine(dtype), x, found.labels, expected, own, counts)
 
 
 def on_clothes(
-    engine: Engine, x: torch.Tensor, labels: torch.Tensor, expected: torch.Tensor, counts: Sequence[int]
+    engine: Engine,
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    expected: torch.Tensor,
+    own: float,
+    counts: Sequence[int],
 ) -> list[Record]:
-    """The share of right answers among the first images, for each count of them."""
-    logits = engine(x).cpu()
+    """The share of right answers among the first images, for each count of them; `own` is PyTorch's error."""
+    (result,) = fresh(lambda: engine(x), alone)
+    logits = result.cpu()
     exact = expected.cpu()
     records = []
     for count in counts:
         first = slice(count)
-        error, failure = judge(logits[first], exact[first], TOLERANCE[engine.dtype])
+        known = Standard(engine.dtype, (exact[first],), (own,))
+        error, failure = known.judge((logits[first],))
         records.append(
             replace(
                 Record("lenet_accuracy", f"fashion_mnist_n{count}", engine.dtype, "", count, "escalade", ""),
                 accuracy=_right(logits[first], labels[first]),
                 error=error,
-                tolerance=TOLERANCE[engine.dtype],
+                tolerance=known.tolerance,
                 failure=failure,
                 note=f"float64: {_right(exact[first], labels[first]):.4f}",
             )

@@ -1,7 +1,11 @@
-"""One network, batch size and dtype: Escalade and its peers, each verified, then timed in turns."""
+"""One network, batch size and dtype: Escalade and its peers, each verified, timed in turns, and verified again.
+
+What is verified is what is timed: the call, and the very CUDA graph, over inputs and outputs that were spoilt before.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,13 +15,15 @@ from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks import turns
 from escalade.bench.networks.contender import (
     FORMATS,
-    TOLERANCE,
     Contender,
     Entry,
     Maker,
+    Replay,
     Unavailable,
     waiting,
 )
+from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
+from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
 from escalade.bench.timing import CallSampler, ReplaySampler, Sampler, Timing
@@ -25,7 +31,6 @@ from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import STORAGE
 from escalade.errors import EscaladeError
-from escalade.ops.accuracy import relative_error
 from escalade.ops.precision import precision
 
 CALLS_IN_A_ROW = 10
@@ -38,16 +43,13 @@ class Case:
 
     workload: str
     entry: Entry
-    expected: torch.Tensor
-    """In float64."""
+    standard: Standard
     seconds: float
     ceilings: Ceilings | None = None
-    slack: float = 1.0
-    """How many times the usual error is allowed."""
 
-    @property
-    def tolerance(self) -> float:
-        return self.slack * TOLERANCE[self.entry.dtype]
+    def allowance(self, system: str) -> float:
+        """How many times the tolerance a system may be off."""
+        return 1.0 if system == "escalade" else PEERS
 
     @property
     def batch(self) -> int:
@@ -61,7 +63,8 @@ class Case:
     def bytes(self) -> int:
         """The fewest: inputs and weights read once, results written once."""
         weights = sum(parameter.numel() for parameter in self.entry.model.parameters())
-        elements = self.entry.x.numel() + weights + self.expected.numel()
+        results = sum(expected.numel() for expected in self.standard.expected)
+        elements = self.entry.x.numel() + weights + results
         return elements * STORAGE[self.entry.dtype].itemsize
 
 
@@ -74,14 +77,29 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
     return [record if record.failure else _with_floor(case, record, plan) for record in records]
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A contender that was right, and what times its graph."""
+
+    contender: Contender
+    sampler: ReplaySampler | None
+    error: float
+
+
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
-    """A record of every system, each verified, then timed in turns."""
+    """A record of every system, each verified, timed in turns, and verified again."""
     with precision(case.entry.dtype), torch.no_grad():
         say(f"{_label(case)}: verifying")
         ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
-        timed = _time(case, [contender for contender, _ in ready])
-    records = [_record(case, contender, error, *timed[contender.name]) for contender, error in ready]
+        timed = _time(case, ready)
+        records = []
+        for one in ready:
+            error, failure = check(case, one.contender, one.sampler)
+            if failure:
+                failures.append(_wrong(case, one.contender, error, f"after it was timed {failure}"))
+            else:
+                records.append(_record(case, one, *timed[one.contender.name]))
     return _with_peer_gain(_fastest_layouts(records)) + failures
 
 
@@ -97,81 +115,89 @@ def _input(entry: Entry) -> torch.Tensor:
 def escalade(entry: Entry, engine: Engine) -> Contender:
     x = _input(entry)
     program = engine.program(x)
+
+    def fill() -> None:
+        program.inputs[0].copy_(x)
+
     on_gpu = entry.device.type == "cuda"
     return Contender(
         "escalade",
         entry.layout,
         lambda: engine(x),
-        lambda result: result,
+        alone,
         waiting(entry.device),
-        prepare=(lambda: program.inputs[0].copy_(x)) if on_gpu else None,
-        replay=program.run if on_gpu else None,
+        Replay(fill, program.run, program.inputs, program.outputs) if on_gpu else None,
         peak_bytes=program.plan.bytes if on_gpu else None,
     )
 
 
-def _verified(
-    case: Case, makers: Mapping[str, Maker], say: Say
-) -> tuple[list[tuple[Contender, float]], list[Record]]:
-    right: list[tuple[Contender, float]] = []
+def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[Ready], list[Record]]:
+    right: list[Ready] = []
     wrong: list[Record] = []
     for system, make in makers.items():
         try:
-            checked = [(one, check(one, case.expected, case.tolerance)) for one in make(case.entry)]
+            for contender in make(case.entry):
+                sampler = (
+                    ReplaySampler(contender.replay.fill, contender.replay.run) if contender.replay else None
+                )
+                error, failure = check(case, contender, sampler)
+                if failure:
+                    wrong.append(_wrong(case, contender, error, failure))
+                else:
+                    right.append(Ready(contender, sampler, error))
         except Unavailable as reason:
             say(f"{_label(case)}: without {system}: {reason}")
-            continue
         except (RuntimeError, EscaladeError) as broken:
             wrong.append(replace(case.blank(system, ""), failure=f"{type(broken).__name__}: {broken}"))
-            continue
-        for contender, (error, failure) in checked:
-            if failure:
-                blank = case.blank(contender.system, contender.layout)
-                wrong.append(replace(blank, error=error, tolerance=case.tolerance, failure=failure))
-            else:
-                right.append((contender, error))
     return right, wrong
 
 
-def check(contender: Contender, expected: torch.Tensor, tolerance: float) -> tuple[float, str]:
-    """The error of a call's result, and what is wrong with it, or with that of a replay, if something is."""
-    error, failure = judge(contender.tensor(contender.call()), expected, tolerance)
-    if failure or contender.replayed is None:
+def _wrong(case: Case, contender: Contender, error: float, failure: str) -> Record:
+    allowed = case.allowance(contender.system) * case.standard.tolerance
+    blank = case.blank(contender.system, contender.layout)
+    return replace(blank, error=None if math.isnan(error) else error, tolerance=allowed, failure=failure)
+
+
+def check(case: Case, contender: Contender, sampler: ReplaySampler | None) -> tuple[float, str]:
+    """The larger error of a call's and of a replay's results, and what is wrong with either, if something is."""
+    allowance = case.allowance(contender.system)
+    replay = contender.replay
+    if replay:
+        spoil((*replay.inputs, *replay.outputs))  # a call may use the same memory
+    results = fresh(contender.call, contender.results, contender.restart)
+    contender.wait()
+    error, failure = case.standard.judge(results, allowance)
+    if failure or replay is None or sampler is None:
         return error, failure
-    return judge(contender.replayed(), expected, tolerance)
+    contender.restart()
+    spoil((*replay.inputs, *replay.outputs))
+    sampler.start()
+    sampler.finish()
+    contender.wait()
+    replayed, failure = case.standard.judge(replay.outputs, allowance)
+    return max(error, replayed), f"its graph: {failure}" if failure else ""
 
 
-def judge(result: torch.Tensor, expected: torch.Tensor, tolerance: float) -> tuple[float, str]:
-    if result.shape != expected.shape:
-        return float("nan"), f"its result has shape {tuple(result.shape)}, not {tuple(expected.shape)}"
-    error = relative_error(result.to(expected.device), expected)
-    if error <= tolerance:
-        return error, ""
-    return error, f"its error is {error:.2e}, more than the {tolerance:.0e} allowed"
-
-
-def _time(case: Case, contenders: Sequence[Contender]) -> dict[str, tuple[Timing, Timing]]:
+def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]]:
     """On the device, and by the wall clock; each in turns."""
-    replays: dict[str, Sampler] = {
-        one.name: ReplaySampler(one.prepare, one.replay) for one in contenders if one.replay and one.prepare
-    }
+    replays: dict[str, Sampler] = {one.contender.name: one.sampler for one in ready if one.sampler}
     on_device = turns.on_device(replays, case.seconds)
-    how = "calls" if case.entry.device.type == "cuda" else "cpu"
-    calls: dict[str, Sampler] = {one.name: CallSampler(one.call, one.wait, 1, how) for one in contenders}
-    in_a_row: dict[str, Sampler] = {
-        f"{one.name} in a row": CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
-        for one in contenders
-        if not one.replay and case.entry.device.type == "cuda"
-    }
-    by_clock = turns.by_clock({**calls, **in_a_row}, case.seconds)
+    on_gpu = case.entry.device.type == "cuda"
+    calls: dict[str, Sampler] = {}
+    for one in (each.contender for each in ready):
+        calls[one.name] = CallSampler(one.call, one.wait, 1, "calls" if on_gpu else "cpu")
+        if not one.replay and on_gpu:
+            calls[f"{one.name} in a row"] = CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
+    by_clock = turns.by_clock(calls, case.seconds)
     found = {}
-    for one in contenders:
-        wall = by_clock[one.name]
-        found[one.name] = on_device.get(one.name) or by_clock.get(f"{one.name} in a row") or wall, wall
+    for name in (each.contender.name for each in ready):
+        wall = by_clock[name]
+        found[name] = on_device.get(name) or by_clock.get(f"{name} in a row") or wall, wall
     return found
 
 
-def _record(case: Case, one: Contender, error: float, device: Timing, wall: Timing) -> Record:
+def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
+    one = ready.contender
     record = replace(
         case.blank(one.system, one.layout),
         timing=device.how,
@@ -181,8 +207,8 @@ def _record(case: Case, one: Contender, error: float, device: Timing, wall: Timi
         p80_us=device.p80_us,
         wall_us=wall.median_us,
         images_per_s=1e6 * case.batch / device.median_us,
-        error=error,
-        tolerance=case.tolerance,
+        error=ready.error,
+        tolerance=case.allowance(one.system) * case.standard.tolerance,
         peak_bytes=one.peak_bytes,
         note=one.note,
     )

@@ -9,6 +9,7 @@ from torch import nn
 from escalade.bench.ladder import free
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.contender import Entry
+from escalade.bench.networks.judging import Standard
 from escalade.bench.networks.measure import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
@@ -42,21 +43,21 @@ def over_batches(
 ) -> Iterator[list[Record]]:
     """A model on every batch and dtype, beside the peers that take part there."""
     for batch in sizes:
-        x = setting.inputs(batch, 2)
         say(f"{workload} batch {batch}: float64")
-        expected = setting.reference(model, x)
+        x, expected, own = setting.known(model, batch, 2, tuple(engines))
         for dtype, engine in engines.items():
-            case = Case(workload, Entry(model, x, dtype), expected, setting.seconds, setting.ceilings)
+            standard = Standard(dtype, (expected,), (own[dtype],))
+            case = Case(workload, Entry(model, x, dtype), standard, setting.seconds, setting.ceilings)
             yield measure(case, engine, setting.rivals_at(batch), say)
             free(setting.device)
 
 
 def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    x = setting.inputs(1, 3)
-    expected = setting.reference(setting.model, x)
+    x, expected, own = setting.known(setting.model, 1, 3, (*setting.dtypes, "fp32"))
     for dtype in setting.dtypes:
         entry = Entry(setting.model, x, dtype)
-        yield measure_phases(setting.name, setting.graph, entry, expected, setting.seconds, say)
+        standards = {name: Standard(name, (expected,), (own[name],)) for name in (dtype, "fp32")}
+        yield measure_phases(setting.name, setting.graph, entry, standards, setting.seconds, say)
         free(setting.device)
 
 

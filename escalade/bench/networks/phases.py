@@ -5,7 +5,8 @@ Times are those of a user who has an image in (pinned) host memory and wants the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -13,11 +14,11 @@ from functools import cache, partial
 import torch
 
 from escalade.bench.networks import turns
-from escalade.bench.networks.contender import TOLERANCE, Entry, waiting
-from escalade.bench.networks.measure import judge
+from escalade.bench.networks.contender import Entry, waiting
+from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
-from escalade.bench.timing import CallSampler, EventSampler, ReplaySampler, Sampler
+from escalade.bench.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.forms import STORAGE
 from escalade.engine.graph import Graph
@@ -42,26 +43,40 @@ class Phase:
     call: Callable[[], torch.Tensor]
     """From host memory to host memory."""
     on_device: Sampler | None
+    """Of what a call does on the device."""
     peak_bytes: int | None
-    computes: bool = True
-    """Whether there is a result to check."""
+    memory: Sequence[torch.Tensor] = ()
+    """What is written: spoilt before it is checked."""
+    outputs: Sequence[torch.Tensor] = ()
+    """Where `on_device` leaves results."""
+    copied: Callable[[], bool] | None = None
+    """Of a phase that computes nothing: whether everything has arrived."""
 
 
 def measure_phases(
-    workload: str, graph: Graph, entry: Entry, expected: torch.Tensor, seconds: float, say: Say
+    workload: str,
+    graph: Graph,
+    entry: Entry,
+    standards: Mapping[str, Standard],
+    seconds: float,
+    say: Say,
 ) -> list[Record]:
-    """A record of each phase on one image, in their order; `gain` is over the phase before."""
+    """A record of each phase on one image, in their order; `gain` is over the phase before.
+
+    Of the standards one is for the entry's dtype and one, the CPU's, for fp32.
+    """
     size = entry.x.shape[-1]
     blank = Record(f"{workload}_phases", f"{size}_b1", entry.dtype, "nhwc", 1, "escalade", "")
     say(f"{workload} phases {entry.dtype}: verifying")
     records: dict[str, Record] = {}
     right: list[Phase] = []
     with precision(entry.dtype), torch.no_grad():
-        for name, make in _phases(graph, entry, expected).items():
+        for name, make in _phases(graph, entry, standards[entry.dtype]).items():
             record = replace(blank, rung=name, note=SUMMARIES[name])
             try:
                 phase = make()
-                record = replace(_checked(record, phase, expected), peak_bytes=phase.peak_bytes)
+                standard = standards["fp32" if name == "cpu" else entry.dtype]
+                record = replace(_checked(record, phase, standard), peak_bytes=phase.peak_bytes)
             except (RuntimeError, EscaladeError) as broken:
                 record = replace(record, failure=f"{type(broken).__name__}: {broken}")
             records[name] = record
@@ -69,27 +84,56 @@ def measure_phases(
                 right.append(phase)
         say(f"{workload} phases {entry.dtype}: timing")
         for name, (device, wall) in _time(right, entry.device, seconds).items():
-            records[name] = replace(
-                records[name], timing="cpu" if device is None else "graph", median_us=device, wall_us=wall,
-                images_per_s=1e6 / wall,
-            )  # fmt: skip
+            records[name] = _timed(records[name], device, wall)
+        for phase in right:
+            standard = standards["fp32" if phase.name == "cpu" else entry.dtype]
+            again = _checked(records[phase.name], phase, standard)
+            if again.failure:
+                failure = f"after it was timed {again.failure}"
+                records[phase.name] = replace(
+                    blank, rung=phase.name, note=SUMMARIES[phase.name], failure=failure
+                )
     return with_gains(list(records.values()))
 
 
-def _checked(record: Record, phase: Phase, expected: torch.Tensor) -> Record:
-    if not phase.computes:
-        return record
-    dtype = "fp32" if phase.name == "cpu" else record.dtype
-    error, failure = judge(phase.call(), expected.cpu(), TOLERANCE[dtype])
-    return replace(record, error=error, tolerance=TOLERANCE[dtype], failure=failure)
+def _timed(record: Record, device: Timing | None, wall: Timing) -> Record:
+    """Of a CPU there is the wall clock alone."""
+    return replace(
+        record,
+        timing="cpu" if device is None else device.how,
+        samples=wall.samples if device is None else device.samples,
+        median_us=None if device is None else device.median_us,
+        p20_us=None if device is None else device.p20_us,
+        p80_us=None if device is None else device.p80_us,
+        wall_us=wall.median_us,
+        images_per_s=1e6 / wall.median_us,
+    )
 
 
-def _phases(graph: Graph, entry: Entry, expected: torch.Tensor) -> dict[str, Callable[[], Phase]]:
+def _checked(record: Record, phase: Phase, standard: Standard) -> Record:
+    """A call, and what is timed on the device: each over spoilt memory."""
+    spoil(phase.memory)
+    result = phase.call()
+    if phase.copied is not None:
+        return replace(record, failure="" if phase.copied() else "what was copied did not arrive")
+    error, failure = standard.judge((result,))
+    if not failure and phase.on_device is not None:
+        spoil(phase.memory)
+        phase.on_device.start()
+        phase.on_device.finish()
+        error, failure = standard.judge(phase.outputs)
+        failure = failure and f"its graph: {failure}"
+    return replace(
+        record, error=None if math.isnan(error) else error, tolerance=standard.tolerance, failure=failure
+    )
+
+
+def _phases(graph: Graph, entry: Entry, standard: Standard) -> dict[str, Callable[[], Phase]]:
     """How to make each of them, in their order: the kernels of one may fail, and the others go on."""
-    device = entry.device
+    device, (expected,) = entry.device, standard.expected
     image = entry.x.cpu().pin_memory()
     x = torch.empty_like(image, device=device)
-    room = torch.empty(expected.shape, dtype=STORAGE[entry.dtype], device=device)
+    room = expected.to(STORAGE[entry.dtype])
     logits = torch.empty(expected.shape, dtype=STORAGE[entry.dtype], pin_memory=True)
 
     def cpu() -> Phase:
@@ -104,7 +148,12 @@ def _phases(graph: Graph, entry: Entry, expected: torch.Tensor) -> dict[str, Cal
             x.copy_(image, non_blocking=True)
             return logits.copy_(room, non_blocking=True)
 
-        return Phase("transfer", call, EventSampler(call, 1, "eager"), x.nbytes + room.nbytes, computes=False)
+        def copied() -> bool:
+            torch.cuda.synchronize(device)
+            return torch.equal(x.cpu(), image) and torch.equal(logits, room.cpu())
+
+        sampler = EventSampler(call, 1, "eager")
+        return Phase("transfer", call, sampler, x.nbytes + room.nbytes, (x, logits), copied=copied)
 
     @cache
     def program(way: Way) -> KernelProgram:
@@ -126,7 +175,8 @@ def _phases(graph: Graph, entry: Entry, expected: torch.Tensor) -> dict[str, Cal
             torch.cuda.synchronize(device)
             return logits
 
-        return Phase(name, call, ReplaySampler(fill, ready.run), ready.plan.bytes)
+        memory = (*ready.inputs, *ready.outputs, logits)
+        return Phase(name, call, ReplaySampler(fill, ready.run), ready.plan.bytes, memory, ready.outputs)
 
     return {
         "cpu": cpu,
@@ -150,20 +200,14 @@ def _one_thread() -> Iterator[None]:
 
 def _time(
     phases: Sequence[Phase], device: torch.device, seconds: float
-) -> dict[str, tuple[float | None, float]]:
-    """Microseconds on the device and by the wall clock."""
+) -> dict[str, tuple[Timing | None, Timing]]:
+    """On the device, and by the wall clock."""
     samplers = {phase.name: phase.on_device for phase in phases if phase.on_device}
     on_device = turns.on_device(samplers, seconds)
     wait = waiting(device)
     clocks: dict[str, Sampler] = {phase.name: CallSampler(phase.call, wait) for phase in phases}
     by_clock = turns.by_clock(clocks, seconds)
-    return {
-        phase.name: (
-            on_device[phase.name].median_us if phase.name in on_device else None,
-            by_clock[phase.name].median_us,
-        )
-        for phase in phases
-    }
+    return {phase.name: (on_device.get(phase.name), by_clock[phase.name]) for phase in phases}
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:

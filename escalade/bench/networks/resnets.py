@@ -11,7 +11,7 @@ from torch import nn
 
 from escalade import models
 from escalade.bench.networks import parts, peers
-from escalade.bench.networks.contender import TOLERANCE
+from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.workload import Part, Stream, Workload
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
@@ -36,7 +36,7 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         lambda count, size, seed, device: images(count, size, seed).to(device),
         SIZE,
         batches=(1, 4, 8, 16, 32, 64, 256),
-        dtypes=tuple(TOLERANCE),
+        dtypes=tuple(MOST),
         peers=peers.RESNETS,
         parts={
             "accuracy": Part(parts.accuracy),

@@ -67,9 +67,8 @@ def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
         makers: dict[str, Maker] = {"escalade": training.fused("escalade", fused, _loss), **rivals}
         for dtype in setting.dtypes:
             entry = Entry(setting.model, x, dtype)
-            case = Case(
-                f"{setting.name}_training", entry, expected, setting.seconds, setting.ceilings, training.SLACK
-            )
+            standard = training.standard(setting.model, x, dtype, _loss, expected)
+            case = Case(f"{setting.name}_training", entry, standard, setting.seconds, setting.ceilings)
             yield compare(case, makers, say)
             free(setting.device)
 

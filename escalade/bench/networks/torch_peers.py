@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 
-from escalade.bench.networks.contender import FORMATS, Contender, Entry, Peak, Unavailable, waiting
+from escalade.bench.networks.contender import FORMATS, Contender, Entry, Peak, Replay, Unavailable, waiting
 from escalade.engine.forms import STORAGE
 
 _WARM_UP = 3
@@ -33,7 +34,7 @@ def _eager(entry: Entry, layout: str) -> Contender:
 
     repeat(call)
     _, peak_bytes = peak.of(call)
-    return Contender("torch-eager", layout, call, same, waiting(entry.device), peak_bytes=peak_bytes)
+    return Contender("torch-eager", layout, call, alone, waiting(entry.device), peak_bytes=peak_bytes)
 
 
 def graph(entry: Entry, layouts: Sequence[str]) -> list[Contender]:
@@ -62,12 +63,10 @@ def _compiled(entry: Entry, layout: str, own_graphs: bool) -> Contender:
     graphed = _graphed("torch-compile", entry, layout, partial(make, "max-autotune-no-cudagraphs"))
     if not own_graphs:
         return graphed
-    run, x, replayed = make("max-autotune"), entry.input(layout), graphed.call
+    run, x = make("max-autotune"), entry.input(layout)
     repeat(lambda: run(x))
-    return Contender(
-        graphed.system, layout, lambda: run(x), same, graphed.wait, graphed.prepare, graphed.replay, replayed,
-        graphed.peak_bytes, "a call is max-autotune's, with CUDA graphs of its own",
-    )  # fmt: skip
+    note = "a call is max-autotune's, with CUDA graphs of its own"
+    return replace(graphed, call=lambda: run(x), note=note)
 
 
 def _graphed(system: str, entry: Entry, layout: str, make: Callable[[], Run]) -> Contender:
@@ -76,8 +75,8 @@ def _graphed(system: str, entry: Entry, layout: str, make: Callable[[], Run]) ->
     x = entry.input(layout)
     graphed = Graphed(make(), x, peak)
     return Contender(
-        system, layout, lambda: graphed(x), same, waiting(entry.device),
-        prepare=lambda: graphed.fill(x), replay=graphed.replay, peak_bytes=graphed.peak_bytes,
+        system, layout, lambda: graphed(x), alone, waiting(entry.device),
+        Replay(lambda: graphed.fill(x), graphed.replay, (graphed.x,), (graphed.y,)), peak_bytes=graphed.peak_bytes,
     )  # fmt: skip
 
 
@@ -86,22 +85,22 @@ class Graphed:
 
     def __init__(self, run: Run, x: torch.Tensor, peak: Peak) -> None:
         self._run = run  # a graph knows the addresses of its weights, but does not keep them
-        self._x = x.clone()
+        self.x = x.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
-            repeat(lambda: run(self._x))
+            repeat(lambda: run(self.x))
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
 
         def capture() -> torch.Tensor:
             with torch.no_grad(), torch.cuda.graph(self._graph):
-                return run(self._x)
+                return run(self.x)
 
-        self._y, self.peak_bytes = peak.of(capture)
+        self.y, self.peak_bytes = peak.of(capture)
 
     def fill(self, x: torch.Tensor) -> None:
-        self._x.copy_(x)
+        self.x.copy_(x)
 
     def replay(self) -> None:
         self._graph.replay()
@@ -109,7 +108,7 @@ class Graphed:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.fill(x)
         self.replay()
-        return self._y.clone()
+        return self.y.clone()
 
 
 def _folded(entry: Entry, layout: str) -> nn.Module:
@@ -121,7 +120,7 @@ def _folded(entry: Entry, layout: str) -> nn.Module:
 
 
 def _placed(model: nn.Module, entry: Entry, layout: str) -> nn.Module:
-    placed = model.to(entry.device, STORAGE[entry.dtype])
+    placed = model.to(entry.x.device, STORAGE[entry.dtype])
     return placed.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
 
 
@@ -136,5 +135,6 @@ def repeat(call: Callable[[], object]) -> None:
         call()
 
 
-def same(result: torch.Tensor) -> torch.Tensor:
-    return result
+def alone(result: torch.Tensor) -> tuple[torch.Tensor]:
+    """The results of a network that has one."""
+    return (result,)

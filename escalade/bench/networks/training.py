@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from escalade.bench.networks.contender import Contender, Entry, Maker, waiting
+from escalade.bench.networks.contender import Contender, Entry, Maker, Replay, waiting
+from escalade.bench.networks.judging import Standard
 from escalade.bench.networks.torch_peers import repeat, require_cuda
 from escalade.engine.forms import STORAGE
+from escalade.ops.accuracy import relative_error
+from escalade.ops.precision import precision
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 RATE = 1e-3
-SLACK = 4.0
-"""Of the error allowed: gradients come through every layer twice, and their sums over a batch cancel in part."""
+MOST = 4.0
+"""Times the most that is allowed of a network: gradients come through every layer twice, and their sums over a batch
+cancel in part."""
 
 
-def gradients(model: nn.Module, x: torch.Tensor, loss: Loss, chunk: int) -> torch.Tensor:
-    """Of all parameters, one behind another, in float64."""
-    exact = copy.deepcopy(model).to(x.device).double()
+def standard(
+    model: nn.Module, x: torch.Tensor, dtype: str, loss: Loss, expected: Sequence[torch.Tensor]
+) -> Standard:
+    """Each parameter's gradient by itself, and how far PyTorch's is from it in that dtype."""
+    with precision(dtype):
+        its = gradients(model, x, loss, len(x), STORAGE[dtype])
+    own = tuple(relative_error(one, right) for one, right in zip(its, expected, strict=True))
+    return Standard(dtype, tuple(expected), own, MOST)
+
+
+def gradients(
+    model: nn.Module, x: torch.Tensor, loss: Loss, chunk: int, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
+    """Of all parameters."""
+    its = copy.deepcopy(model).to(x.device, dtype)
     with torch.enable_grad():
         for part in x.split(chunk):
-            loss(exact, part.double()).backward()
-    return _flat(exact)
+            loss(its, part.to(dtype)).backward()
+    return _gradients(its)
 
 
-def _flat(model: nn.Module) -> torch.Tensor:
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
     found = [parameter.grad for parameter in model.parameters()]
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+    return [gradient for gradient in found if gradient is not None]
 
 
 class Trainer:
@@ -60,8 +77,8 @@ class Trainer:
             self._loss(self._model, self.x).backward()
         self._optimizer.step()
 
-    def gradients(self) -> torch.Tensor:
-        return _flat(self._model)
+    def gradients(self) -> list[torch.Tensor]:
+        return _gradients(self._model)
 
     def restart(self) -> None:
         """From the weights of the start, so that the next gradients are those of the reference."""
@@ -131,28 +148,33 @@ def _called(system: str, trainer: Trainer, entry: Entry) -> Contender:
     if entry.device.type == "cuda":
         repeat(trainer)
         trainer.restart()
-    return Contender(system, "flat", trainer, lambda _: trainer.gradients(), waiting(entry.device))
+    return Contender(
+        system, "flat", trainer, lambda _: trainer.gradients(), waiting(entry.device), restart=trainer.restart
+    )
 
 
 def _replayed(system: str, trainer: Trainer, entry: Entry) -> Contender:
     graph, x = trainer.captured(), entry.input("flat")
 
-    def call() -> None:
+    def fill() -> None:
         trainer.x.copy_(x)
+
+    def call() -> None:
+        fill()
         graph.replay()
 
+    gradients = trainer.gradients()  # a replay writes to these
     return Contender(
-        system, "flat", call, lambda _: trainer.gradients(), waiting(entry.device),
-        prepare=lambda: trainer.x.copy_(x), replay=graph.replay,
+        system, "flat", call, lambda _: gradients, waiting(entry.device),
+        Replay(fill, graph.replay, (trainer.x,), gradients), trainer.restart,
     )  # fmt: skip
 
 
 def _both(replayed: Contender, called: Contender) -> Contender:
     """The times of one on the GPU, and the calls of the other."""
 
-    def result() -> torch.Tensor:
-        return replayed.tensor(replayed.call())
+    def restart() -> None:
+        replayed.restart()
+        called.restart()
 
-    return Contender(
-        called.system, called.layout, called.call, called.tensor, called.wait, replayed.prepare, replayed.replay, result
-    )  # fmt: skip
+    return replace(called, replay=replayed.replay, restart=restart)

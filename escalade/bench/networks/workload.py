@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks.contender import Maker
+from escalade.bench.networks.judging import LEAST_ROWS, own_error
 from escalade.bench.networks.peers import SLOW
 from escalade.bench.store import Record
 from escalade.engine.engine import Engine
@@ -116,6 +117,18 @@ class Setting:
 
     def reference(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return reference(model, x, self.workload.chunk)
+
+    def known(
+        self, model: nn.Module, count: int, number: int, dtypes: Iterable[str]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+        """Inputs, what they should give, and by dtype how far off PyTorch is: over some rows more if they are few."""
+        x = self.inputs(max(count, LEAST_ROWS), number)
+        expected = self.reference(model, x)
+        own = {
+            dtype: own_error(model, x, dtype, expected, self.workload.chunk)
+            for dtype in dict.fromkeys(dtypes)
+        }
+        return x[:count], expected[:count], own
 
     def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the run's batches that a part is for; the largest if it has none of them."""

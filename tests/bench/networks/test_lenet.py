@@ -15,8 +15,9 @@ from typer.testing import CliRunner, Result
 from escalade import cli
 from escalade.bench import store
 from escalade.bench.networks import fashion_mnist, lenet, op_times
+from escalade.bench.networks.judging import own_error
 from escalade.bench.networks.lenet import LENET
-from escalade.bench.networks.workload import Setting
+from escalade.bench.networks.workload import Setting, reference
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
@@ -129,9 +130,9 @@ def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPa
     found = fashion_mnist.clothes(count)
     assert found is not None
     model, x = LENET.model(), found.images.float()
-    with torch.no_grad():
-        expected = model(x).double()
+    expected = reference(model, x, 1_000)
     engine = Engine(capture(model, (x[:2],)), "fp32", "cpu")
-    (record,) = lenet.on_clothes(engine, x, found.labels, expected, (count,))
+    own = own_error(model, x, "fp32", expected, 1_000)
+    (record,) = lenet.on_clothes(engine, x, found.labels, expected, own, (count,))
     assert not record.failure and record.accuracy == pytest.approx(right, abs=1e-9)
     assert record.batch == count and record.note == f"float64: {right:.4f}"

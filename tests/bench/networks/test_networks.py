@@ -14,8 +14,10 @@ from escalade.bench import store
 from escalade.bench.networks import measure as measuring
 from escalade.bench.networks import peers, phases
 from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import TOLERANCE, Contender, Entry, Unavailable
+from escalade.bench.networks.contender import Contender, Entry, Unavailable
+from escalade.bench.networks.judging import PEERS, standard
 from escalade.bench.networks.resnets import images, resnet
+from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.store import Record
@@ -47,7 +49,9 @@ def engine(network: torch.nn.Module) -> Engine:
 @pytest.fixture(scope="module")
 def case(network: torch.nn.Module) -> measuring.Case:
     x = images(2, SIZE, 5)
-    return measuring.Case("tiny", Entry(network, x, "fp32"), reference(network, x), 0.0)
+    return measuring.Case(
+        "tiny", Entry(network, x, "fp32"), standard(network, x, "fp32", reference(network, x)), 0.0
+    )
 
 
 def bench(*arguments: str) -> Result:
@@ -74,8 +78,8 @@ def _norms(network: torch.nn.Module) -> list[torch.nn.BatchNorm2d]:
 def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
     with precision("fp32"):
         (eager,) = peers.RESNETS["torch-eager"](case.entry)
-        error, failure = measuring.check(eager, case.expected, TOLERANCE["fp32"])
-    assert not failure and 0 < error < TOLERANCE["fp32"]
+        error, failure = measuring.check(case, eager, None)
+    assert not failure and 0 < error < PEERS * case.standard.tolerance
 
 
 @pytest.mark.parametrize("chosen", [TINY, NARROW], ids=lambda chosen: chosen.name)
@@ -83,7 +87,9 @@ def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
     pytest.importorskip("jax", reason="jax is not installed")
     model, x = chosen.model(SIZE), images(2, SIZE, 5)
     (contender,) = peers.RESNETS["jax"](Entry(model, x, "fp32"))
-    _, failure = measuring.check(contender, reference(model, x), TOLERANCE["fp32"])
+    entry = Entry(model, x, "fp32")
+    known = measuring.Case("net", entry, standard(model, x, "fp32", reference(model, x)), 0.0)
+    _, failure = measuring.check(known, contender, None)
     assert not failure, failure
     contender.wait()
 
@@ -107,20 +113,20 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case
 
 
 def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine: Engine) -> None:
-    def wrong(entry: Entry) -> list[Contender]:
-        return [Contender("wrong", "nhwc", lambda: 1.001 * case.expected, lambda y: y, lambda: None)]
+    (expected,) = case.standard.expected
 
-    def stale(entry: Entry) -> list[Contender]:
-        right = Contender("stale", "nhwc", lambda: case.expected, lambda y: y, lambda: None)
-        return [replace(right, replayed=lambda: 1.001 * case.expected)]
+    def wrong(entry: Entry) -> list[Contender]:
+        return [Contender("wrong", "nhwc", lambda: 1.001 * expected, alone, lambda: None)]
 
     def broken(entry: Entry) -> list[Contender]:
         raise RuntimeError("out of luck")
 
-    rivals = {"wrong": wrong, "broken": broken, "stale": stale}
+    rivals = {"wrong": wrong, "broken": broken}
     records = {r.system: r for r in measuring.measure(case, engine, rivals, silent)}
-    assert "more than the 1e-05 allowed" in records["wrong"].failure and records["wrong"].median_us is None
-    assert "more than the 1e-05 allowed" in records["stale"].failure, "a replay is compared too"
+    assert "its error is 1.00e-03, more than" in records["wrong"].failure
+    assert (
+        records["wrong"].median_us is None and records["wrong"].tolerance == PEERS * case.standard.tolerance
+    )
     assert "out of luck" in records["broken"].failure
     assert records["escalade"].median_us and records["escalade"].peer_gain is None
 
@@ -171,7 +177,7 @@ def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, 
 @pytest.mark.parametrize("way", list(Way))
 def test_every_way_computes_the_same(way: Way, case: measuring.Case, engine: Engine) -> None:
     other = Engine(engine.graph, "fp32", "cpu", way=way)
-    assert measuring.judge(other(case.entry.x), case.expected, TOLERANCE["fp32"])[1] == ""
+    assert case.standard.judge((other(case.entry.x),))[1] == ""
     operations = [step.operation for step in other.explain().steps]
     assert ("batch_norm" in operations) == (way is not Way.fused)
     if way is Way.naive:

@@ -1,0 +1,395 @@
+"""Networks on a card that is made up: what is timed is judged, peers are at their best, figures are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch import nn
+
+from escalade.bench.ceilings import Ceilings
+from escalade.bench.networks import measure as measuring
+from escalade.bench.networks import peers, phases, torch_peers, turns
+from escalade.bench.networks.contender import Contender, Entry, Peak, Replay
+from escalade.bench.networks.judging import PEERS, Standard, standard
+from escalade.bench.networks.phases import Phase
+from escalade.bench.networks.torch_peers import alone
+from escalade.bench.networks.workload import reference
+from escalade.bench.store import Record
+from escalade.bench.timing import ReplaySampler, Timing
+from tests.bench.fake_cuda import Card
+
+GPU = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class OnGpu(Entry):
+    """As if its tensors were there."""
+
+    @property
+    def device(self) -> torch.device:
+        return GPU
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.again = nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+        for norm in (self.norm, self.again):
+            nn.init.uniform_(norm.weight, 0.5, 2.0)
+            nn.init.normal_(norm.bias)
+            assert norm.running_var is not None
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = torch.relu(self.again(self.second(x)))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def case(model: nn.Module) -> measuring.Case:
+    x = torch.randn(8, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+    known = standard(model, x, "fp32", reference(model, x))
+    return measuring.Case("net", OnGpu(model, x, "fp32"), known, 0.0)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+class System:
+    """y = the right result by a graph of one kernel of 40 us; broken in one of several ways."""
+
+    def __init__(self, card: Card, case: measuring.Case, broken: str = "") -> None:
+        (self._right,) = case.standard.expected
+        self._card = card
+        self._broken = broken
+        self._given = case.entry.x
+        self.x, self.y = self._given.clone(), torch.empty_like(self._right)
+        self.replays = 0
+
+    def work(self) -> None:
+        self.replays += 1
+        wrong = self._broken == "wears out" and self.replays > 4
+        self.y.copy_(
+            torch.where(self.x.isnan().any(), torch.nan, 1.1 * self._right if wrong else self._right)
+        )
+
+    def fill(self) -> None:
+        if self._broken != "is not filled":
+            self.x.copy_(self._given)
+
+    def run(self) -> None:
+        self._card.kernel(40.0, (lambda: None) if self._broken == "does nothing" else self.work)
+
+    def contender(self, entry: Entry) -> list[Contender]:
+        replay = Replay(self.fill, self.run, (self.x,), (self.y,))
+
+        def call() -> torch.Tensor:
+            self._card.kernel(70.0)
+            self._card.synchronize()
+            return self.y.copy_(self._right).clone()  # a call may use the graph's memory
+
+        return [Contender("suspect", "nhwc", call, alone, self._card.synchronize, replay)]
+
+
+@pytest.mark.parametrize("broken", ["", "does nothing", "is not filled", "wears out"])
+def test_the_graph_that_is_timed_is_the_one_that_is_judged(
+    broken: str, card: Card, case: measuring.Case
+) -> None:
+    (record,) = measuring.compare(case, {"suspect": System(card, case, broken).contender}, silent)
+    if not broken:
+        assert not record.failure and record.median_us == pytest.approx(40.0) and record.timing == "graph"
+        return
+    assert "its graph: " in record.failure and record.median_us is None
+    assert record.failure.startswith("after it was timed") == (broken == "wears out")
+
+
+def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: measuring.Case) -> None:
+    """Its program may be another than the one that a call runs."""
+    (right,) = case.standard.expected
+    x, y = torch.zeros_like(case.entry.x), torch.zeros_like(right)
+    plan = SimpleNamespace(bytes=5)
+
+    class Engine:
+        def __init__(self, run: Callable[[], None]) -> None:
+            self._program = SimpleNamespace(inputs=(x,), outputs=(y,), run=run, plan=plan)
+
+        def program(self, given: torch.Tensor) -> Any:
+            return self._program
+
+        def __call__(self, given: torch.Tensor) -> torch.Tensor:
+            return right.clone()
+
+    def work() -> None:
+        y.copy_(right + x.sum() - case.entry.x.sum())
+
+    def run() -> None:
+        card.kernel(40.0, work)
+
+    def measured(engine: Any) -> Record:
+        makers = {"escalade": lambda entry: [measuring.escalade(entry, engine)]}
+        (record,) = measuring.compare(case, makers, silent)
+        return record
+
+    fine, idle = measured(Engine(run)), measured(Engine(lambda: card.kernel(40.0)))
+    assert not fine.failure and fine.median_us == pytest.approx(40.0) and fine.peak_bytes == 5
+    assert "its graph: 80 of 80 outputs are NaN" in idle.failure and idle.median_us is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+def test_peers_may_be_twice_as_far_off_and_we_may_not(
+    factor: float, card: Card, case: measuring.Case
+) -> None:
+    (right,) = case.standard.expected
+    off = right * (1 + factor * case.standard.tolerance)
+
+    def maker(system: str) -> Callable[[Entry], list[Contender]]:
+        return lambda entry: [Contender(system, "nhwc", off.clone, alone, card.synchronize)]
+
+    found = measuring.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
+    failed = {record.system for record in found if record.failure}
+    assert failed == {1.0: set(), 1.5: {"escalade"}, 3.0: {"escalade", "torch-eager"}}[factor]
+    by_system = {record.system: record.tolerance for record in found}
+    assert by_system["torch-eager"] == pytest.approx(PEERS * (by_system["escalade"] or 0))
+
+
+# PyTorch at its best
+
+
+@pytest.fixture
+def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, torch.Tensor]]:
+    """The functions that were captured into graphs, and their inputs."""
+    captured: list[tuple[Any, torch.Tensor]] = []
+    real = torch_peers.Graphed
+
+    def spy(run: Any, x: torch.Tensor, peak: Peak) -> Any:
+        captured.append((run, x))
+        return real(run, x, peak)
+
+    monkeypatch.setattr(torch_peers, "Graphed", spy)
+    return captured
+
+
+def at_its_best(run: nn.Module, x: torch.Tensor, layout: str) -> bool:
+    """No BatchNorm is left, and images and filters lie as the layout has it."""
+    wanted = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    images = [x, *(weight for weight in run.parameters() if weight.dim() == 4)]
+    assert len(images) == 3
+    return not any(isinstance(layer, nn.BatchNorm2d) for layer in run.modules()) and all(
+        image.is_contiguous(memory_format=wanted) for image in images
+    )
+
+
+def test_the_graph_of_pytorch_is_folded_and_in_both_layouts(
+    card: Card, case: measuring.Case, graphed: list[tuple[Any, torch.Tensor]]
+) -> None:
+    made = peers.RESNETS["torch-graph"](case.entry)
+    assert [one.layout for one in made] == ["nchw", "nhwc"]
+    assert [at_its_best(*one, layout=made[at].layout) for at, one in enumerate(graphed)] == [True, True]
+    assert any(isinstance(layer, nn.BatchNorm2d) for layer in case.entry.model.modules()), (
+        "ours stays as it is"
+    )
+    with torch.no_grad():
+        for one in made:
+            assert one.replay is not None
+            sampler = ReplaySampler(one.replay.fill, one.replay.run)
+            _, failure = measuring.check(case, one, sampler)
+            assert not failure, failure
+            assert sampler.finish() > 0
+
+
+def test_what_is_compiled_is_folded_and_frozen_too(
+    card: Card, case: measuring.Case, graphed: list[tuple[Any, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[tuple[str, bool]] = []
+
+    def compile(run: nn.Module, mode: str, dynamic: bool) -> nn.Module:
+        compiled.append((mode, inductor.freezing))
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
+    (made,) = peers.RESNETS["torch-compile"](case.entry)
+    assert made.layout == "nhwc" and at_its_best(*graphed[0], layout="nhwc")
+    assert compiled == [("max-autotune-no-cudagraphs", True)]
+
+
+def test_eager_pytorch_is_in_channels_last(card: Card, case: measuring.Case) -> None:
+    seen: list[bool] = []
+
+    class Spy(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            images = (x, self.first.weight, self.second.weight)
+            seen.append(all(one.is_contiguous(memory_format=torch.channels_last) for one in images))
+            return super().forward(x)
+
+    (made,) = peers.RESNETS["torch-eager"](OnGpu(Spy().eval(), case.entry.x, "fp16"))
+    assert made.layout == "nhwc" and seen and all(seen)
+    assert [one.layout for one in peers.plain("nchw", "nhwc")["torch-eager"](case.entry)] == ["nchw", "nhwc"]
+
+
+# Figures
+
+
+def test_a_peak_is_that_of_one_run_and_of_what_was_made_for_it(card: Card) -> None:
+    card.use(1000)
+    card.use(5000)
+    card.use(-5000)  # somebody's, before
+    peak = Peak(GPU)
+    card.use(200)  # weights
+
+    def warm_up() -> None:
+        card.use(9000)
+        card.use(-9000)
+
+    def run() -> str:
+        card.use(70)
+        card.use(-30)
+        return "done"
+
+    warm_up()
+    assert peak.of(run) == ("done", 270)
+    assert Peak(torch.device("cpu")).of(run) == ("done", None)
+
+
+def test_the_turns_of_networks_leave_out_launches_and_fill_inputs_every_time(card: Card) -> None:
+    filled: list[int] = []
+
+    def fill() -> None:
+        filled.append(1)
+        card.kernel(11.0)
+
+    samplers = {name: ReplaySampler(fill, lambda: card.kernel(30.0)) for name in "AB"}
+    times = turns.on_device(samplers, 0.0)
+    assert [timing.median_us for timing in times.values()] == pytest.approx([30.0, 30.0])
+    assert [timing.samples for timing in times.values()] == [5, 5]
+    assert len(filled) == 2 * (2 + 5), "two rounds go first"
+    assert card.log.count("sleep") == 2 + 5
+
+
+def timing(us: float, how: str = "graph") -> Timing:
+    return Timing(us, us - 3, us + 4, 11, how)
+
+
+def test_a_record_s_figures() -> None:
+    """Batch 8 of 3 x 9 x 9, 10 logits, one weight matrix of 10 x 5: 1,944 + 80 + 55 numbers of two bytes."""
+    model = nn.Linear(5, 10)
+    nn.init.zeros_(model.bias)
+    card = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, {"fp16": 500.0})
+    expected = torch.ones(8, 10, dtype=torch.float64)
+    case = measuring.Case(
+        "net",
+        OnGpu(model, torch.zeros(8, 3, 9, 9), "fp16"),
+        Standard("fp16", (expected,), (1e-3,)),
+        0.0,
+        card,
+    )
+    one = Contender("escalade", "nhwc", lambda: None, alone, lambda: None, peak_bytes=123, note="a note")
+    record = measuring._record(case, measuring.Ready(one, None, 5e-4), timing(50.0), timing(90.0, "calls"))
+    moved = 2 * (8 * 3 * 9 * 9 + 8 * 10 + 5 * 10 + 10)
+    assert (record.problem, record.batch, record.timing, record.samples) == ("9_b8", 8, "graph", 11)
+    assert (record.median_us, record.p20_us, record.p80_us, record.wall_us) == (50.0, 47.0, 54.0, 90.0)
+    assert record.images_per_s == pytest.approx(8 / 50e-6)
+    assert record.gbps == pytest.approx(moved / 50e-6 / 1e9)
+    assert record.copy_pct == pytest.approx(100 * moved / 50e-6 / 4000e9)
+    assert (record.error, record.tolerance, record.peak_bytes, record.note) == (5e-4, 2e-3, 123, "a note")
+    plan = SimpleNamespace(flops=10**9, floor_us=7.0)
+    floored = measuring._with_floor(case, record, plan)  # type: ignore[arg-type]
+    assert floored.tflops == pytest.approx(1e9 / 50e-6 / 1e12) and floored.floor_us == 7.0
+    assert floored.peak_pct == pytest.approx(100 * (floored.tflops or 0) / 500)
+
+
+def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: measuring.Case) -> None:
+    """By the wall clock both, from an idle device."""
+    calls: list[int] = []
+
+    def call() -> torch.Tensor:
+        calls.append(1)
+        return case.standard.expected[0].clone()
+
+    eager = Contender("torch-eager", "nhwc", call, alone, lambda: None)
+    timed = measuring._time(case, [measuring.Ready(eager, None, 0.0)])
+    device, wall = timed[eager.name]
+    assert device.how == wall.how == "calls"
+    assert len(calls) == 5 * (1 + measuring.CALLS_IN_A_ROW)
+
+
+def test_the_gain_is_over_the_fastest_peer() -> None:
+    blank = Record("net", "9_b8", "fp16", "nhwc", 8, "escalade", "", median_us=10.0, wall_us=1.0)
+    others = [
+        replace(blank, system=system, median_us=us, wall_us=wall)
+        for system, us, wall in (("slow", 40.0, 1.0), ("fast", 15.0, 300.0), ("middle", 20.0, 2.0))
+    ]
+    ours, *rest = measuring._with_peer_gain([blank, *others])
+    assert (ours.peer, ours.peer_gain) == ("fast", 1.5)
+    assert all(record.peer_gain is None for record in rest)
+    assert measuring._with_peer_gain([blank])[0].peer_gain is None
+
+
+# Phases
+
+
+def phase_of(system: System, card: Card, right: torch.Tensor, name: str = "graph") -> Phase:
+    logits = torch.empty_like(right)
+
+    def call() -> torch.Tensor:
+        system.fill()
+        system.run()
+        return logits.copy_(right)
+
+    sampler = ReplaySampler(system.fill, system.run)
+    return Phase(name, call, sampler, 9, (system.x, system.y, logits), (system.y,))
+
+
+@pytest.mark.parametrize("broken", ["", "does nothing", "is not filled"])
+def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measuring.Case) -> None:
+    (right,) = case.standard.expected
+    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
+    record = phases._checked(blank, phase_of(System(card, case, broken), card, right), case.standard)
+    assert bool(record.failure) == bool(broken)
+    assert not broken or record.failure.startswith("its graph: ")
+
+
+def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measuring.Case) -> None:
+    (right,) = case.standard.expected
+    logits = right.clone()
+    idle = Phase("naive", lambda: logits, None, 9, (logits,))
+    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "naive")
+    assert "NaN" in phases._checked(blank, idle, case.standard).failure
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_copies_that_do_not_arrive_are_a_failure(arrives: bool, case: measuring.Case) -> None:
+    source, target = torch.ones(3), torch.ones(3)
+
+    def call() -> torch.Tensor:
+        return target.copy_(source) if arrives else target
+
+    phase = Phase("transfer", call, None, 9, (target,), copied=lambda: torch.equal(source, target))
+    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "transfer")
+    record = phases._checked(blank, phase, case.standard)
+    assert record.failure == ("" if arrives else "what was copied did not arrive")
+
+
+def test_a_phase_has_the_device_s_time_and_the_rate_of_the_wall_clock() -> None:
+    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
+    record = phases._timed(blank, timing(50.0), timing(200.0, "calls"))
+    assert (record.timing, record.median_us, record.p20_us, record.p80_us) == ("graph", 50.0, 47.0, 54.0)
+    assert (record.wall_us, record.images_per_s, record.samples) == (200.0, 5000.0, 11)
+    alone_on_cpu = phases._timed(blank, None, timing(200.0, "calls"))
+    assert (alone_on_cpu.timing, alone_on_cpu.median_us, alone_on_cpu.wall_us) == ("cpu", None, 200.0)
