@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from escalade import outside
+from escalade.shown import shown
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
@@ -72,11 +74,11 @@ def show(report: Report, console: Console | None = None) -> int:
     console = console or Console()
     table = Table(title="What is here", title_justify="left", show_header=False)
     for finding in report.findings:
-        table.add_row(_mark(finding.good), finding.topic, escape(finding.value))
+        table.add_row(_mark(finding.good), finding.topic, Text(shown(finding.value, keep="\n")))
     console.print(table)
     variables = Table("variable", "now", "default", "what it does", title="Environment", title_justify="left")
     for name, (default, meaning) in VARIABLES.items():
-        variables.add_row(name, os.environ.get(name, ""), default, meaning)
+        variables.add_row(name, Text(shown(os.environ.get(name, ""))), default, meaning)
     console.print(variables)
     abilities = Table("", "what", "works", "try", title="What will work", title_justify="left")
     for ability in report.abilities:

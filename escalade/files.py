@@ -77,9 +77,12 @@ def _changing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def alone(lock: pathlib.Path) -> Iterator[None]:
-    """No other thread or process is in here with the same lock, a file that is gone afterwards."""
-    handle = _locked(lock)
+def alone(lock: pathlib.Path, mode: int = 0o666) -> Iterator[None]:
+    """No other thread or process is in here with the same lock, a file that is gone afterwards.
+
+    `mode` less the umask is who else may hold it.
+    """
+    handle = _locked(lock, mode)
     try:
         yield
     finally:
@@ -88,9 +91,9 @@ def alone(lock: pathlib.Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(lock: pathlib.Path) -> int:
+def _locked(lock: pathlib.Path, mode: int) -> int:
     while True:
-        handle = _open_lock(lock)
+        handle = _open_lock(lock, mode)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise FileExistsError(errno.EEXIST, "it is to be a lock, and is no regular file", str(lock))
@@ -106,14 +109,14 @@ def _locked(lock: pathlib.Path) -> int:
         os.close(handle)
 
 
-def _open_lock(lock: pathlib.Path) -> int:
+def _open_lock(lock: pathlib.Path, mode: int) -> int:
     try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, 0o666)
+        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
     except PermissionError:  # a colleague's, which may be read: that is enough on most file systems
         try:
             return os.open(lock, os.O_RDONLY | _SAFELY)
         except FileNotFoundError:  # gone by now, or never there
-            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, 0o666)
+            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
 
 
 def _wait(handle: int, lock: pathlib.Path) -> None:

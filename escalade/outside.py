@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 _KEPT = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
 _START = """
 import importlib.util, sys
-package, module, function, *more = sys.argv[1:]
-sys.path += more
+package, module, function, *given = sys.argv[1:]
+standard = [entry for entry in sys.path if "-packages" not in entry]
+sys.path[:] = standard + [entry for entry in [*given, *sys.path] if entry not in standard]
 find = importlib.util.spec_from_file_location
 spec = find("escalade", package + "/__init__.py", submodule_search_locations=[package])
 sys.modules["escalade"] = importlib.util.module_from_spec(spec)
@@ -72,7 +73,7 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     """A function of this package, such as `escalade.device.precompile.serve`, in a Python of its own.
 
     It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
-    those of a plain Python: no file of the current folder is imported because of its name.
+    Python's own modules: no file of the current folder is imported because of its name.
     """
     package = pathlib.Path(__file__).absolute().parent
     module, name = function.rsplit(".", 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli, doctor
@@ -152,6 +154,14 @@ def test_the_doctor_says_what_to_do_when_there_is_no_compiler(monkeypatch: pytes
     monkeypatch.setattr(doctor, "_host_compiler", missing)
     result = run("doctor")
     assert "g++ is not on the PATH" in result.output and "apt install g++" in result.output
+
+
+def test_the_doctor_shows_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets are no markup, and escapes no commands to the terminal."""
+    monkeypatch.setenv("ESCALADE_DATA", "[/x]\x1b[2J")
+    text = io.StringIO()
+    doctor.show(doctor.Report((doctor.Finding("cache", "[/y]\x1b[2J"),), ()), Console(file=text, width=160))
+    assert r"[/x]\x1b[2J" in text.getvalue() and r"[/y]\x1b[2J" in text.getvalue()
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -198,11 +198,15 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """As far as that can be had: without a lock the worst is that something is made twice."""
+        """As far as that can be had: without a lock the worst is that something is made twice.
+
+        In a sticky folder another user could hold it for ever.
+        """
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError, _Unusable):
                 folder = self._prepared()
-                held.enter_context(files.alone(folder / f"{name}.lock"))
+                if not trust.can_be_written_by_others(os.stat(folder)):
+                    held.enter_context(files.alone(folder / f"{name}.lock", mode=0o600))
             yield
 
     def _make(self, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
@@ -214,12 +218,15 @@ class DiskCache:
     def _prepared(self) -> pathlib.Path:
         """The folder, there and marked as what it is."""
         try:
-            _make_folder(self.directory)
-            objection = trust.objection(self.directory)
+            above = next(place for place in (self.directory, *self.directory.parents) if place.exists())
+            objection = trust.objection(above)
+            if not objection:
+                _make_folder(self.directory)
+                objection = trust.objection(self.directory)
             if not objection and not (self.directory / _TAG).exists():
                 with contextlib.suppress(OSError):
                     (self.directory / _TAG).write_text(_TAG_TEXT)
-        except OSError as error:
+        except (OSError, StopIteration) as error:
             raise _Unusable(f"{self.directory} cannot be written to: {error}") from error
         if objection:
             raise _Unusable(f"{self.directory} is not used: {objection}")

@@ -160,8 +160,9 @@ def compiler_version() -> str:
     _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
     nvrtc.nvrtcCompileProgram(empty, 0, [])
     _, size = nvrtc.nvrtcGetPTXSize(empty)
-    text = bytes(size)
-    nvrtc.nvrtcGetPTX(empty, text)
+    text = bytes(size or 0)
+    if text:
+        nvrtc.nvrtcGetPTX(empty, text)
     nvrtc.nvrtcDestroyProgram(empty)
     head = b"\n".join(line for line in text.splitlines() if line.startswith(b"//")).decode()
     release = re.search(r"\bV(\d+(?:\.\d+)+)", head)

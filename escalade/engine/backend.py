@@ -12,11 +12,12 @@ import torch
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.forms import STORAGE, require_dtype
+from escalade.engine.watched import Watched
 from escalade.errors import UnsupportedError
 from escalade.ops.precision import tf32_allowed
 
 logger = logging.getLogger("escalade")
-OPTIONS = ("dtype",)
+OPTIONS = ("dtype", "frozen")
 
 
 def escalade_backend(
@@ -27,6 +28,10 @@ def escalade_backend(
     **_: Any,
 ) -> Callable[..., Any]:
     """Compiles what Dynamo has traced. `options={"dtype": "fp16"}` asks for a dtype; the default is the model's own.
+
+    Every call compares the weights with those that the engine was made of, since not every way to change them can be
+    noticed otherwise. `"frozen": True` promises that they are changed by PyTorch's operators alone, outside of
+    inference mode, and spares that.
 
     Where gradients are wanted PyTorch runs the model itself: an engine is for inference.
     """
@@ -43,20 +48,25 @@ def escalade_backend(
             "backend escalade has no calibration, which fp8 needs; use escalade.compile(model, ..., dtype='fp8', "
             "calibration=batches)"
         )
-    return _Traced(module, example_inputs, dtype)
+    frozen = (options or {}).get("frozen", False)
+    if not isinstance(frozen, bool):
+        raise UnsupportedError(f"frozen={frozen!r}: backend escalade takes True or False")
+    return _Traced(module, example_inputs, dtype, frozen)
 
 
 class _Traced:
-    """A traced module whose weights come as inputs: an engine holds them, and is made again if they change."""
+    """A traced module whose weights come as inputs: an engine has a copy of them, and is made again if they change."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], dtype: str | None
+        self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], dtype: str | None, frozen: bool
     ) -> None:
         self._module = module
         self._sources = _Sources.of(module, example_inputs)
+        self._own = [*module.parameters(), *module.buffers()]
+        """Tensors that the traced module has instead of taking them."""
         self._dtype = dtype
-        self._engine: Engine | None = None
-        self._made_for: tuple[Any, ...] | None = None
+        self._frozen = frozen
+        self._held: _Held | None = None
         self._said = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -67,32 +77,66 @@ class _Traced:
             )
             return self._module(*inputs)
         sources = self._sources
-        weights = [inputs[position] for position in sources.weights]
+        weights = [*(inputs[position] for position in sources.weights), *self._own]
         numbers = tuple(inputs[position] for position in sources.numbers)
         tensors = [inputs[position] for position in sources.tensors]
-        key = (numbers, *((weight.data_ptr(), _version(weight)) for weight in weights))
+        if not self._frozen and _is_recording(weights):
+            self._say(
+                "a CUDA graph is being recorded, in which nobody compares weights, so PyTorch runs this model itself; "
+                'options={"frozen": True} says that they do not change'
+            )
+            return self._module(*inputs)
         try:
-            if self._made_for != key:
-                self._engine, self._made_for = None, key
-                self._engine = self._compile(weights, numbers, tensors)
-            if self._engine is not None:
-                return self._engine(*tensors)
+            held = self._held
+            if held is None or not held.serves(weights, numbers):
+                self._held = held = None  # its memory is free for the next
+                self._held = held = self._hold(weights, numbers, tensors)
+            if held.engine is not None:
+                return held.engine(*tensors)
         except UnsupportedError as error:
             self._say(f"PyTorch runs this part of the model itself: {error}")
         return self._module(*inputs)
 
+    def _hold(self, weights: list[torch.Tensor], numbers: tuple[Any, ...], tensors: list[Any]) -> _Held:
+        engine, watched = None, None
+        try:
+            watched = Watched(weights)
+            engine = self._compile(watched.copies, numbers, tensors)
+        except UnsupportedError as error:
+            self._say(f"PyTorch runs this part of the model itself: {error}")
+        unwatched = self._frozen or engine is None  # what PyTorch runs, it runs with the weights as they are
+        return _Held(engine, numbers, _counted(weights), None if unwatched else watched)
+
     def _compile(self, weights: list[torch.Tensor], numbers: tuple[Any, ...], tensors: list[Any]) -> Engine:
         if not tensors:
             raise UnsupportedError("it takes no tensors")
-        graph = capture(_Bound(self._module, self._sources, weights, numbers), tensors)
+        dtype = self._dtype or _dtype_of(weights or tensors)
+        # PyTorch compiles a model for the autocast that it is called in.
+        bound = _Bound(self._module, self._sources, weights, numbers)
+        graph = capture(bound, tensors, ours=weights, autocast=True)
         if graph.changes_inputs:
             raise UnsupportedError("it writes to its inputs, which an engine leaves as they are")
-        return Engine(graph, self._dtype or _dtype_of(weights or tensors), tensors[0].device)
+        return Engine(graph, dtype, tensors[0].device)
 
     def _say(self, message: str) -> None:
         if not self._said:
             self._said = True
             logger.warning(message)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An engine, or that there can be none, and what it was made of."""
+
+    engine: Engine | None
+    numbers: tuple[Any, ...]
+    counted: list[tuple[int, int]]
+    watched: Watched | None
+
+    def serves(self, weights: list[torch.Tensor], numbers: tuple[Any, ...]) -> bool:
+        if numbers != self.numbers:
+            return False
+        return self.counted == _counted(weights) if self.watched is None else self.watched.hold_for(weights)
 
 
 @dataclass(frozen=True)
@@ -148,7 +192,7 @@ class _Bound(torch.nn.Module):
         self._module = [module]  # not a submodule: it has no weights of its own
         self._sources = sources
         self._numbers = numbers
-        for position, weight in zip(sources.weights, weights, strict=True):
+        for position, weight in zip(sources.weights, weights, strict=False):  # behind them the module's own
             self.register_buffer(f"weight{position}", weight.detach())
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -160,9 +204,13 @@ class _Bound(torch.nn.Module):
         return self._module[0](*[given[position] for position in sorted(given)])
 
 
-def _version(weight: torch.Tensor) -> int:
-    """Grows with every change in place; tensors made for inference cannot be changed outside of it."""
-    return 0 if weight.is_inference() else weight._version
+def _counted(weights: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Where they are, and the changes that PyTorch has counted; for tensors made in inference mode it does not."""
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+
+
+def _is_recording(weights: Sequence[torch.Tensor]) -> bool:
+    return any(weight.is_cuda for weight in weights) and torch.cuda.is_current_stream_capturing()
 
 
 def _is_buffer(placeholder: torch.fx.Node) -> bool:

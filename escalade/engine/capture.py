@@ -39,20 +39,21 @@ def capture(
     arguments: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
     *,
-    ours: bool = False,
+    ours: Sequence[torch.Tensor] = (),
+    autocast: bool = False,
 ) -> Graph:
     """The model's operations on inputs like these, for any batch size if the model allows it.
 
     The model is captured in evaluation mode, whatever mode it is in. It is never run: copies of it are, so that it and
-    all that it holds stay as they are. The graph has tensors of its own, unless the model is `ours`, made to be
-    captured, whose tensors it takes.
+    all that it holds stay as they are. The graph has tensors of its own, but takes those that are `ours` as they are.
+    With `autocast`, what the caller's autocast makes of the model is captured.
     """
     require_module(model)
     given = _Given(tuple(arguments), dict(keywords or {}))
     given.check()
 
     def run() -> Graph:
-        with undisturbed(model, given.devices), torch.compiler.set_stance("force_eager"):
+        with undisturbed(model, given.devices, autocast), torch.compiler.set_stance("force_eager"):
             return _graph(Original(model, ours), given)
 
     # What is compiled with `torch.compile` runs as it is, also if somebody compiles whoever asks for this.
@@ -245,8 +246,7 @@ class _Reader:
                 )
             elif node.op == "output":
                 self._outputs(graph, node)
-        graph.structure = _spelt("returns", exported.call_spec.out_spec)
-        graph.arguments = _spelt("takes", exported.call_spec.in_spec)
+        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
         if self._symbol is not None:
             graph.batches = self._batches()
         if graph.changes_inputs:
@@ -390,15 +390,6 @@ class _Reader:
         statistics = bound.get("running_mean")
         if trains and isinstance(statistics, torch.fx.Node):
             raise CaptureError(_state(own.get(statistics.name, statistics.name)))
-
-
-def _spelt(verb: str, structure: pytree.TreeSpec) -> str:
-    try:
-        return pytree.treespec_dumps(structure)
-    except NotImplementedError as error:
-        raise CaptureError(
-            f"the model {verb} {structure}; a compiled model {verb} tensors, and tuples, lists and dicts of them"
-        ) from error
 
 
 def _state(name: str | None) -> str:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
+from escalade.engine.check import check_sizes
 from escalade.engine.constants import Constants, require_finite
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import InputFormat, require_dtype
@@ -69,8 +70,7 @@ class Engine:
         self.way = way
         with own_arithmetic("fp32", self.device):
             self._graph = optimise(graph, dtype, way)
-        self._structure = pytree.treespec_loads(graph.structure)
-        self._arguments = pytree.treespec_loads(graph.arguments)
+        self._structure, self._arguments = graph.structure, graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs)))
         self._names = tuple(named)
@@ -252,6 +252,8 @@ class Engine:
     def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
         device = tensors[0].device
+        if not self._captured.is_sound:
+            check_sizes(self._captured, batch)
         with own_arithmetic("fp32", device):
             graph = for_batch(self._graph, self.dtype, batch, self.way)
         given = zip(self._captured.inputs, tensors, strict=True)

@@ -1,6 +1,7 @@
 """Engines as files: a safetensors file with the weights, whose metadata holds the graph as JSON.
 
-No pickle, no Python code: what is read back is data, checked against a hash before it is used.
+No pickle, no Python code, nothing that is imported because a file names it: what is read back is data, checked as a
+whole before any of it is used. The checksum tells damage; it is no signature.
 """
 
 from __future__ import annotations
@@ -9,31 +10,48 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from escalade.engine.engine import MOST_PLANS, Engine
-from escalade.engine.graph import Batch, Graph, Input, Node, Reference
+from escalade.engine.check import GraphError, check_graph
+from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
+from escalade.engine.graph import Batch, Graph, Input, Node, Reference, map_leaves
+from escalade.engine.passes.simplify import depends_on_batch, remove_dead_code
+from escalade.engine.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
-VERSION = 1
+VERSION = 2
+_METADATA = ("format", "version", "dtype", "graph", "sha256")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 class FileError(EscaladeError):
-    """A file that is no engine, or is damaged, or comes from a newer Escalade."""
+    """A file that is no engine, or is damaged, or comes from a newer Escalade; an engine that no file can hold."""
 
 
 def save(engine: Engine, path: str | os.PathLike[str]) -> None:
-    """Written beside its place and moved there, so that a reader never sees half of it."""
-    path = pathlib.Path(path)
-    tensors, shared = _distinct(engine.graph.constants)
-    graph = json.dumps(_graph_to_json(engine.graph, shared))
+    """Written beside its place and moved there, so that a reader never sees half of it.
+
+    A link stays a link, and what a failure leaves is the file that was there before.
+    """
+    place = _place(path)
+    captured = engine.graph.copy()
+    remove_dead_code(captured)
+    try:
+        check_graph(captured)
+        tensors, shared = _distinct(captured.constants)
+        graph = json.dumps(_graph_to_json(captured, shared))
+    except (GraphError, TreeError) as error:
+        raise FileError(f"this engine cannot be saved: {error}") from error
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -41,55 +59,96 @@ def save(engine: Engine, path: str | os.PathLike[str]) -> None:
         "graph": graph,
         "sha256": _digest(graph, engine.dtype, tensors),
     }
+    temporary = place.with_name(f".escalade-{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error}") from error
-    os.close(handle)
-    try:
+        if place.exists() and not place.is_file():
+            raise FileError(f"{path} cannot be written: it is there, and is no file")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode  # as the user's umask has it
         save_file(tensors, temporary, metadata)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary.chmod(mode)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, place)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} cannot be written: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def load(
     path: str | os.PathLike[str], *, device: torch.device | str | None = None, plans: int = MOST_PLANS
 ) -> Engine:
     """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1")."""
-    metadata, tensors = _read(pathlib.Path(path))
+    where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(where)
+    metadata, tensors = _read(_place(path))
     if metadata.get("format") != FORMAT:
         raise FileError(f"{path} is not an engine that Escalade has saved")
     if metadata.get("version") != str(VERSION):
         raise FileError(
-            f"{path} has version {metadata.get('version')} of the file format; this Escalade reads version {VERSION}"
+            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads version "
+            f"{VERSION}. Compile the model again and save it"
         )
     if metadata.get("sha256") != _digest(metadata.get("graph", ""), metadata.get("dtype", ""), tensors):
         raise FileError(f"{path} is damaged: its contents do not match its checksum")
-    graph = _graph_from_json(json.loads(metadata["graph"]), tensors)
-    where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    return Engine(graph, metadata["dtype"], where, plans)
+    try:
+        if set(metadata) != set(_METADATA):
+            raise _Malformed(f"its metadata are {_listed(metadata)}")
+        graph = _graph_from_json(_parsed(metadata["graph"]), tensors)
+        check_graph(graph)
+        return Engine(_at_home(graph, where), metadata["dtype"], where, plans)
+    except (_Malformed, GraphError, TreeError) as error:
+        raise FileError(f"{path} holds no network: {error}") from error
+
+
+class _Malformed(EscaladeError):
+    """Data that is not in the file's form."""
+
+
+def _place(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a path leads, links followed."""
+    try:
+        return pathlib.Path(os.path.realpath(pathlib.Path(path)))
+    except (TypeError, ValueError, OSError) as error:
+        raise FileError(f"{path!r} is no path of a file: {error}") from error
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    if not path.is_file():
-        raise FileError(f"there is no file {path}")
+    """The metadata, and tensors in memory of their own: who writes to the file later changes no engine."""
     try:
+        if not path.is_file():
+            what = "it is there, and is no file" if path.exists() else "there is nothing of that name"
+            raise FileError(f"there is no file {path}: {what}")
         with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return dict(file.metadata() or {}), tensors
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileError(f"{path} is not an engine that Escalade has saved, or is damaged: {error}") from error
+
+
+def _at_home(graph: Graph, where: torch.device | str) -> Graph:
+    """Tensors that an operator makes out of nothing are made where the engine runs; constants begin on the CPU."""
+    device = torch.device("cpu" if where == TWIN else where)
+
+    def placed(node: Node) -> Node:
+        home = device if depends_on_batch(node) else torch.device("cpu")
+        attributes = map_leaves(
+            lambda leaf: home if isinstance(leaf, torch.device) else leaf, node.attributes
+        )
+        return replace(node, attributes=attributes)
+
+    return replace(graph, nodes={name: placed(node) for name, node in graph.nodes.items()})
 
 
 def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Weights that a model uses twice are written once; the second result says under which name."""
     tensors: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
-    seen: dict[tuple[int, Any, Any], str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in constants.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and key in seen:
             shared[name] = seen[key]
             continue
@@ -119,8 +178,8 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         ],
         "constants": {name: shared.get(name, name) for name in graph.constants},
         "outputs": list(graph.outputs),
-        "structure": graph.structure,
-        "arguments": graph.arguments,
+        "structure": to_plain(graph.structure),
+        "arguments": to_plain(graph.arguments),
         "output_types": list(graph.output_types),
         "batches": list(graph.batches),
         "ranges": dict(graph.ranges),
@@ -128,26 +187,108 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _parsed(text: str) -> dict[str, Any]:
+    """Each key once: of two Python would take the last, and a reader the first."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise _Malformed(f"something is said twice: {_listed(key for key, _ in pairs)}")
+        return made
+
+    try:
+        data = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise _Malformed(f"its graph is no JSON: {error}") from error
+    return _record(
+        data, "graph",
+        {
+            "inputs": list, "nodes": list, "constants": dict, "outputs": list, "structure": object, "arguments": object,
+            "output_types": list, "batches": list, "ranges": dict, "notes": list,
+        },
+    )  # fmt: skip
+
+
+def _record(data: Any, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """An object with just these fields, each of its type."""
+    if type(data) is not dict or data.keys() != fields.keys():
+        raise _Malformed(f"a {what} has {_listed(fields)}")
+    for (name, kind), value in zip(fields.items(), (data[name] for name in fields), strict=True):
+        _require(isinstance(value, kind), f"{name} of a {what} is no {kind.__name__}")
+    return data
+
+
+def _row(data: Any, what: str, kinds: tuple[type, ...]) -> list[Any]:
+    """A list with just these items."""
+    if type(data) is not list or len(data) != len(kinds):
+        raise _Malformed(f"a {what} is a list of {len(kinds)}")
+    for value, kind in zip(data, kinds, strict=True):
+        _require(type(value) is kind, f"a {what} has a {type(value).__name__} for a {kind.__name__}")
+    return data
+
+
+def _texts(values: Iterable[Any], what: str) -> list[str]:
+    """Such as a terminal can show."""
+    found = list(values)
+    for value in found:
+        _require(type(value) is str and value.isprintable(), f"{what} is {value!r}; it is a text of one line")
+    return found
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise _Malformed(sentence)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
 def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Graph:
-    nodes = (
-        Node(name, op, inputs, _from_json(attributes), _from_json(shape), dtype, source)
-        for name, op, inputs, attributes, shape, dtype, source in data["nodes"]
+    nodes = [_node_from_json(entry) for entry in data["nodes"]]
+    _require(len({node.name for node in nodes}) == len(nodes), "two nodes have the same name")
+    stored = _texts(data["constants"].values(), "a constant's tensor")
+    _require(
+        set(stored) == tensors.keys(),
+        f"its constants are not its tensors: {_listed(set(stored) ^ tensors.keys())}",
     )
+    _require(len(data["batches"]) == 2, "its batches are not the least and the largest")
     return Graph(
-        inputs=tuple(Input(name, _from_json(shape), dtype) for name, shape, dtype in data["inputs"]),
+        inputs=tuple(_input_from_json(entry) for entry in data["inputs"]),
         nodes={node.name: node for node in nodes},
-        constants={name: tensors[stored] for name, stored in data["constants"].items()},
-        outputs=tuple(data["outputs"]),
-        structure=data["structure"],
-        arguments=data["arguments"],
-        output_types=tuple(data["output_types"]),
+        constants={name: tensors[found] for name, found in zip(data["constants"], stored, strict=True)},
+        outputs=tuple(_texts(data["outputs"], "an output")),
+        structure=from_plain(data["structure"]),
+        arguments=from_plain(data["arguments"]),
+        output_types=tuple(_texts(data["output_types"], "the type of an output")),
         batches=(data["batches"][0], data["batches"][1]),
-        ranges=data.get("ranges", {}),
-        notes=list(data["notes"]),
+        ranges=data["ranges"],
+        notes=_texts(data["notes"], "a note"),
+        is_sound=False,
     )
 
 
-_TYPES = (torch.dtype, torch.memory_format, torch.layout, torch.device)
+def _input_from_json(entry: Any) -> Input:
+    name, shape, dtype = _row(entry, "input", (str, list, str))
+    return Input(name, _from_json(shape), dtype)
+
+
+def _node_from_json(entry: Any) -> Node:
+    name, op, inputs, attributes, shape, dtype, source = _row(
+        entry, "node", (str, str, dict, dict, list, str, str)
+    )
+    _texts((name, *inputs.values(), source), "what a node is called or reads")
+    found = _from_json(attributes)
+    _require(type(found) is dict, f"node {name} has {found!r} for attributes")
+    return Node(name, op, inputs, found, _from_json(shape), dtype, source)
+
+
+_WORDS = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout))
+}
+"""What is a name among the arguments of PyTorch's operators."""
 
 
 def _to_json(value: Any) -> Any:
@@ -174,15 +315,15 @@ def _from_json(value: Any) -> Any:
         return tuple(_from_json(item) for item in value)
     if not isinstance(value, dict):
         return value
-    if set(value) == {"$batch"}:
-        return Batch(value["$batch"])
-    if set(value) == {"$value"}:
-        return Reference(value["$value"])
-    if set(value) == {"$device"}:
-        return torch.device(value["$device"])
-    if set(value) == {"$torch"}:
-        found = getattr(torch, value["$torch"], None)
-        if not isinstance(found, _TYPES):
-            raise FileError(f"torch.{value['$torch']} is nothing that a plan can hold")
-        return found
-    return {key: _from_json(item) for key, item in value.items()}
+    if not any(key.startswith("$") for key in value):
+        return {key: _from_json(item) for key, item in value.items()}
+    ((word, item),) = value.items() if len(value) == 1 else ((_listed(value), None),)
+    if word == "$batch" and type(item) is int:
+        return Batch(item)
+    if word == "$value" and type(item) is str:
+        return Reference(item)
+    if word == "$device" and type(item) is str and _DEVICE.fullmatch(item):
+        return torch.device(item)
+    if word == "$torch" and type(item) is str and item in _WORDS:
+        return _WORDS[item]
+    raise _Malformed(f"{word} of {item!r} is nothing that a graph can hold")

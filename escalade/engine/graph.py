@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ class Graph:
     nodes: dict[str, Node]
     constants: dict[str, torch.Tensor]
     outputs: tuple[str, ...]
-    structure: str = ""
-    """How the outputs are given back: a tree of PyTorch's, as JSON."""
-    arguments: str = ""
-    """How the caller gives the inputs, in the same form."""
+    structure: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(None))
+    """How the outputs are given back."""
+    arguments: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(((None,), {})))
+    """How the caller gives the inputs: in order, and by name."""
     output_types: tuple[str, ...] = ()
     """The element types that the model itself returns."""
     batches: tuple[int, int | None] = (1, None)
@@ -92,6 +93,8 @@ class Graph:
     """For FP8: the largest magnitude of each value of the fused graph, as seen in calibration."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
+    is_sound: bool = True
+    """Whether its sizes are right for every batch by its making; those of a file are checked for each."""
 
     def __iter__(self) -> Iterator[Node]:
         """In order, each as it is by then: the graph may be rewritten on the way."""

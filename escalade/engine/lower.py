@@ -66,7 +66,7 @@ class Forms:
 
 def lower(node: Node, forms: Forms) -> Lowered | None:
     """None: no operation of Escalade's does it, so PyTorch will."""
-    make = _LOWER.get(node.op)
+    make = _LOWER.get(node.op) if node.is_floating else None
     return make(node, forms) if make else None
 
 
@@ -145,9 +145,7 @@ def _batch_norm(node: Node, forms: Forms) -> Lowered | None:
     return Lowered("batch_norm", problem, dict.fromkeys(("weight", "bias", "mean", "variance"), FP32), "x")
 
 
-def _relu(node: Node, forms: Forms) -> Lowered | None:
-    if not node.is_floating:
-        return None
+def _relu(node: Node, forms: Forms) -> Lowered:
     problem = ReluProblem(prod(forms.value(node.name).shape), node.attributes["limit"], forms.stored)
     return Lowered("relu", problem, in_place="x")
 
@@ -156,7 +154,7 @@ def _add(node: Node, forms: Forms) -> Lowered | None:
     if any(forms.is_constant(node.inputs[role]) for role in ("x", "residual")):
         return None  # it lies in PyTorch's order
     layouts = {forms.value(node.inputs[role]).layout for role in ("x", "residual")}
-    if not node.is_floating or layouts != {forms.value(node.name).layout}:
+    if layouts != {forms.value(node.name).layout}:
         return None
     problem = AddProblem(prod(forms.value(node.name).shape), node.attributes["relu"], forms.stored)
     return Lowered("add", problem, in_place="x")

@@ -199,6 +199,7 @@ def _step(
     lowered = lower(node, asking)
     if lowered is None:
         return Step(node)
+    _require_room(node, lowered, forms[node.name])
     if way is Way.naive:
         choice = _foot(lowered, device)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
@@ -206,6 +207,16 @@ def _step(
     if choice.problem != lowered.problem:
         raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
     return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+
+def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
+    """A kernel writes what its problem says, whatever the graph says."""
+    result = operation(lowered.operation).output(lowered.problem, torch.device("meta"))
+    if result.nbytes != form.bytes:
+        raise UnsupportedError(
+            f"{node.source or node.name} gives {result.nbytes} bytes ({lowered.problem.name}); the graph has "
+            f"{form.bytes} for it, sizes {list(form.shape)}"
+        )
 
 
 def _foot(lowered: Lowered, device: torch.device) -> Choice:

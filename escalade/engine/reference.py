@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph import ATEN, Node, Reference, map_leaves
-from escalade.errors import UnsupportedError
+from escalade.engine.operators import OperatorError, resolve
+from escalade.errors import EscaladeError
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def compute(node: Node, inputs: Tensors) -> torch.Tensor:
-    """The node's result in the type of its inputs."""
-    return _COMPUTE[node.op](node, inputs)
+    """The node's result in the type of its inputs, with the sizes that the graph has for it."""
+    with _in_a_sentence(node.op):
+        result = _COMPUTE[node.op](node, inputs)
+    if tuple(result.shape) != node.shape:
+        raise OperatorError(
+            f"{node.source or node.name} gives {list(result.shape)}; the plan has room for {list(node.shape)}"
+        )
+    return result
 
 
 def _finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
@@ -139,12 +147,21 @@ def _convert(node: Node, inputs: Tensors) -> torch.Tensor:
 
 def aten(node: Node, inputs: Tensors) -> torch.Tensor:
     """PyTorch's own operator, with tensors in the places of their references."""
+    results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+    return results[node.attributes.get("result", 0)]
+
+
+def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Sequence[torch.Tensor]:
+    """All that an operator gives; inputs by the roles that its arguments refer to."""
+    home = next((tensor.device for tensor in inputs.values()), None)
 
     def leaf(value: Any) -> Any:
+        if isinstance(value, torch.device):  # a plan's values are where the plan is
+            return value if home is None else home
         return inputs[value.role] if isinstance(value, Reference) else value
 
-    operator = resolve(node.attributes["target"])
-    bound = map_leaves(leaf, node.attributes["arguments"])
+    operator = resolve(target)
+    bound = map_leaves(leaf, arguments)
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name
         bound[first] = bound[first].clone()
@@ -157,20 +174,21 @@ def aten(node: Node, inputs: Tensors) -> torch.Tensor:
             named[argument.name] = bound[argument.name]
         else:
             positional.append(bound[argument.name])
-    result = operator(*positional, **named)
-    return result[node.attributes["result"]] if "result" in node.attributes else result
+    with _in_a_sentence(target):
+        result = operator(*positional, **named)
+    return (result,) if isinstance(result, torch.Tensor) else result
 
 
-def resolve(target: str) -> Any:
-    """The operator of a name such as `aten::cat` or `aten::add.Tensor`."""
-    name, _, overload = target.removeprefix("aten::").partition(".")
-    packet = getattr(torch.ops.aten, name, None) if target.startswith("aten::") else None
-    operator = getattr(packet, overload or "default", None)
-    if operator is None:
-        raise UnsupportedError(
-            f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses"
-        )
-    return operator
+@contextmanager
+def _in_a_sentence(what: str) -> Iterator[None]:
+    """What PyTorch has against a call; that memory has run out is for others to say."""
+    try:
+        yield
+    except (EscaladeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OperatorError(f"PyTorch does not do {what} on these tensors: {reason}") from error
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

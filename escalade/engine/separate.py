@@ -30,12 +30,11 @@ _lru_cache = type(functools.lru_cache(lambda: None))
 class Original:
     """A model as the caller has it, and the tensors that all its copies share: copies themselves, of each one."""
 
-    def __init__(self, model: nn.Module, ours: bool = False) -> None:
-        """If the model is `ours`, nobody else has its tensors, and they need no copying."""
+    def __init__(self, model: nn.Module, ours: Iterable[torch.Tensor] = ()) -> None:
+        """Tensors of the model that are `ours` nobody else has, and they need no copying."""
         self._model = model
-        self._ours = ours
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._storages: set[int] = set()
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
         self._alive: list[Any] = []
 
     def copied(self, made: Made = lambda tensor: tensor) -> nn.Module:
@@ -79,7 +78,7 @@ class Original:
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         if key not in self._tensors:
             self._alive.append(tensor)  # as long as it lives, no other has its identity or its memory
-            made = self._tensors[key] = tensor.detach() if self._ours else tensor.detach().clone()
+            made = self._tensors[key] = tensor.detach() if self.owns(tensor) else tensor.detach().clone()
             if _has_address(made):
                 self._storages.add(made.untyped_storage().data_ptr())
         return self._tensors[key]

@@ -36,8 +36,10 @@ _cached = type(functools.lru_cache(lambda: None))
 
 
 @contextmanager
-def undisturbed(model: nn.Module, devices: Iterable[torch.device]) -> Iterator[None]:
-    """Copies of the model may run: without gradients, without warnings, in the types that it asks for itself."""
+def undisturbed(model: nn.Module, devices: Iterable[torch.device], autocast: bool) -> Iterator[None]:
+    """Copies of the model may run: without gradients, without warnings, and without the caller's autocast unless that
+    is wanted.
+    """
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)
         outside = _Outside(model)
@@ -49,7 +51,8 @@ def undisturbed(model: nn.Module, devices: Iterable[torch.device]) -> Iterator[N
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(without_autocast())
+        if not autocast:
+            stack.enter_context(without_autocast())
         yield
 
 

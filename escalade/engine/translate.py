@@ -227,14 +227,15 @@ def _product(node: Node, x: str | None, matrix: str | None, bias: str | None, gr
 
 def _layer_norm(node: Node, call: _Call, graph: Graph) -> Translation:
     """Over the last dimension; without a weight or a bias it gets those that change nothing."""
-    if len(call("normalized_shape", ())) != 1 or node.attributes.get("result", 0) != 0:
+    sizes = call("normalized_shape", ())
+    if len(sizes) != 1 or not isinstance(sizes[0], int) or node.attributes.get("result", 0) != 0:
         return None
     inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
     if any(name not in graph.constants for role, name in inputs.items() if role != "x" and name is not None):
         return None
     for role, fill in (("weight", torch.ones), ("bias", torch.zeros)):
         if inputs[role] is None:
-            inputs[role] = graph.add_constant(f"{node.name}_{role}", fill(call("normalized_shape")))
+            inputs[role] = graph.add_constant(f"{node.name}_{role}", fill(sizes))
     return _made(node, "layer_norm", inputs, epsilon=call("eps", 1e-5))
 
 

@@ -113,11 +113,20 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
-def test_names_of_files_do_nothing_to_the_terminal_and_are_written_exactly(
-    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+def test_names_do_nothing_to_the_terminal_are_written_exactly_and_closed_folders_are_named(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "odd"
-    folder.mkdir()
+    closed = folder / "closed \x1b[2J"
+    closed.mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
     for name in ODD_NAMES:
         (folder / os.fsdecode(name)).write_bytes((images / "0.png").read_bytes())
         (folder / os.fsdecode(b"broken " + name)).write_text("no image")
@@ -135,32 +144,14 @@ def test_names_of_files_do_nothing_to_the_terminal_and_are_written_exactly(
     files = {str(folder / os.fsdecode(name)) for name in ODD_NAMES}
     found = json.loads((tmp_path / "o.json").read_bytes().decode("utf-8", "strict"))
     assert {entry["file"] for entry in found["images"]} == files
-    assert {entry["file"].replace("broken ", "") for entry in found["unreadable"]} == files
+    unreadable = [entry["file"] for entry in found["unreadable"]]
+    assert unreadable[0] == str(closed)
+    assert {name.replace("broken ", "") for name in unreadable[1:]} == files
+    assert r"closed \x1b[2J: the folder cannot be opened: Permission denied" in result.stderr
+    assert "7 of 14 images could not be read" in result.stderr
+    assert "folders that could not be opened: 1" in result.stderr
     with open(tmp_path / "o.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
         assert {row["file"] for row in csv.DictReader(file)} == files
-
-
-def test_a_folder_that_cannot_be_opened_fails_in_the_end(
-    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (images / "closed").mkdir()
-    real = os.scandir
-
-    def scandir(path: str) -> object:
-        if str(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    path = tmp_path / "o.json"
-    result = run(images, "-w", weights, "--device", "cpu", "--json", path)
-    assert result.exit_code == 1 and "closed: the folder cannot be opened: Permission denied" in result.stderr
-    assert (
-        "folders that could not be opened: 1" in result.stderr
-        and "images could not be read" not in result.stderr
-    )
-    assert [entry["file"] for entry in json.loads(path.read_text())["unreadable"]] == [str(images / "closed")]
-    assert len(json.loads(path.read_text())["images"]) == 5
 
 
 def test_readable_images_end_well_with_any_batch(

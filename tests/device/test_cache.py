@@ -665,6 +665,13 @@ def test_a_folder_that_others_can_write_to_does_not_serve(
     assert Cache(tmp_path / "a" / "b").get("k", forbidden) == b"planted"
 
 
+def test_nothing_is_left_in_a_folder_that_is_not_used(tmp_path: pathlib.Path, someone: int) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.warns(UserWarning, match="other users can write to"):
+        Cache(tmp_path / "new").get("k", lambda: b"payload")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("above", [0, 1, 2])
 def test_a_folder_of_another_user_does_not_serve(
     tmp_path: pathlib.Path, someone: int, above: int, as_owner: Callable[[pathlib.Path, int], None]
@@ -676,6 +683,39 @@ def test_a_folder_of_another_user_does_not_serve(
     assert Cache(tmp_path / "a" / "b").get("k", forbidden) == b"planted"
     as_owner(place, someone)
     _not_served(tmp_path / "a" / "b", f"{place} belongs to another user")
+
+
+def test_who_installed_the_package_could_do_anything_anyway(
+    tmp_path: pathlib.Path,
+    someone: int,
+    as_owner: Callable[[pathlib.Path, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As root in a container that has a user's checkout in it."""
+    cache = Cache(tmp_path)
+    cache.get("k", lambda: b"payload")
+    as_owner(tmp_path, someone)
+    assert not Cache(tmp_path).has("k")
+    monkeypatch.setattr(trust, "_author", lambda: someone)
+    assert Cache(tmp_path).has("k")
+
+
+@pytest.mark.parametrize("mode", [0o777 | stat.S_ISVTX, 0o755])
+def test_no_other_user_can_make_this_one_wait(
+    tmp_path: pathlib.Path, someone: int, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that others can open is theirs to hold."""
+    cache = Cache(tmp_path)
+    cache.directory.mkdir()
+    cache.directory.chmod(mode)
+
+    def make() -> bytes:
+        locks = list(cache.directory.glob("*.lock"))
+        assert bool(locks) == (mode == 0o755)
+        assert all(stat.S_IMODE(lock.stat().st_mode) == 0o600 for lock in locks)
+        return b"payload"
+
+    assert cache.get("k", make) == b"payload"
 
 
 def test_a_file_of_another_user_does_not_serve(

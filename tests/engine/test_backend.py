@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 from escalade.engine import backend
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
+from tests.engine.untouched import untouched
 
 
 class Small(nn.Module):
@@ -76,16 +77,91 @@ def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[
     assert len(engines) == 2 and engines[1].graph.is_batched
 
 
-def test_weights_changed_in_place_are_seen(model: nn.Module, engines: list[Engine]) -> None:
+def _exchange(model: Any) -> None:
+    """Two values in each other's place: no sum of them all is another."""
+    numbers = model.fc.weight.detach().numpy()
+    numbers[0, 0], numbers[1, 1] = numbers[1, 1].copy(), numbers[0, 0].copy()
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda model: model.fc.weight.mul_(2),
+    "data": lambda model: model.fc.weight.data.mul_(2),
+    "a buffer's data": lambda model: model.norm.running_mean.data.sub_(0.5),
+    "NumPy": lambda model: model.fc.bias.detach().numpy().fill(3),
+    "two values exchanged": _exchange,
+    "rows turned round": lambda model: model.fc.weight.data.copy_(model.fc.weight.data.flip(0)),
+    "other data": lambda model: setattr(model.fc.weight, "data", torch.ones(5, 16)),
+    "a state": lambda model: model.load_state_dict(
+        {name: tensor * 1.5 for name, tensor in model.state_dict().items()}
+    ),
+    "an assigned state": lambda model: model.load_state_dict(
+        {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()},
+        assign=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_whatever_is_written_to_weights_is_seen(mode: Any, engines: list[Engine]) -> None:
+    """Also what PyTorch does not count, which in inference mode is everything."""
+    with mode():
+        torch.manual_seed(8)
+        model = Small().eval()
+        compiled = torch.compile(model, backend="escalade")
+        x = torch.randn(2, 3, 8, 8)
+        for name, write in WRITES.items():
+            before, made = compiled(x), len(engines)
+            write(model)
+            after = compiled(x)
+            torch.testing.assert_close(after, model(x), msg=name)
+            assert not torch.allclose(before, after) and len(engines) > made, name
+
+
+def test_weights_that_hold_the_same_again_need_no_other_engine(
+    model: nn.Module, engines: list[Engine]
+) -> None:
     compiled = torch.compile(model, backend="escalade")
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         before = compiled(x)
+        model.fc.weight.mul_(2).div_(2)  # type: ignore[union-attr,operator]
+        model.load_state_dict(model.state_dict())
+        assert torch.equal(compiled(x), before) and len(engines) == 1
+
+
+def test_frozen_weights_are_not_compared(
+    model: nn.Module, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend.Watched, "hold_for", None)
+    compiled = torch.compile(model, backend="escalade", options={"frozen": True})
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        compiled(x)
+        torch.testing.assert_close(compiled(x), model(x))
         model.fc.weight.mul_(2)  # type: ignore[union-attr,operator]
-        model.norm.running_mean.add_(1)  # type: ignore[union-attr,operator]
-        after = compiled(x)
-        torch.testing.assert_close(after, model(x))
-    assert not torch.allclose(before, after) and len(engines) == 2
+        torch.testing.assert_close(compiled(x), model(x))  # PyTorch has counted it
+    assert len(engines) == 2
+
+
+def test_weights_are_the_callers(model: nn.Module) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(model, backend="escalade")
+    with untouched(model, x), torch.no_grad():
+        compiled(x)
+        compiled(x)
+
+
+def test_autocast_is_pytorchs(model: nn.Module, engines: list[Engine]) -> None:
+    """A model that is compiled by PyTorch is compiled for the autocast that it is called in."""
+    compiled = torch.compile(model, backend="escalade")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = compiled(x), model(x)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(engines) == 2
 
 
 def test_gradients_are_pytorchs(
@@ -164,7 +240,9 @@ def test_types_that_escalade_lacks_are_pytorchs(model: nn.Module, caplog: pytest
 
 def test_unknown_options_are_refused(model: nn.Module) -> None:
     graph = torch.fx.symbolic_trace(nn.ReLU())
-    with pytest.raises(UnsupportedError, match="no option speed; it has dtype"):
+    with pytest.raises(UnsupportedError, match="no option speed; it has dtype, frozen"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"speed": "high"})
     with pytest.raises(UnsupportedError, match="dtype 'fp4': compile takes"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"dtype": "fp4"})
+    with pytest.raises(UnsupportedError, match="frozen='yes': backend escalade takes True or False"):
+        backend.escalade_backend(graph, [torch.randn(2)], options={"frozen": "yes"})

@@ -309,7 +309,6 @@ class Gate(nn.Module):
         (Call(lambda x: x[x > 0]), "values"),
         (Call(lambda x: (x, 3)), "returns tensors only"),
         (Call(lambda x: x * float(x.sum())), "by the values of its tensors"),
-        (Call(lambda x: x.max(1)), "tuples, lists and dicts"),
         (Call(lambda x: missing(x)), "cannot be captured as a graph of tensor operations: NameError"),  # type: ignore[name-defined] # noqa: F821
     ],
 )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
+import stat
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +81,27 @@ def test_shared_weights_are_written_once(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "shared.engine").stat().st_size < 1.3 * 4 * 10_100
 
 
+def test_constants_of_the_same_memory_may_be_different(tmp_path: pathlib.Path) -> None:
+    """A matrix and its transpose begin at the same place and have the same sizes; so do floats and their bits."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Buffer(torch.randn(5, 5)), nn.Buffer(torch.randn(5, 5))
+            self.three = nn.Buffer(torch.zeros(5, 5, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x * self.one, x * self.two, x * self.three
+
+    x = torch.randn(2, 5, 5)
+    graph = compile(Twice(), x).graph
+    matrix = torch.randn(5, 5)
+    graph.constants |= {"b_one": matrix, "b_two": matrix.t(), "b_three": matrix.view(torch.int32)}
+    Engine(graph, "fp32", "cpu").save(tmp_path / "t.engine")
+    again = load(tmp_path / "t.engine", device="cpu")(x)
+    torch.testing.assert_close(again, (x * matrix, x * matrix.t(), x * matrix.view(torch.int32)))
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_type_and_the_normalisation_are_kept(dtype: str, tmp_path: pathlib.Path) -> None:
     x = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
@@ -94,6 +121,91 @@ def test_limits_of_the_batch_are_kept(tmp_path: pathlib.Path) -> None:
     engine = compile(Squeezed(), torch.randn(2, 3, 1))
     engine.save(tmp_path / "s.engine")
     assert load(tmp_path / "s.engine", device="cpu").graph.batches == engine.graph.batches == (2, None)
+
+
+class Call(nn.Module):
+    """A function as a module, with parts."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*self.parts, *arguments)
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    y = F.hardswish(x * 2, inplace=True).mul_(2)
+    y[:, 0] = 1
+    return y.masked_fill_(y > 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.ConvTranspose2d(3, 4, 3, 2, 1), (3, 4, 4)),
+        (Call(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")), (3, 4, 4)),
+        (Call(lambda x: F.silu(x) + F.mish(x) + F.elu(x) + F.leaky_relu(x) + x.sigmoid() + x.tanh()), (3, 4)),
+        (Call(_in_place), (3, 4)),
+        (nn.LayerNorm([3, 4]), (3, 4)),
+        (nn.GroupNorm(2, 4), (4, 3, 3)),
+        (nn.InstanceNorm2d(4, affine=True), (4, 3, 3)),
+        (Call(lambda a, x: a(x, x, x)[0], nn.MultiheadAttention(8, 2, batch_first=True)), (3, 8)),
+        (Call(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)), (2, 3, 8)),
+        (Call(lambda r, x: r(x)[0], nn.LSTM(4, 3, batch_first=True)), (3, 4)),
+        (Call(lambda x: torch.einsum("bij,bkj->bik", x, x)), (3, 4)),
+        (Call(lambda e, x: e(x.long().clamp(0, 4)), nn.Embedding(5, 3)), (4,)),
+        (Call(lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect").roll(1, 2).flip(-1)), (2, 4, 4)),
+        (Call(lambda x: torch.cat(x.chunk(2, 1)[::-1] + x.split([1, 3], 1), 1)[:, 1:, ::2]), (4, 4)),
+        (Call(lambda x: x.gather(1, x.argsort(1)) + x.topk(2)[0].sum(1, keepdim=True)), (4,)),
+        (Call(lambda x: torch.where(x > 0, x, 0.0).cumsum(1) + torch.ones(4, 4).triu(1)), (4, 4)),
+        (Call(lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True) + F.normalize(x)), (4,)),
+        (Call(lambda x: torch.fft.rfft2(x).abs()), (3, 4, 4)),
+        (Call(lambda x: F.pixel_shuffle(x, 2).permute(0, 2, 3, 1).repeat(1, 2, 1, 1)), (4, 3, 3)),
+        (Call(lambda x: torch.cat([x, torch.zeros(x.shape[0], 2, device=x.device)], 1)), (4,)),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
+    ],
+)
+def test_what_pytorch_does_is_saved(model: nn.Module, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+    engine = compile(model.eval(), torch.randn(2, *shape))
+    engine.save(tmp_path / "p.engine")
+    x = torch.randn(3, *shape)
+    torch.testing.assert_close(load(tmp_path / "p.engine", device="cpu")(x), engine(x), rtol=0, atol=0)
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def test_structures_that_need_no_import_come_back(tmp_path: pathlib.Path) -> None:
+    def nested(x: torch.Tensor, more: dict[str, Any]) -> Any:
+        return OrderedDict(b=[x + 1, (more["y"],)], a={3: x * 2, "s": more["z"][0]})
+
+    engine = compile(Call(nested), (x := torch.randn(2, 3), more := {"z": [x * 3], "y": x * 4}))
+    engine.save(tmp_path / "n.engine")
+    result = load(tmp_path / "n.engine", device="cpu")(x, more)
+    torch.testing.assert_close(result, nested(x, more))
+    assert type(result) is OrderedDict and list(result) == ["b", "a"] and type(result["b"][1]) is tuple
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: Pair(x + 1, x * 2), "returns a Pair; a file holds tuples, lists and dicts of tensors"),
+        (lambda x: x.max(1), "returns a max; a file holds tuples"),
+        (lambda x: {None: x + 1}, "returns a dict with the keys None"),
+        (lambda x: torch.empty_like(x).copy_(x), "aten::empty_like is none of the operators"),
+    ],
+)
+def test_what_no_file_can_hold_is_an_engine_all_the_same(
+    function: Callable[..., Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    x = torch.randn(3, 4)
+    engine = compile(Call(function), x)
+    torch.testing.assert_close(engine(x), function(x))
+    assert type(engine(x)) is type(function(x))
+    with pytest.raises(FileError, match=f"this engine cannot be saved: .*{message}"):
+        engine.save(tmp_path / "no.engine")
+    assert not list(tmp_path.iterdir())
 
 
 def rewrite(path: pathlib.Path, **changed: str | None) -> None:
@@ -133,8 +245,8 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "2"}, "has version 2 of the file format; this Escalade reads version 1"),
-        ({"version": "new"}, "has version new of the file format"),
+        ({"version": "3"}, "has version .3. of the file format; this Escalade reads version 2"),
+        ({"version": "new"}, "has version .new. of the file format"),
         ({"version": None}, "version"),
         ({"format": "other"}, "is not an engine that Escalade has saved"),
         ({"graph": None}, "damaged"),
@@ -163,6 +275,17 @@ def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
         load(tmp_path / "text")
 
 
+def test_a_file_that_changes_later_changes_no_engine(
+    mixed: tuple[Mixed, Engine], saved: pathlib.Path
+) -> None:
+    again = load(saved, device="cpu")
+    size = saved.stat().st_size
+    with saved.open("r+b") as file:
+        file.write(bytes(size))
+    x, low = torch.randn(2, 3, 6, 6), torch.randn(2, 8)
+    torch.testing.assert_close(again(x, low=low), mixed[1](x, low=low), rtol=0, atol=0)
+
+
 def test_devices_that_are_not_there_are_named(saved: pathlib.Path) -> None:
     from escalade.errors import UnsupportedError
 
@@ -176,3 +299,55 @@ def test_devices_that_are_not_there_are_named(saved: pathlib.Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileError, match="cannot be written"):
         mixed[1].save(tmp_path / "no" / "such" / "folder.engine")
+
+
+def test_files_are_as_open_as_the_user_has_it(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
+    for mask, mode in ((0o077, 0o600), (0o002, 0o664)):
+        before = os.umask(mask)
+        try:
+            mixed[1].save(tmp_path / f"{mode}.engine")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / f"{mode}.engine").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("failing", ["save_file", "os.replace", "os.fsync"])
+def test_a_failure_leaves_the_old_file(
+    failing: str, mixed: tuple[Mixed, Engine], saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(f"escalade.engine.file.{failing}", fails)
+    with pytest.raises(FileError, match="cannot be written: .*no space left"):
+        mixed[1].save(saved)
+    assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
+
+
+def test_what_is_no_file_is_not_written_to(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for place in (
+        tmp_path,
+        tmp_path / "fifo",
+        "/dev/null",
+        tmp_path / "fifo" / "f",
+        None,
+        "a\0b",
+        tmp_path / ("n" * 300),
+    ):
+        with pytest.raises(FileError):
+            mixed[1].save(place)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["fifo"]
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode) and stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_link_stays_one(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link.engine"
+    link.symlink_to(tmp_path / "folder" / "real.engine")
+    mixed[1].save(link)
+    mixed[1].save(tmp_path / ("n" * 250))  # as long as names may be, nearly
+    assert link.is_symlink() and (tmp_path / "folder" / "real.engine").is_file()
+    load(link, device="cpu")

@@ -102,4 +102,6 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 def _draws() -> tuple[Any, ...]:
-    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [state.tolist() for state in (torch.get_rng_state(), *gpus)]
+    return random.getstate(), repr(np.random.get_state()), states

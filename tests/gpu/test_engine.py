@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from escalade.engine.capture import capture
 from escalade.engine.forms import STORAGE
 from escalade.engine.program import OutOfMemory
 from escalade.ops.precision import precision
+from tests.engine.untouched import untouched
 
 pytestmark = pytest.mark.gpu
 
@@ -195,6 +197,89 @@ def test_torch_compile(cuda: torch.device) -> None:
     x = torch.randn(2, 3, 224, 224, device=cuda)
     with torch.no_grad():
         assert difference(compiled(x), model.double()(x.double())) < 1e-5
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_whatever_is_written_to_weights_is_seen_by_the_backend(mode: Any, cuda: torch.device) -> None:
+    """Also through `.data`, and in inference mode, where PyTorch counts no changes."""
+    torch._dynamo.reset()
+    with mode():
+        model = models.LeNet().eval().to(cuda)
+        compiled = torch.compile(model, backend=escalade_backend, options={"dtype": "fp32"})
+        x = torch.randn(2, 1, 86, 86, device=cuda)
+        weights = list(model.parameters())
+        for write in (
+            lambda: weights[0].mul_(2),
+            lambda: weights[-2].data.mul_(2),
+            lambda: weights[-1].data.copy_(weights[-1].data.flip(0)),
+            lambda: model.load_state_dict({name: t / 2 for name, t in model.state_dict().items()}),
+        ):
+            before = compiled(x)
+            write()
+            with precision("fp32"):
+                expected = model(x)
+            assert difference(compiled(x), expected) < 1e-5
+            assert not torch.allclose(compiled(x), before)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_recorded_call_of_the_backend_reads_the_weights(frozen: bool, cuda: torch.device) -> None:
+    """Nobody compares weights when a graph is replayed: unless they are frozen, PyTorch's operators are recorded."""
+    torch._dynamo.reset()
+    model = models.SpectralAutoencoder().eval().to(cuda)
+    compiled = torch.compile(model, backend=escalade_backend, options={"dtype": "fp32", "frozen": frozen})
+    x = torch.randn(4, 320, device=cuda)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(cuda)
+    with torch.no_grad():
+        with torch.cuda.stream(side):
+            compiled(x)
+            model(x)
+        side.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            y = compiled(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert difference(y, model(x)) < 1e-5
+        next(model.parameters()).data.mul_(2)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (difference(y, model(x)) < 1e-5) != frozen
+
+
+class Upwards(torch.nn.Module):
+    """Kernels of Escalade's, and a transposed convolution and a product, which are PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(16, 16, 3, padding=1)
+        self.up = torch.nn.ConvTranspose2d(16, 16, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(torch.relu(self.conv(x)))
+        return y @ y.transpose(2, 3)
+
+
+def test_autocast_does_not_change_an_engine(cuda: torch.device) -> None:
+    """Neither one that is made in it, whose steps of PyTorch's are recorded then, nor one that is called in it."""
+    torch.manual_seed(2)
+    model, x = Upwards().eval().to(cuda), torch.randn(2, 16, 12, 12, device=cuda)
+    plain = escalade.compile(model, x, dtype="fp32")
+    expected = model.double()(x.double()).detach()
+    model.float()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cuda", dtype):
+            made = escalade.compile(model, x, dtype="fp32")
+            results = [made(x), plain(x)]
+        for found in (*results, made(x), plain(x)):
+            assert found.dtype == torch.float32 and difference(found, expected) < 1e-5
+
+
+def test_a_model_on_the_gpu_stays_as_it_was(cuda: torch.device) -> None:
+    torch.manual_seed(2)
+    model, x = Upwards().train().to(cuda), torch.randn(2, 16, 12, 12, device=cuda)
+    model.again = model.conv
+    with untouched(model, x):
+        escalade.compile(model, x, dtype="fp16")
 
 
 @pytest.fixture(params=["spectral_autoencoder", "lenet"])

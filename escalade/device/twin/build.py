@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from escalade.device.cache import cache_key, default_cache
+from escalade.device.nvrtc import header_digest
 from escalade.device.program import KERNELS
 from escalade.device.twin import assembly, elf, prefix, toolchain
 
@@ -89,16 +90,22 @@ def _texts(files: list[pathlib.Path]) -> list[str]:
 
 
 def headers(source: str) -> list[str]:
-    """Names and texts of all headers of ours that the source includes, directly or not."""
+    """Names and texts of all headers of ours that the source includes, directly or not; a hash of NVIDIA's."""
     found: dict[str, str] = {}
+    others: set[str] = set()
     pending = _INCLUDE.findall(source)
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in found or name in others:
             continue
         for folder in (toolchain.STAND_INS, KERNELS):
             if (folder / name).is_file():
                 found[name] = (folder / name).read_text()
                 pending += _INCLUDE.findall(found[name])
                 break
-    return [part for item in sorted(found.items()) for part in item]
+        else:
+            others.add(name)
+    return [
+        *(part for item in sorted(found.items()) for part in item),
+        header_digest(toolchain.nvidia_headers(), sorted(others)),
+    ]

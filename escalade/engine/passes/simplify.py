@@ -7,7 +7,8 @@ import math
 import torch
 
 from escalade.engine.graph import ATEN, Batch, Graph, Node, map_leaves
-from escalade.engine.reference import compute, resolve
+from escalade.engine.operators import OperatorError, resolve
+from escalade.engine.reference import compute
 
 MOST_GROWTH = 16
 """A constant may take this many times the numbers that it is made of; what grows more is cheaper to compute again."""
@@ -32,7 +33,7 @@ def fold_constants(graph: Graph) -> None:
     """The model's own constants that each one comes from."""
     sizes = {name: tensor.numel() for name, tensor in graph.constants.items()}
     for node in graph:
-        if _is_random(node) or _depends_on_batch(node):
+        if _is_random(node) or depends_on_batch(node):
             continue
         if any(name not in graph.constants for name in node.inputs.values()):
             continue
@@ -52,7 +53,7 @@ def _folded(graph: Graph, node: Node) -> torch.Tensor:
         wide = {role: value.double() if value.is_floating_point() else value for role, value in given.items()}
         try:
             result = compute(node, wide)
-        except (RuntimeError, NotImplementedError):  # an operator that insists on its types
+        except OperatorError:  # an operator that insists on its types
             result = None
         if result is not None and result.is_floating_point() and tuple(result.shape) == node.shape:
             return result.to(getattr(torch, node.dtype)).contiguous()
@@ -63,7 +64,8 @@ def _is_random(node: Node) -> bool:
     return node.op == ATEN and torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
 
 
-def _depends_on_batch(node: Node) -> bool:
+def depends_on_batch(node: Node) -> bool:
+    """Whether its sizes or its arguments do."""
     leaves: list[object] = []
     map_leaves(leaves.append, (node.attributes, node.shape))
     return any(isinstance(leaf, Batch) for leaf in leaves)

@@ -10,6 +10,7 @@ import torch
 from escalade import outside
 from escalade.device.cache import default_cache
 from escalade.device.twin import build, toolchain
+from escalade.device.twin.build import headers
 from escalade.errors import CompileError, LaunchError, TwinError
 from tests.device.twin.support import launch
 
@@ -34,6 +35,18 @@ def test_a_kernel_is_built_once() -> None:
 def test_a_changed_source_is_built_again() -> None:
     first = build(COPY, "copy")
     assert build(COPY.replace("32 * 32", "33 * 32"), "copy").path != first.path
+
+
+def test_a_header_of_nvidias_that_changes_is_read_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "nvidia_headers", lambda: tmp_path)
+    source = f"#include <outer.h>\n{COPY}"
+    (tmp_path / "outer.h").write_text("#include <inner.h>\n")
+    (tmp_path / "inner.h").write_text("// once\n")
+    before = headers(source)
+    (tmp_path / "inner.h").write_text("// and again\n")
+    assert headers(source) != before
 
 
 def test_a_compile_error_has_the_compilers_words_and_the_sources_lines() -> None:

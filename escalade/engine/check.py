@@ -1,0 +1,428 @@
+"""Whether a graph is what it says: names, kinds, attributes, types and sizes, before anything is made of it.
+
+What `torch.export` gives is sound by its making. What a file holds is anything: every node is checked here against
+what its operation really yields, so that no kernel is launched over memory of another size. Nothing is computed and
+nothing allocated on the way: PyTorch's operators are asked on its `meta` device, which has sizes but no contents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.engine import reference
+from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
+from escalade.engine.kinds import KINDS, RESULT, Kind, Role, SizeError, Sizes, is_real, is_whole
+from escalade.engine.operators import OperatorError, require_fitting, require_pure, resolve
+from escalade.engine.passes.simplify import depends_on_batch
+from escalade.errors import UnsupportedError
+
+MOST_NODES = 2**16
+MOST_DIMENSIONS = 16
+MOST_ELEMENTS = 2**31 - 1
+"""Of a value, for each item of the batch."""
+MOST_PARTS = 2**18
+"""Into which an operator may take a tensor apart, and numbers in one argument."""
+MOST_FOLDED = 2**27
+"""Elements that may be computed from constants alone, beyond `MOST_GROWTH` times those of the constants."""
+MOST_GROWTH = 64
+TYPES = (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+    "complex128",
+)  # fmt: skip
+"""The element types of values; inputs are real numbers."""
+_LARGEST_INT = 2**63 - 1
+
+
+class GraphError(UnsupportedError):
+    """A graph that does not hold together."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    sizes: Sizes
+    dtype: torch.dtype
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def check_graph(graph: Graph) -> None:
+    """Everything that can be said of a graph before its batch size is known."""
+    _check_names(graph)
+    _check_inputs(graph)
+    for node in graph:
+        _check_node(graph, node)
+    _check_outputs(graph)
+    _check_normalisation(graph)
+    least, most = graph.batches
+    if not graph.is_batched:
+        free = [node.name for node in graph if depends_on_batch(node)]
+        _require(not free, f"{', '.join(free)} depend on a batch that no input has")
+        check_sizes(graph, 1)
+    else:  # one is the batch that PyTorch's own rules make exceptions of
+        for batch in (max(least, 2), max(least, 2) + 1):
+            if most is None or batch <= most:
+                check_sizes(graph, batch)
+    _check_folding(graph)
+
+
+def check_sizes(graph: Graph, batch: int) -> None:
+    """Every node's type and sizes are those that its operation gives at this batch size."""
+    values = {
+        name: _Value(tuple(tensor.shape), _kept(tensor.dtype)) for name, tensor in graph.constants.items()
+    }
+    for given in graph.inputs:
+        values[given.name] = _Value(fixed(given.shape, batch), _kept(getattr(torch, given.dtype)))
+    for node in graph.at(batch):
+        declared = _Value(node.shape, _kept(getattr(torch, node.dtype)))  # type: ignore[arg-type]
+        inputs = {role: values[name] for role, name in node.inputs.items()}
+        try:
+            for value in (declared, *inputs.values()):
+                _require_bounded(value.sizes, batch)
+            if node.op == ATEN:
+                _check_operator(node, declared, inputs, batch)
+            else:
+                _check_kind(KINDS[node.op], node, declared, inputs)
+        except (SizeError, OperatorError) as error:
+            raise GraphError(f"node {node.name} ({_described(node)}) cannot be: {error}") from error
+        values[node.name] = declared
+
+
+def _kept(dtype: torch.dtype) -> torch.dtype:
+    """All floating types stand for one, the plan's own."""
+    return torch.float32 if dtype.is_floating_point else dtype
+
+
+def _described(node: Node) -> str:
+    return node.attributes["target"] if node.op == ATEN else node.op
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise GraphError(sentence)
+
+
+def _check_names(graph: Graph) -> None:
+    names = [*(given.name for given in graph.inputs), *graph.constants, *graph.nodes]
+    for name in names:
+        _require(
+            type(name) is str and name.isidentifier() and len(name) < 1000,
+            f"a value is called {name!r}; names are letters, digits and underscores",
+        )
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    _require(not twice, f"more than one value is called {', '.join(sorted(twice))}")
+    _require(len(graph.nodes) <= MOST_NODES, f"{len(graph.nodes)} nodes; a graph has up to {MOST_NODES}")
+    known = {given.name for given in graph.inputs} | graph.constants.keys()
+    for key, node in graph.nodes.items():
+        _require(key == node.name, f"node {node.name} is kept under the name {key}")
+        missing = sorted(str(name) for name in node.inputs.values() if name not in known)
+        _require(not missing, f"node {node.name} reads {', '.join(missing)}, which nothing before it makes")
+        known.add(key)
+    missing = sorted(str(name) for name in graph.outputs if name not in known)
+    _require(not missing, f"the outputs name {', '.join(missing)}, which no node makes")
+
+
+def _check_inputs(graph: Graph) -> None:
+    for given in graph.inputs:
+        _require_type(given.name, given.dtype)
+        _require(
+            not getattr(torch, given.dtype).is_complex,
+            f"input {given.name} is complex; inputs are real numbers",
+        )
+        _require_shape(given.name, given.shape)
+        _require(
+            all(type(size) is int for size in given.shape[1:]),
+            f"input {given.name} has a batch beyond its first dimension",
+        )
+    for name, tensor in graph.constants.items():
+        _require_type(name, str(tensor.dtype).removeprefix("torch."))
+        _require_shape(name, tuple(tensor.shape))
+    _require_leaves("arguments", graph.arguments, len(graph.inputs))
+    given = pytree.tree_unflatten(range(len(graph.inputs)), graph.arguments)
+    _require(
+        type(given) is tuple
+        and [type(part) for part in given] == [tuple, dict]
+        and all(type(name) is str for name in given[1]),
+        "the arguments are not a tuple and a dict by name",
+    )
+    _require_leaves("outputs", graph.structure, len(graph.outputs))
+    least, most = graph.batches
+    _require(
+        is_whole(least, 1) and (most is None or is_whole(most, least + 1, _LARGEST_INT)),
+        f"batches of {least} to {most}: those are no sizes of a batch",
+    )
+    for name, largest in graph.ranges.items():
+        _require(
+            type(name) is str and is_real(largest) and largest >= 0, f"the range of {name} is {largest!r}"
+        )
+
+
+def _require_leaves(what: str, structure: pytree.TreeSpec, number: int) -> None:
+    _require(
+        structure.num_leaves == number,
+        f"the {what} are a structure of {structure.num_leaves} tensors; the graph has {number}",
+    )
+
+
+def _check_outputs(graph: Graph) -> None:
+    _require(
+        len(graph.output_types) == len(graph.outputs),
+        f"{len(graph.outputs)} outputs with {len(graph.output_types)} types",
+    )
+    for name, dtype in zip(graph.outputs, graph.output_types, strict=True):
+        _require_type(name, dtype)
+        own, given = graph.dtype_of(name), getattr(torch, dtype)
+        _require(_kept(own) == _kept(given), f"output {name} is {own} and would be returned as {given}")
+
+
+def _require_type(name: str, dtype: Any) -> None:
+    _require(dtype in TYPES, f"{name} is of type {dtype!r}; a graph's values are {', '.join(TYPES)}")
+
+
+def _require_shape(name: str, shape: Shape) -> None:
+    _require(
+        type(shape) is tuple and len(shape) <= MOST_DIMENSIONS and all(_is_size(size) for size in shape),
+        f"{name} has sizes {shape!r}; sizes are up to {MOST_DIMENSIONS} whole numbers below 2^31",
+    )
+
+
+def _is_size(size: Any) -> bool:
+    return is_whole(size.times, 1) if type(size) is Batch else is_whole(size)
+
+
+def _check_node(graph: Graph, node: Node) -> None:
+    """What can be said of a node by itself."""
+    _require_type(node.name, node.dtype)
+    _require_shape(node.name, node.shape)
+    if node.op == ATEN:
+        _check_call(node)
+        return
+    _require(
+        node.op in KINDS, f"node {node.name} is of kind {node.op!r}; there are {', '.join((*KINDS, ATEN))}"
+    )
+    kind = KINDS[node.op]
+    needed = {role for role, given in kind.inputs.items() if not given.optional}
+    _require(
+        needed <= node.inputs.keys() <= kind.inputs.keys(),
+        f"node {node.name} ({node.op}) has the inputs {', '.join(node.inputs)}; it takes {', '.join(kind.inputs)}",
+    )
+    _require(
+        node.attributes.keys() == kind.attributes.keys(),
+        f"node {node.name} ({node.op}) has the attributes {', '.join(map(str, node.attributes))}; they are "
+        f"{', '.join(kind.attributes) or 'none'}",
+    )
+    for name, expected in kind.attributes.items():
+        found = node.attributes[name]
+        _require(
+            expected.holds(found),
+            f"{name} of node {node.name} ({node.op}) is {found!r}; it is {expected.words}",
+        )
+    for role, name in node.inputs.items():
+        _require(
+            name in graph.constants or not kind.inputs[role].constant,
+            f"{role} of node {node.name} ({node.op}) is computed; it is a constant",
+        )
+
+
+def _check_call(node: Node) -> None:
+    """A call of PyTorch's: an operator that may be called, and arguments that can be told from a graph's own."""
+    known = {"target", "arguments", "result"}
+    _require(
+        {"target", "arguments"} <= node.attributes.keys() <= known
+        and type(node.attributes["target"]) is str
+        and isinstance(node.attributes["arguments"], Mapping),
+        f"node {node.name} names no operator with arguments",
+    )
+    if "result" in node.attributes:
+        _require(
+            is_whole(node.attributes["result"], 0, MOST_PARTS), f"node {node.name} takes no result by number"
+        )
+    arguments = node.attributes["arguments"]
+    roles: set[str] = set()
+    for name, argument in arguments.items():
+        for leaf in _leaves(argument):
+            _require(
+                _is_argument(leaf),
+                f"argument {name} of node {node.name} is {leaf!r}, which no operator takes",
+            )
+            if type(leaf) is Reference:
+                roles.add(leaf.role)
+    _require(
+        roles == node.inputs.keys(),
+        f"node {node.name} has the inputs {', '.join(node.inputs)} and uses {', '.join(map(str, roles))}",
+    )
+    try:
+        operator = require_pure(node.attributes["target"], arguments)
+    except OperatorError as error:
+        raise GraphError(f"node {node.name}: {error}") from error
+    unknown = arguments.keys() - {argument.name for argument in operator._schema.arguments}
+    _require(
+        not unknown,
+        f"node {node.name}: {node.attributes['target']} has no argument {', '.join(map(str, unknown))}",
+    )
+
+
+def _leaves(argument: Any) -> Sequence[Any]:
+    """A value, or those of a list; a mapping is neither."""
+    if type(argument) is tuple:
+        _require(
+            len(argument) <= MOST_PARTS, f"a list of {len(argument)}; an argument has up to {MOST_PARTS}"
+        )
+        return argument
+    return (argument,)
+
+
+def _is_argument(leaf: Any) -> bool:
+    match leaf:
+        case None | bool() | float() | str() | Reference():
+            return True
+        case int():
+            return -_LARGEST_INT <= leaf <= _LARGEST_INT
+        case Batch(times):
+            return is_whole(times, 1)
+        case torch.dtype():
+            return str(leaf).removeprefix("torch.") in TYPES
+        case torch.layout():
+            return leaf is torch.strided
+        case torch.device():
+            return leaf.type in ("cpu", "cuda")
+        case torch.memory_format():
+            return True
+    return False
+
+
+def _check_normalisation(graph: Graph) -> None:
+    """It is the first thing that happens to an image, and the only one."""
+    given = {entry.name for entry in graph.inputs}
+    for node in graph:
+        if node.op == "normalise":
+            image = node.inputs["x"]
+            _require(
+                image in given and graph.only_user(image) is node,
+                f"node {node.name} normalises {image}, which is no image that it alone reads",
+            )
+
+
+def _require_bounded(sizes: Sizes, batch: int) -> None:
+    most = MOST_ELEMENTS * batch
+    if math.prod(sizes) > most:
+        raise SizeError(f"sizes of {list(sizes)} are more than {most} elements")
+
+
+def _check_kind(kind: Kind, node: Node, declared: _Value, inputs: Mapping[str, _Value]) -> None:
+    for role, value in inputs.items():
+        _require_dimensions(role, kind.inputs[role], value)
+    found = {role: value.sizes for role, value in inputs.items()} | {RESULT: declared.sizes}
+    expected = kind.sizes(found, node.attributes)
+    for role, sizes in found.items():
+        if expected.get(role, sizes) != sizes:
+            raise SizeError(f"{role} has sizes {list(sizes)} where {list(expected[role])} belong")
+    dtype = inputs["x"].dtype
+    for value in inputs.values():
+        if value.is_floating != inputs["x"].is_floating:
+            raise SizeError("its inputs are of different types")
+        dtype = torch.promote_types(dtype, value.dtype)
+    if kind.floating and not inputs["x"].is_floating:
+        raise SizeError(f"it is for floating-point numbers, not for {dtype}")
+    _require_result(declared, _Value(declared.sizes, dtype))
+
+
+def _require_dimensions(role: str, expected: Role, value: _Value) -> None:
+    least, most = expected.dimensions
+    if not least <= len(value.sizes) <= most:
+        words = f"{least}" if least == most else f"{least} to {most}"
+        raise SizeError(f"{role} has {len(value.sizes)} dimensions; it has {words}")
+
+
+def _require_result(declared: _Value, real: _Value) -> None:
+    if declared != real:
+        raise SizeError(
+            f"it gives {real.dtype} {list(real.sizes)}, and the graph says {declared.dtype} {list(declared.sizes)}"
+        )
+
+
+def _check_operator(node: Node, declared: _Value, inputs: Mapping[str, _Value], batch: int) -> None:
+    target, arguments = node.attributes["target"], node.attributes["arguments"]
+    results = _results(_Call(target, repr(arguments), tuple(inputs.items()), arguments))
+    for result in results:
+        _require_bounded(result.sizes, batch)
+    number = node.attributes.get("result", None if _gives_several(resolve(target)) else 0)
+    if number is None or number >= len(results):
+        raise SizeError(f"it gives {len(results)} results, and the graph takes number {number}")
+    _require_result(declared, results[number])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator, its arguments, and what the tensors among them are."""
+
+    target: str
+    spelt: str
+    """The arguments, with every type told: 1 is neither 1.0 nor True."""
+    inputs: tuple[tuple[str, _Value], ...]
+    arguments: Mapping[str, Any] = field(compare=False)
+
+
+@lru_cache(4096)  # layers are alike, and so are the graphs of two batch sizes
+def _results(call: _Call) -> tuple[_Value, ...]:
+    """What an operator gives for tensors without contents."""
+    operator = resolve(call.target)
+    arguments = dict(call.arguments)
+    sizes = {
+        name: dict(call.inputs)[argument.role].sizes
+        for name, argument in arguments.items()
+        if type(argument) is Reference
+    }
+    if _takes_apart(operator):
+        numbers = [leaf for argument in arguments.values() for leaf in _leaves(argument) if type(leaf) is int]
+        if max((*numbers, *(size for found in sizes.values() for size in found)), default=0) > MOST_PARTS:
+            raise SizeError(f"it would take a tensor apart into more than {MOST_PARTS}")
+    if any(argument.name == "device" for argument in operator._schema.arguments):
+        arguments["device"] = torch.device("meta")
+    tensors = {
+        role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
+    }
+    results = reference.results_of(
+        call.target, arguments, tensors
+    )  # so they are of the right types, and all there
+    require_fitting(call.target, sizes, arguments)
+    for result in results:
+        if result.device.type != "meta" or result.layout != torch.strided:
+            raise SizeError(f"it gives a tensor on {result.device} in layout {result.layout}")
+    return tuple(_Value(tuple(result.shape), _kept(result.dtype)) for result in results)
+
+
+def _gives_several(operator: torch._ops.OpOverload) -> bool:
+    return len(operator._schema.returns) > 1 or _gives_list(operator)
+
+
+def _gives_list(operator: torch._ops.OpOverload) -> bool:
+    return str(operator._schema.returns[0].type) == "List[Tensor]"
+
+
+def _takes_apart(operator: torch._ops.OpOverload) -> bool:
+    """One tensor into a list of them."""
+    return _gives_list(operator) and str(operator._schema.arguments[0].type) == "Tensor"
+
+
+def _check_folding(graph: Graph) -> None:
+    """Constants may be few and what is computed of them much; it is computed when an engine is made."""
+    constant = set(graph.constants)
+    elements = 0
+    for node in graph:
+        if constant.issuperset(node.inputs.values()) and not depends_on_batch(node):
+            constant.add(node.name)
+            elements += math.prod(node.shape)  # type: ignore[arg-type]
+    most = MOST_FOLDED + MOST_GROWTH * sum(tensor.numel() for tensor in graph.constants.values())
+    _require(
+        elements <= most,
+        f"{elements} numbers are computed from constants alone; with these constants up to {most} may be",
+    )

@@ -1,0 +1,225 @@
+"""Which of PyTorch's operators a file may name: those that compute fresh values from tensors, and nothing else.
+
+Loading a file runs operators (constants are folded), and calling its engine runs the rest. None of them may read or
+write files, call Python, write to what it is given, show memory that nothing was written to, or draw random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from escalade.engine.graph import Reference
+from escalade.errors import UnsupportedError
+
+_TARGET = re.compile(r"aten::(\w+)(?:\.(\w+))?")
+_TENSORS = ("Tensor", "List[Tensor]")
+_UNBOUNDED = re.compile(r"mvlgamma|.*polynomial.*")
+"""Pointwise operators whose work grows with a number among their arguments."""
+
+
+class OperatorError(UnsupportedError):
+    """An operator of PyTorch's that is not there, may not be used, or does not take what it is given."""
+
+
+def resolve(target: str) -> torch._ops.OpOverload:
+    """The operator of a name such as `aten::cat` or `aten::add.Tensor`."""
+    found = _TARGET.fullmatch(target)
+    packet = getattr(torch.ops.aten, found[1], None) if found else None
+    operator = getattr(packet, found[2] or "default", None) if found else None
+    if not isinstance(operator, torch._ops.OpOverload) or operator.name() != target:
+        raise OperatorError(
+            f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses"
+        )
+    return operator
+
+
+def require_pure(target: str, arguments: Mapping[str, Any]) -> torch._ops.OpOverload:
+    """The operator of a name, if it is one that a file may hold with these arguments."""
+    operator = resolve(target)
+    reason = _impurity(operator, arguments)
+    if reason is not None:
+        raise OperatorError(f"{target} {reason}; a file holds operators that compute new tensors from others")
+    return operator
+
+
+def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> str | None:
+    """What stands against an operator; None if nothing does."""
+    schema = operator._schema
+    in_place = schema.is_mutable
+    name = schema.name.removeprefix("aten::")
+    base = name[:-1] if in_place and name.endswith("_") else name
+    if not (base in _KNOWN or base in _DRAWS_UNLESS or _is_pointwise(base)):
+        return "is none of the operators that Escalade knows to be pure"
+    if any(argument.is_out for argument in schema.arguments):
+        return "writes to a tensor that it is given"
+    written = [
+        argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write
+    ]
+    if in_place and not (name.endswith("_") and written == [schema.arguments[0].name] == ["self"]):
+        return "writes to a tensor that it is given"
+    if in_place and not isinstance(arguments.get("self"), Reference):
+        return "changes something else than a tensor"  # a copy of it is what it changes
+    if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
+        return "gives something else than tensors"
+    if torch.Tag.nondeterministic_seeded in operator.tags and not _draws_nothing(base, schema, arguments):
+        return "draws random numbers"
+    trains = arguments.get("training") or arguments.get("use_input_stats")
+    if trains and arguments.get("running_mean") is not None:  # which the schema does not say
+        return "changes the statistics that it is given"
+    if arguments.get("pin_memory") or arguments.get("generator") is not None:
+        return "is told where its memory or its random numbers come from"
+    return None
+
+
+@cache
+def _is_pointwise(base: str) -> bool:
+    """Whether PyTorch marks an operator of this name so, of those whose work is the same for each element."""
+    packet = getattr(torch.ops.aten, base, None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if packet is not None else []
+    marked = any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    return marked and not _UNBOUNDED.fullmatch(base)
+
+
+def require_fitting(target: str, sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> None:
+    """What some operators do not look at themselves: whether the sizes of their tensors, by argument, go together."""
+    name = target.removeprefix("aten::").split(".")[0]
+    fits = next((test for pattern, test in _FITTING.items() if re.fullmatch(pattern, name)), None)
+    if fits is not None and not fits(sizes, arguments):
+        raise OperatorError(f"{target} does not take tensors of these sizes with these arguments")
+
+
+def _norms_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
+    """One length for each slice along a dimension."""
+    whole, lengths, dimension = sizes["v"], sizes["g"], arguments.get("dim", 0)
+    if not -len(whole) <= dimension < len(whole):
+        return False
+    return lengths == tuple(size if axis == dimension % len(whole) else 1 for axis, size in enumerate(whole))
+
+
+def _groups_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
+    x, (batch, channels, pixels) = sizes["input"], (arguments[key] for key in ("N", "C", "HxW"))
+    per_channel = all(sizes.get(role, (channels,)) == (channels,) for role in ("weight", "bias"))
+    return x[:2] == (batch, channels) and math.prod(x[2:]) == pixels and per_channel
+
+
+def _scales_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
+    """Sizes and scales are given beside each other, and both are used."""
+    scales = [arguments.get(key) for key in ("scales_d", "scales_h", "scales_w", "scales")]
+    wanted = arguments.get("output_size")
+    if wanted is None or all(scale is None for scale in scales):
+        return True
+    given = [scale for scale in scales if scale is not None]
+    images = list(zip(sizes["self"][2:], wanted, given, strict=False))
+    return len(images) == len(given) == len(wanted) and all(
+        abs(size * scale - out) <= 1 for size, out, scale in images
+    )
+
+
+_FITTING = {
+    "_weight_norm(_interface)?": _norms_fit,
+    "native_group_norm": _groups_fit,
+    "_?upsample_.*": _scales_fit,
+}
+
+
+def _draws_nothing(base: str, schema: torch._C.FunctionSchema, arguments: Mapping[str, Any]) -> bool:
+    if base not in _DRAWS_UNLESS:
+        return False
+    switch = _DRAWS_UNLESS[base]
+    given = {argument.name: argument.default_value for argument in schema.arguments} | dict(arguments)
+    return switch in given and not isinstance(given[switch], Reference) and not given[switch]
+
+
+_DRAWS_UNLESS = {
+    "scaled_dot_product_attention": "dropout_p",
+    "lstm": "train",
+    "gru": "train",
+    "rnn_relu": "train",
+    "rnn_tanh": "train",
+    "rrelu": "training",
+    "dropout": "train",
+    "feature_dropout": "train",
+    "alpha_dropout": "train",
+    "feature_alpha_dropout": "train",
+}
+"""Operators that draw random numbers unless this argument is false or zero."""
+
+_KNOWN = frozenset(
+    """
+    absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide glu greater greater_equal
+    hardswish isclose isin less less_equal log_sigmoid log_sigmoid_forward multiply negative not_equal polar complex
+    prelu _prelu_kernel rms_norm _fused_rms_norm special_digamma special_erf special_erfc special_erfinv special_exp2
+    special_expit special_expm1 special_gammainc special_gammaincc special_gammaln special_i0 special_log1p
+    special_logit special_ndtr special_polygamma special_psi special_round special_sinc
+    special_xlogy subtract __and__ __or__
+
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d
+    max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d
+    max_unpool3d
+
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution conv_tbc
+    _convolution_mode im2col col2im
+
+    batch_norm instance_norm group_norm native_group_norm layer_norm native_layer_norm renorm norm linalg_vector_norm
+    linalg_matrix_norm linalg_norm frobenius_norm norm_except_dim _weight_norm _weight_norm_interface
+
+    linear bilinear matmul linalg_matmul mm bmm mv dot vdot inner outer ger addmm addmv addbmm baddbmm addr
+    _addmm_activation einsum tensordot kron linalg_multi_dot chain_matmul linalg_vecdot linalg_cross cross cdist
+    _cdist_forward _euclidean_dist pdist pairwise_distance cosine_similarity dist
+
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler affine_grid_generator
+    pixel_shuffle pixel_unshuffle channel_shuffle
+
+    softmax _softmax _safe_softmax log_softmax _log_softmax special_softmax special_log_softmax logsumexp
+    special_logsumexp logcumsumexp _logcumsumexp
+
+    all any amax amin aminmax _aminmax argmax argmin argsort count_nonzero cummax cummin cumprod cumsum cov corrcoef
+    diff kthvalue mean median mode msort nanmean nanmedian nanquantile nansum prod quantile sort std std_mean sum
+    sum_to_size topk trace trapezoid trapz cumulative_trapezoid var var_mean bucketize searchsorted histc
+
+    alias atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat chunk column_stack concat
+    concatenate constant_pad_nd contiguous detach diag diag_embed diagflat diagonal diagonal_scatter dsplit dstack
+    expand expand_as flatten flip fliplr flipud hsplit hstack meshgrid moveaxis movedim narrow numpy_T mT mH adjoint
+    matrix_H pad _pad_circular _pad_enum permute pixel_shuffle ravel reflection_pad1d reflection_pad2d
+    reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
+    reshape_as roll rot90 row_stack select select_scatter slice slice_scatter split split_with_sizes squeeze stack
+    swapaxes swapdims t take take_along_dim tensor_split tile transpose tril triu unbind unflatten unfold
+    unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view view_as _unsafe_view _reshape_copy vsplit vstack
+    alias_copy detach_copy diagonal_copy expand_copy narrow_copy permute_copy select_copy slice_copy split_copy
+    split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy
+    lift lift_fresh lift_fresh_copy
+
+    embedding gather index index_add index_copy index_fill
+    index_put index_reduce index_select masked_scatter put scatter scatter_add scatter_reduce one_hot
+
+    to _to_copy type_as copy fill zero conj resolve_conj resolve_neg real imag view_as_real view_as_complex
+    _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short
+
+    arange full full_like ones ones_like zeros zeros_like new_full new_ones new_zeros eye linspace logspace
+    scalar_tensor tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window kaiser_window
+    fft_fftfreq fft_rfftfreq vander linalg_vander
+
+    fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft
+    fft_rfft2 fft_rfftn fft_fftshift fft_ifftshift stft istft
+
+    det inverse linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh linalg_inv linalg_inv_ex linalg_matrix_exp
+    linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd matrix_exp
+
+    lstm_cell gru_cell rnn_relu_cell rnn_tanh_cell
+
+    mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits
+    soft_margin_loss
+    """.split()
+)
+"""Pure operators by name, apart from those that PyTorch marks as pointwise. Not among them are those that show memory
+as it is (`empty`), those that reach around a tensor's bounds (`as_strided`, `set_`, `resize_`), and inner ones that
+leave it to their caller to look at sizes and indices (`_unsafe_index`, `_fft_c2r`, `embedding_bag`)."""

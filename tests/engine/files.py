@@ -1,0 +1,78 @@
+"""Engine files taken apart and put together again, checksum included: what somebody who knows the format can write."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import nn
+
+from escalade.engine.file import _digest
+
+
+@dataclass
+class Contents:
+    """Of a file: its metadata, the graph among it as plain data, and its tensors."""
+
+    metadata: dict[str, str]
+    graph: Any
+    tensors: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(path: pathlib.Path) -> Contents:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata())
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return Contents(metadata, json.loads(metadata["graph"]), tensors)
+
+    def written(self) -> bytes:
+        graph = json.dumps(self.graph)
+        sha256 = _digest(graph, self.metadata["dtype"], self.tensors)
+        return safetensors.torch.save(self.tensors, {**self.metadata, "graph": graph, "sha256": sha256})
+
+
+class EveryKind(nn.Module):
+    """Every kind of node that a file can hold, and arguments of every sort among PyTorch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.fc, self.rows = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.order = nn.Buffer(torch.tensor([2, 0, 3]))
+        self.token = nn.Parameter(torch.randn(1, 4))
+
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, Any]:
+        y = self.pool(F.relu6(self.norm(self.first(x))))
+        y = F.relu(self.second(y) + y)
+        up = F.interpolate(y, scale_factor=2.0)
+        z = F.gelu(self.rows(self.fc(F.adaptive_avg_pool2d(y, 1).flatten(1))))
+        z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)
+        z = torch.cat([z, self.token.expand(x.shape[0], -1), torch.zeros(x.shape[0], 1)], 1)
+        first, second = z.split([4, 5], 1)
+        return {
+            "z": [z, first * torch.arange(4.0)],
+            "up": (up[:, self.order],),
+            "which": second.max(1)[1],
+            "half": y.sum(1).half(),
+        }
+
+
+def every_kind(path: pathlib.Path) -> Contents:
+    """An engine of `EveryKind` in a file."""
+    from escalade.engine import compile
+
+    torch.manual_seed(3)
+    inputs = (torch.randint(0, 256, (2, 3, 9, 9), dtype=torch.uint8),)
+    engine = compile(
+        EveryKind().eval(), inputs, {"mask": torch.randn(2, 4)}, normalize=((0.5,) * 3, (0.2,) * 3)
+    )
+    engine.save(path)
+    return Contents.of(path)

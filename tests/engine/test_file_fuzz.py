@@ -1,0 +1,112 @@
+"""Two thousand files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.engine import Engine, load
+from escalade.engine.graph import fixed
+from escalade.errors import EscaladeError
+from tests.engine.files import Contents, every_kind
+from tests.engine.mutations import mutated_bytes, mutated_contents
+
+BYTES, GRAPHS, PIECES = 600, 1400, 7
+"""Files with changed bytes, files with changed graphs, and the tests that these are done in."""
+MOST_ELEMENTS = 10_000
+"""Of inputs that a changed engine is called with."""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Contents, bytes, Engine]:
+    path = tmp_path_factory.mktemp("fuzz") / "original.engine"
+    contents = every_kind(path)
+    return contents, path.read_bytes(), load(path, device="cpu")
+
+
+def loaded(path: pathlib.Path, device: str = "cpu") -> Engine | None:
+    """The engine of a file, None if it is refused."""
+    try:
+        return load(path, device=device)
+    except EscaladeError as error:
+        assert str(error)
+        return None
+
+
+def given(engine: Engine) -> tuple[list[torch.Tensor], int]:
+    """Inputs like those that an engine says it takes."""
+    least, _ = engine.graph.batches
+    made = []
+    for entry in engine.graph.inputs:
+        shape, dtype = fixed(entry.shape, least), getattr(torch, entry.dtype)
+        made.append((torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 9).to(dtype))
+    return made, least
+
+
+def called(engine: Engine) -> Any:
+    """What it returns, None if it is a sentence; of the sizes and types that its graph has."""
+    sizes = [fixed(entry.shape, engine.graph.batches[0]) for entry in engine.graph.inputs]
+    if any(torch.Size(size).numel() > MOST_ELEMENTS for size in sizes):
+        return None
+    tensors, batch = given(engine)
+    positional, named = pytree.tree_unflatten(tensors, engine.graph.arguments)
+    try:
+        result = engine(*positional, **named)
+    except EscaladeError as error:
+        assert str(error)
+        return None
+    leaves = pytree.tree_leaves(result)
+    assert [tuple(leaf.shape) for leaf in leaves] == [
+        fixed(engine.graph.shape_of(name), batch) for name in engine.graph.outputs
+    ]
+    assert [str(leaf.dtype) for leaf in leaves] == [f"torch.{name}" for name in engine.graph.output_types]
+    return result
+
+
+def test_changed_bytes_are_noticed(original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path) -> None:
+    _, whole, engine = original
+    draw, path = random.Random(1), tmp_path / "changed.engine"
+    refused = 0
+    for _ in range(BYTES):
+        path.write_bytes(mutated_bytes(whole, draw))
+        again = loaded(path)
+        refused += again is None
+        if again is not None:  # spaces at the end of the header, say
+            torch.testing.assert_close(called(again), called(engine), rtol=0, atol=0, equal_nan=True)
+    assert refused > BYTES * 0.95
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_changed_graphs_are_sentences_or_engines(
+    original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path, piece: int
+) -> None:
+    contents, _, engine = original
+    draw, path = random.Random(1000 + piece), tmp_path / "changed.engine"
+    accepted = returned = 0
+    for _ in range(GRAPHS // PIECES):
+        changed = mutated_contents(contents, draw)
+        path.write_bytes(changed.written())
+        again = loaded(path)
+        if again is None:
+            continue
+        accepted += 1
+        result = called(again)
+        returned += result is not None
+        if (
+            changed.graph == contents.graph
+            and changed.metadata == contents.metadata
+            and _same(changed, contents)
+        ):
+            torch.testing.assert_close(result, called(engine), rtol=0, atol=0, equal_nan=True)
+    assert accepted < GRAPHS // PIECES / 2 and returned, "most changes are noticed, and some change nothing"
+
+
+def _same(one: Contents, other: Contents) -> bool:
+    return one.tensors.keys() == other.tensors.keys() and all(
+        torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items()
+    )

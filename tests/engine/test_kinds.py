@@ -1,0 +1,83 @@
+"""The sizes that follow from others are those that PyTorch gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escalade.engine.capture import capture
+from escalade.engine.check import check_graph
+from escalade.engine.graph import Node
+from escalade.engine.kinds import KINDS, RESULT, SizeError
+from escalade.engine.operators import OperatorError
+from escalade.engine.reference import compute
+from tests.engine.files import EveryKind
+
+
+def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
+def same_as_pytorch(op: str, attributes: dict[str, Any], **sizes: tuple[int, ...]) -> None:
+    """Both give the same sizes, or neither any."""
+    try:
+        expected = KINDS[op].sizes({**sizes, RESULT: ()}, attributes)
+        shape = (
+            expected[RESULT]
+            if all(expected.get(role, size) == size for role, size in sizes.items())
+            else None
+        )
+    except SizeError:
+        shape = None
+    tensors = {role: torch.zeros(size) for role, size in sizes.items()}
+    node = Node("n", op, {}, attributes, shape or (), "float32")
+    if shape is None:
+        with pytest.raises(OperatorError):
+            compute(node, tensors)
+    else:
+        compute(node, tensors)  # which compares the sizes
+
+
+@given(
+    image=pairs(1, 9), window=pairs(1, 4), stride=pairs(1, 3), padding=pairs(0, 3), dilation=pairs(1, 2),
+    groups=st.integers(1, 3), channels=st.integers(1, 3), filters=st.integers(1, 4), more=st.sampled_from((0, 0, 1)),
+)  # fmt: skip
+def test_convolutions(
+    image: Any, window: Any, groups: int, channels: int, filters: int, more: int, **rest: Any
+) -> None:
+    attributes = {**rest, "groups": groups, "relu": False}
+    weight = (filters, channels, *window)
+    same_as_pytorch(
+        "conv2d", attributes, x=(2, channels * groups + more, *image), weight=weight, bias=(filters + more,)
+    )
+
+
+@given(
+    image=pairs(1, 9), kernel=pairs(1, 4), stride=pairs(1, 5), padding=pairs(0, 3), ceil_mode=st.booleans()
+)
+def test_pools(image: Any, **attributes: Any) -> None:
+    same_as_pytorch("max_pool2d", attributes, x=(2, 3, *image))
+
+
+@given(features=st.integers(1, 4), rows=st.lists(st.integers(1, 3), max_size=3), outputs=st.integers(1, 3))
+def test_layers(features: int, rows: list[int], outputs: int) -> None:
+    x = (*rows, features)
+    same_as_pytorch("linear", {"relu": False}, x=x, weight=(outputs, features), bias=(outputs,))
+    same_as_pytorch("linear", {"relu": False}, x=x, weight=(outputs, features + 1), bias=(outputs,))
+    vector = (features,)
+    same_as_pytorch("layer_norm", {"epsilon": 1e-5}, x=x, weight=vector, bias=vector)
+    same_as_pytorch("softmax", {}, x=x)
+
+
+def test_every_kind_that_capture_makes_is_known() -> None:
+    """The model of the files' tests has them all."""
+    from escalade.engine.compiler import _normalise
+
+    graph = capture(EveryKind().eval(), (torch.randn(2, 3, 9, 9),), {"mask": torch.randn(2, 4)})
+    _normalise(graph, ((0.5,) * 3, (0.2,) * 3))
+    check_graph(graph)
+    assert {node.op for node in graph} == {*KINDS, "aten"}
