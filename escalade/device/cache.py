@@ -71,7 +71,7 @@ def default_directory() -> pathlib.Path:
     if os.path.isabs(base):  # others are to be ignored, says its specification
         return pathlib.Path(base) / "escalade"
     try:
-        return pathlib.Path.home() / ".cache" / "escalade"
+        return _absolute(str(pathlib.Path.home() / ".cache" / "escalade"))
     except RuntimeError:  # a user without a home
         return pathlib.Path(tempfile.gettempdir()) / f"escalade-{os.geteuid()}"
 

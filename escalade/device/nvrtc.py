@@ -220,8 +220,8 @@ def _header_candidates() -> list[pathlib.Path]:
     for root in (spec.submodule_search_locations or []) if spec else []:
         folders += sorted(pathlib.Path(root).glob("cu*/include"))
         folders.append(pathlib.Path(root) / "cuda_runtime" / "include")
-    toolkits = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    toolkits = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     nvcc = outside.find("nvcc")
     if nvcc:
         toolkits.append(str(pathlib.Path(nvcc).resolve().parent.parent))
-    return folders + [pathlib.Path(toolkit) / "include" for toolkit in toolkits if toolkit]
+    return folders + [pathlib.Path(toolkit) / "include" for toolkit in toolkits if os.path.isabs(toolkit)]

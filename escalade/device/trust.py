@@ -9,15 +9,19 @@ import pwd
 import stat
 from functools import cache
 
+_AROUND = frozenset(pathlib.Path(__file__).resolve().parents)
 _WHOLE_NAMESPACE = ["0", "0", "4294967295"]
 
 
 def objection(folder: pathlib.Path) -> str:
     """Who else could change what is found in a folder, or put another one in its place; empty if nobody could.
 
-    The path has no links in it. Where a folder is sticky, only owners remove and rename: then those count.
+    The path has no links in it. Where a folder is sticky, only owners remove and rename: then those count. Who can
+    write to a folder that this package lies in could change what runs anyway.
     """
     for place in (folder, *folder.parents):
+        if place in _AROUND:
+            break
         status = os.stat(place)
         owner_is_unknown = place != folder and _is_unmapped(status.st_uid)
         if not owner_is_unknown and not is_ours(status):

@@ -696,8 +696,12 @@ def test_who_installed_the_package_could_do_anything_anyway(
     cache.get("k", lambda: b"payload")
     as_owner(tmp_path, someone)
     assert not Cache(tmp_path).has("k")
-    monkeypatch.setattr(trust, "_author", lambda: someone)
-    assert Cache(tmp_path).has("k")
+    with monkeypatch.context() as installed:
+        installed.setattr(trust, "_author", lambda: someone)
+        assert Cache(tmp_path).has("k")
+    with monkeypatch.context() as installed:
+        installed.setattr(trust, "_AROUND", frozenset({tmp_path}))
+        assert Cache(tmp_path).has("k")
 
 
 @pytest.mark.parametrize("mode", [0o777 | stat.S_ISVTX, 0o755])

@@ -217,6 +217,19 @@ def test_the_compiler_and_its_headers_are_found() -> None:
     assert (cuda_headers() / "cuda_fp16.h").is_file()
 
 
+def test_headers_are_not_looked_for_in_the_current_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"bin:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_HOME", "toolkit")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "nvcc").chmod(0o755)
+    found = nvrtc._header_candidates()
+    assert found and all(folder.is_absolute() and tmp_path not in folder.parents for folder in found)
+
+
 def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
     """One problem in each dtype that the rung takes: of those that are measured, else of the small ones."""
     chosen: dict[str, Any] = {}
