@@ -7,7 +7,7 @@ packed once into the form that the chosen kernels want.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,10 @@ from escalade.tune import Choice, choose
 
 MOST_DIRECT_LAUNCHES = 3
 """Up to here, launching kernels one by one costs the host no more than a CUDA graph with copies before and after it."""
+
+
+_VALUES = ("x", "residual", "shortcut")
+"""The roles of what a step has from other steps."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Step:
         """The constant of that role in the form in which the step takes it."""
         forms = self.lowered.constants if self.lowered else {}
         return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
+
+    def is_settled(self, constants: Collection[str]) -> bool:
+        """Whether its weights, which are all that it reads besides values, were there before the plan began: then its
+        kernels need not wait for the step in front to read them.
+        """
+        return all(name in constants for role, name in self.node.inputs.items() if role not in _VALUES)
 
     def workspace_name(self, workspace: Workspace) -> str:
         return f"{self.node.name}/{workspace.name}"

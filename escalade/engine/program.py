@@ -118,7 +118,8 @@ class Kernels:
         each = tuple(part for part in step.recipe.steps if not part.weights_only)
         recipe = Recipe(each, step.recipe.workspaces)
         relayed = behind is not None and behind.recipe is not None and behind.recipe.may_come_early
-        return Executable(recipe, self._device, label, settled=True, relayed=relayed).bind(bound)
+        settled = step.is_settled(self.plan.graph.constants)
+        return Executable(recipe, self._device, label, settled=settled, relayed=relayed).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""

@@ -14,7 +14,11 @@ from escalade.device.program import Program
 from escalade.device.recipe import FEW_BLOCKS, FILLING_BYTES, KernelCall, Recipe, Relayed, Settled
 from escalade.device.run import Executable
 from escalade.engine import program as engine_program
+from escalade.engine.graph import Node
+from escalade.engine.plan import Step
+from escalade.ops.call import ready
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.linear import Linear, LinearProblem
 
 CALL = KernelCall(Program.of("relu/scalar.cu", "relu_scalar"), (1000, 1, 1), (128, 1, 1), ())
 
@@ -30,6 +34,55 @@ def test_neither_holds_unless_said() -> None:
     assert [value.value for value in arguments.values] == [7, 1, 0]
     arguments.set(settled=False, relayed=True)
     assert [value.value for value in arguments.values] == [7, 0, 1]
+
+
+def flags(executable: Executable) -> set[int]:
+    """What the launches of an executable are told about their weights."""
+    found = [
+        value.value
+        for step, made in zip(executable.recipe.steps, executable._steps, strict=True)
+        if isinstance(step, KernelCall)
+        for argument, value in zip(step.arguments, made.arguments.values, strict=True)  # type: ignore[attr-defined]
+        if isinstance(argument, Settled)
+    ]
+    assert found, "the recipe asks"
+    return set(found)
+
+
+def asking() -> tuple[Any, Any]:
+    """A linear layer's problem, and the rung of it that asks."""
+    problem = LinearProblem(1, 64, 8, dtype="fp16")
+    return problem, Linear.ladder.rung("warp_per_output")
+
+
+def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
+    """The launch in front may have, as the optimiser's step does in training."""
+    problem, rung = asking()
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    assert flags(Executable(recipe, torch.device("cpu"))) == {0}
+    assert flags(ready("linear", problem, torch.device("cpu"), rung.name).executable) == {0}
+    assert flags(Executable(recipe, torch.device("cpu"), settled=True)) == {1}
+
+
+def test_weights_that_the_plan_computes_are_not_settled() -> None:
+    inputs = {"x": "given", "weight": "w", "bias": "b", "residual": "value"}
+    step = Step(Node("y", "linear", inputs, {}, (2, 8), "float32"))
+    assert step.is_settled({"w", "b"})
+    assert not step.is_settled({"b"}) and not step.is_settled({"w"})
+    assert Step(Node("y", "relu", {"x": "given"}, {}, (2, 8), "float32")).is_settled(())
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_plan_tells_its_kernels_what_holds(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of the model are settled; were one computed, its step would be told so."""
+    if not settled:
+        monkeypatch.setattr(Step, "is_settled", lambda step, constants: False)
+    torch.manual_seed(0)
+    compiled = engine.compile(torch.nn.Linear(64, 8), torch.randn(1, 64), dtype="fp16", device="twin")
+    program = compiled.program(torch.randn(1, 64))
+    assert isinstance(program, engine_program.KernelProgram)
+    (call,) = program.calls
+    assert isinstance(call, Executable) and flags(call) == {int(settled)}
 
 
 def test_many_small_blocks_do_not_come_early() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.bench.timing import host_time
+from escalade.device.recipe import Recipe, Workspace
 from escalade.engine import Engine, compile, load
+from escalade.engine import plan as planning
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
+from escalade.ops import OPERATIONS
+from escalade.ops.conv2d import Conv2dProblem
 from tests.support import in_threads
 
 
@@ -165,6 +170,49 @@ def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
         results = engine(given)
         if isinstance(results, tuple):
             assert len({result.data_ptr() for result in (given, *results)}) == 1 + len(results)
+
+
+def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one call meet at them: those of another on a second stream would be counted too."""
+    choosing = planning.choose
+
+    class Counting:
+        def __init__(self, rung: Any) -> None:
+            self._rung = rung
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rung, name)
+
+        def recipe(self, problem: Any, config: Any) -> Recipe:
+            recipe: Recipe = self._rung.recipe(problem, config)
+            return replace(recipe, workspaces=(*recipe.workspaces, Workspace("tickets", 64, zeroed=True)))
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        choice = choosing(*arguments, **keywords)
+        return replace(choice, rung=Counting(choice.rung))  # type: ignore[arg-type]
+
+    x = torch.randn(2, 12)
+    direct(made(ONE)[1], x)
+    monkeypatch.setattr(planning, "choose", counted)
+    model, engine = made(ONE)
+    calls = engine.calls([x])
+    assert isinstance(calls, BufferedCalls) and not calls.plan.is_direct
+    (counters,) = calls.plan.lasting.values()
+    assert counters.zeroed
+    torch.testing.assert_close(engine(x), model(x).detach())
+
+
+def test_counters_that_rungs_have_are_zeroed_workspaces() -> None:
+    """What the choice of direct calls goes by."""
+    problem = Conv2dProblem.square(64, 64, 7, 3, batch=1, dtype="fp16", layout="nhwc")
+    splitting = [
+        config
+        for rung in OPERATIONS["conv2d"].ladder
+        if rung.supports(problem) is None
+        for config in rung.configs(problem)
+        if any(workspace.zeroed for workspace in rung.recipe(problem, config).workspaces)
+    ]
+    assert splitting
 
 
 def test_batches_take_turns() -> None:

@@ -144,9 +144,10 @@ __device__ __forceinline__ void store(Element* y, const Element* residual, const
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_depthwise(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
-                     ConvShape shape) {
+                     ConvShape shape, int weights_settled) {
     const Place place = place_of_thread(shape);
     float w[TAPS][VECTOR];
+    if (!weights_settled) wait_for_previous_launch();
     load_weights(w, weight, place);
     if (!place.exists) return;
     float channel_bias[VECTOR] = {};
@@ -154,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) channel_bias[v] = to_float(bias[place.channel + v]);
     }
-    wait_for_previous_launch();
+    wait_for_previous_launch();  // if it was done before, it is over at once
 
     const int row_step = shape.width * COLUMN_STEP;
     const int rows = min(ROWS, shape.output_height - place.row);

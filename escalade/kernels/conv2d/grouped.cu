@@ -208,7 +208,7 @@ __device__ __forceinline__ Pack<Element, UNIT> finished(const float* sums, const
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_grouped(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
-                   ConvShape shape) {
+                   ConvShape shape, int weights_settled) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const fragments = reinterpret_cast<Element*>(shared_memory);
     const u32 zeros = shared_address(shared_memory) + WEIGHT_BYTES;
@@ -221,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int first_channel = blockIdx.x % channel_blocks * BLOCK_UNITS * UNIT;
     const int tiles = tile_count(shape);
 
+    if (!weights_settled) wait_for_previous_launch();
     stage_weights(fragments, weight, first_filter);
     if (threadIdx.x < ZERO_BYTES / 4) reinterpret_cast<u32*>(shared_memory + WEIGHT_BYTES)[threadIdx.x] = 0;
 
@@ -249,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             for (int j = 0; j < TILES_N; ++j) kept[step][j] = lane_fragments[(step * TILES_N + j) * 32];
     }
 
-    wait_for_previous_launch();
+    wait_for_previous_launch();  // if it was done before, it is over at once
     int number = blockIdx.x / channel_blocks;
     const int workers = gridDim.x / channel_blocks;
     int stage_number = 0;

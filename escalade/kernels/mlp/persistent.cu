@@ -389,13 +389,14 @@ __device__ __forceinline__ void run(float* space, const float* staged, const Par
 }
 
 extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
-    mlp_persistent(const Element* x, Result* y, int batch, PARAMETER_LIST) {
+    mlp_persistent(const Element* x, Result* y, int batch, int weights_settled, PARAMETER_LIST) {
     extern __shared__ __align__(16) float shared[];
     const Element* const parameters[] = {PARAMETER_NAMES};
     const int team = threadIdx.x / TEAM_THREADS, thread = threadIdx.x % TEAM_THREADS;
     float* space = shared + STAGED_FLOATS + team * TEAM_FLOATS;
-    stage<0>(shared, parameters);  // before the wait: no kernel in front writes weights
-    wait_for_previous_launch();
+    if (!weights_settled) wait_for_previous_launch();
+    stage<0>(shared, parameters);
+    wait_for_previous_launch();  // if it was done before, it is over at once
 
     const int tiles = (batch - 1) / TEAM_ITEMS + 1;
     bool staging = true;

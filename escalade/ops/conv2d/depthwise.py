@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.recipe import KernelCall, Recipe, Settled
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
@@ -174,7 +174,7 @@ class Depthwise(Conv2dRung):
             Program.of("conv2d/depthwise.cu", "conv2d_depthwise", constants),
             (config.blocks(p), 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(), arguments.shape(p)),
+            (*arguments.tensors(), arguments.shape(p), Settled()),
             overlap=True,
         )
         return Recipe((call,))

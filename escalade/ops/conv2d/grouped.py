@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from math import lcm
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.recipe import KernelCall, Recipe, Settled
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
@@ -314,7 +314,7 @@ class Grouped(Conv2dRung):
             Program.of("conv2d/grouped.cu", "conv2d_grouped", constants),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (config.warps * 32, 1, 1),
-            (*arguments.tensors(), arguments.shape(p)),
+            (*arguments.tensors(), arguments.shape(p), Settled()),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from escalade.device.program import Macro, Program
-from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
+from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe, Settled
 from escalade.ops.elements import (
     ELEMENT_BYTES,
     LEAST_SHARED,
@@ -357,7 +357,13 @@ class Rows(Rung[FewChannelsProblem]):
             Program.of("few_channels/rows.cu", "few_channels_rows", constants),
             (tiling.blocks, 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(Buffer("y")), arguments.shape(p), tiling.row_tiles, tiling.column_tiles),
+            (
+                *arguments.tensors(Buffer("y")),
+                arguments.shape(p),
+                tiling.row_tiles,
+                tiling.column_tiles,
+                Settled(),
+            ),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
         )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
 from escalade.ops.elements import MOST_SHARED, SMS, ceil_div, widest_vector
 from escalade.ops.ladder import Config
 from escalade.ops.mlp import chain
@@ -287,7 +287,7 @@ class Persistent(ChainRung):
             Program.of("mlp/persistent.cu", "mlp_persistent", constants),
             (min(SMS, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
             (config.teams * config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), p.batch, *chain.parameters(p)),
+            (Buffer("x"), Buffer("y"), p.batch, Settled(), *chain.parameters(p)),
             shared_bytes=planned.shared_bytes,
             overlap=True,
         )

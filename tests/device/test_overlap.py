@@ -1,0 +1,164 @@
+"""Launches that may begin before the one in front has ended: their kernels wait ahead of all that they read or write.
+
+By the PTX of every kernel that is launched so, and all ways through it: no way may lead to an access of global memory
+without a `griddepcontrol.wait` on it, unless the access is of weights that are known to be settled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+from cuda.bindings import nvrtc
+
+from escalade.device.nvrtc import cuda_headers
+from escalade.device.program import KERNELS, Program
+from escalade.device.recipe import KernelCall, Settled
+from tests.support import all_rungs, supported
+
+WAIT = "griddepcontrol.wait"
+_GUARD = r"(?P<guard>@!?%p\d+\s+)?"
+_ACCESS = re.compile(
+    _GUARD + r"(ld\.(?!param|shared|local|const)|ldu|st\.(?!param|shared|local|async)|red\.(?!shared|async)"
+    r"|atom\.(?!shared)|cp\.reduce|cp\.async\.(?!commit|wait|mbarrier|bulk\.(commit|wait|prefetch)))"
+)
+_BRANCH = re.compile(_GUARD + r"bra(?:\.uni)?\s+(?P<to>\S+)")
+_LABEL = re.compile(r"([$\w]+):")
+_SETTLED = "int weights_settled"
+
+
+@cache
+def overlapping() -> dict[tuple[str, str], KernelCall]:
+    """One launch of every kernel of Hopper's rungs that may come early."""
+    found: dict[tuple[str, str], KernelCall] = {}
+    for operation, rung in all_rungs():
+        if "sm_90a" not in rung.architectures:
+            continue
+        for problem, *_ in supported(operation, rung, operation.small_problems):
+            for step in rung.recipe(problem, rung.configs(problem)[0]).steps:
+                if isinstance(step, KernelCall) and step.overlap:
+                    found.setdefault((step.program.source, step.program.entry), step)
+    return found
+
+
+def unsettled(program: Program) -> str:
+    """The source, as it is where weights may have been written by the launch in front."""
+    return f"constexpr int weights_settled = 0;\n{program.text().replace(_SETTLED, 'int given')}"
+
+
+def ptx(text: str, name: str) -> str:
+    _, handle = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], [])
+    options = ["--gpu-architecture=compute_90a", "--std=c++17", f"-I{KERNELS}", f"-I{cuda_headers()}"]
+    (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name} does not compile"
+    _, size = nvrtc.nvrtcGetPTXSize(handle)
+    code = bytes(size)
+    nvrtc.nvrtcGetPTX(handle, code)
+    nvrtc.nvrtcDestroyProgram(handle)
+    return code.rstrip(b"\0").decode()
+
+
+def instructions(code: str, entry: str) -> Iterator[str]:
+    """Of the kernel: labels with their colon, everything else without its semicolon."""
+    body = code[code.index(f".entry {entry}(") :]
+    body = body[body.index("\n{") :]
+    depth = 0
+    for at, character in enumerate(body):
+        depth += (character == "{") - (character == "}")
+        if character == "}" and depth == 0:
+            body = body[:at]
+            break
+    for line in re.split(r"[\n;]", re.sub(r"//[^\n]*", "", body)):
+        text = line.strip(" \t{}")
+        while label := _LABEL.match(text):
+            yield label[0]
+            text = text[label.end() :].strip(" \t{}")
+        if text and not text.startswith("."):
+            yield text
+
+
+def too_early(code: str, entry: str) -> list[str]:
+    """The accesses of global memory that some way reaches without a wait."""
+    body = list(instructions(code, entry))
+    places = {text[:-1]: number for number, text in enumerate(body) if _LABEL.fullmatch(text)}
+    seen: set[tuple[int, bool]] = set()
+    found: dict[int, str] = {}
+    ways = [(0, False)]
+    while ways:
+        at, waited = ways.pop()
+        while at < len(body) and (at, waited) not in seen:
+            seen.add((at, waited))
+            text = body[at]
+            assert not text.startswith(("brx", "call")), f"{entry}: {text} is a way that is not followed here"
+            waited = waited or text.startswith(WAIT)
+            if not waited and _ACCESS.match(text):
+                found[at] = text
+            branch = _BRANCH.match(text)
+            if branch:
+                ways.append((places[branch["to"]], waited))
+            if (branch and not branch["guard"]) or text in ("ret", "exit", "trap"):
+                break
+            at += 1
+    return list(found.values())
+
+
+def test_every_kernel_waits_before_it_touches_memory() -> None:
+    launches = overlapping()
+    assert len(launches) > 80
+
+    def check(kernel: tuple[str, str]) -> tuple[tuple[str, str], list[str], bool]:
+        code = ptx(unsettled(launches[kernel].program), kernel[0])
+        return kernel, too_early(code, kernel[1]), WAIT in code
+
+    with ThreadPoolExecutor(2) as pool:
+        for kernel, early, waits in pool.map(check, launches):
+            assert waits, f"{kernel} never waits for the launch in front"
+            assert not early, f"{kernel} does not wait for the launch in front before {early[:4]}"
+
+
+def test_kernels_are_told_whether_weights_are_settled() -> None:
+    """Whose source asks has the argument, where it asks for it."""
+    asking = 0
+    for (source, entry), launch in overlapping().items():
+        text = launch.program.text()
+        parameters = re.search(rf"\b{entry}\(([^{{]*)\)\s*{{", text)
+        assert parameters is not None, source
+        names = parameters[1].split("PARAMETER_LIST")[0].split(",")
+        told = [number for number, one in enumerate(launch.arguments) if isinstance(one, Settled)]
+        assert [number for number, name in enumerate(names) if _SETTLED in name] == told, source
+        asking += bool(told)
+    assert asking >= 10
+
+
+KERNEL = """
+extern "C" __global__ void probe(const float* x, const float* w, float* y, int weights_settled) {
+    const int i = threadIdx.x;
+    float weight = 0.f;
+    %s
+    y[i] = x[i] * weight;
+}
+"""
+FENCE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_right"),
+    [
+        (f"{FENCE} weight = w[i];", True),
+        (f"weight = w[i]; {FENCE}", False),
+        (f"if (!weights_settled) {FENCE} weight = w[i]; {FENCE}", True),
+        (f"if (weights_settled) weight = w[i]; {FENCE} if (!weights_settled) weight = w[i];", True),
+        (f"if (i % 2) {FENCE} weight = w[i];", False),
+        (f"if (i % 2) {{ {FENCE} weight = w[i]; }} else {{ {FENCE} weight = w[i + 1]; }}", True),
+        (f"for (int n = 0; n < i; ++n) {{ weight += 1.f; {FENCE} }}", False),
+        ("weight = w[i];", False),
+    ],
+)
+def test_the_check_sees_every_way(body: str, is_right: bool) -> None:
+    code = ptx(
+        f"constexpr int weights_settled = 0;\n{(KERNEL % body).replace(_SETTLED, 'int given')}", "probe.cu"
+    )
+    assert (not too_early(code, "probe")) == is_right
