@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,23 @@ def test_a_climb_on_the_gpu_has_peers_and_speeds() -> None:
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["two"].gain and by_name["two"].peer_gain and by_name["two"].registers
     assert by_name["wrong"].failure and by_name["torch-nchw"].median_us
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = arms.Executable
+
+    class Idle(real):  # type: ignore[valid-type, misc]
+        def __init__(self, recipe: Any, device: Any, label: str = "", **flags: Any) -> None:
+            self.idle = label.startswith("suspect")
+            super().__init__(recipe, device, label, **flags)
+
+        def bind(self, tensors: Any) -> Any:
+            return (lambda: tensors["x"].neg()) if self.idle else super().bind(tensors)
+
+    monkeypatch.setattr(arms, "Executable", Idle)
+    operation = Scale(rung("one"), rung("suspect", below="one"))
+    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_per_arm=0.02))
+    by_name = {r.rung or r.system: r for r in records}
+    assert by_name["one"].median_us and by_name["torch-nchw"].median_us
+    assert "what is timed is wrong" in by_name["suspect"].failure and by_name["suspect"].median_us is None

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
 from escalade.bench import store
+from escalade.bench.networks.contender import Contender, Entry
+from escalade.bench.networks.judging import standard
+from escalade.bench.networks.measure import Case, compare, escalade
 from escalade.bench.networks.phases import SUMMARIES
+from escalade.bench.networks.workload import reference
+from escalade.bench.networks.workloads import WORKLOADS
+from escalade.engine.capture import capture
+from escalade.engine.engine import Engine
 
 pytestmark = pytest.mark.gpu
 
@@ -69,6 +79,27 @@ def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) 
     assert {record.system for record in convolutions} == {"escalade", "torch-nchw", "torch-nhwc"}
     streams = [record.rung for record in records if record.workload == "lenet_stream"]
     assert streams.count("10,000 images, pinned") == streams.count("copies alone") == 2 * 2
+
+
+@pytest.mark.parametrize("name", ["lenet", "spectral_autoencoder", "resnet18"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_graph_that_is_timed_is_judged(name: str, dtype: str, cuda: torch.device) -> None:
+    """A right one passes, and one that does nothing does not, although nothing else has changed."""
+    chosen = WORKLOADS[name]
+    model, x = chosen.model(), chosen.inputs(8, device=cuda)
+    expected = reference(model, x)
+    case = Case(name, Entry(model, x, dtype), standard(model, x, dtype, expected), 0.02)
+    engine = Engine(capture(model, (chosen.inputs(2),)), dtype, cuda)
+    idle = replace_run(escalade(case.entry, engine), lambda: None)
+    makers = {"escalade": lambda entry: [escalade(entry, engine)], "idle": lambda entry: [idle]}
+    records = {record.system: record for record in compare(case, makers, lambda text: None)}
+    assert not records["escalade"].failure and records["escalade"].median_us
+    assert "its graph: " in records["idle"].failure and records["idle"].median_us is None
+
+
+def replace_run(contender: Contender, run: Callable[[], None]) -> Contender:
+    assert contender.replay is not None
+    return replace(contender, system="idle", replay=replace(contender.replay, run=run))
 
 
 def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:

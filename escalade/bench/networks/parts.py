@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
+import torch
 from torch import nn
 
 from escalade.bench.ladder import free
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.contender import Entry
-from escalade.bench.networks.judging import Standard
+from escalade.bench.networks.judging import Standard, standard
 from escalade.bench.networks.measure import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
@@ -66,12 +68,23 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
     assert wanted is not None
     example = setting.inputs(1, 0)
     item = tuple(example.shape[1:])
+    mean, deviation = (
+        torch.tensor(values, dtype=torch.float64, device=setting.device).view(-1, 1, 1)
+        for values in wanted.normalize
+    )
+
+    def known(images: torch.Tensor, dtype: str) -> Standard:
+        x = ((images.to(setting.device).double() / 255 - mean) / deviation).float()
+        expected = setting.reference(setting.model, x)
+        return standard(setting.model, x, dtype, expected, setting.workload.chunk)
+
     for dtype in setting.dtypes:
         engine = compile(
             setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
         )
         for batch in wanted.batches:
             yield measure_stream(
-                setting.name, engine, batch, item, setting.seconds, setting.seed, say, wanted.total
-            )
+                setting.name, engine, batch, item, setting.seconds, setting.seed, say,
+                partial(known, dtype=dtype), wanted.total,
+            )  # fmt: skip
             free(setting.device)

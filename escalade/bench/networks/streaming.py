@@ -1,4 +1,7 @@
-"""Images from host memory through `Engine.stream`, beside what bounds it: the compute alone and the copies alone."""
+"""Images from host memory through `Engine.stream`, beside what bounds it: the compute alone and the copies alone.
+
+All of them are judged before they are timed, and after.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,18 @@ from dataclasses import replace
 
 import torch
 
+from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.store import Record
-from escalade.bench.timing import EventSampler, ReplaySampler, Timing, interleave, keep_busy, summarize
+from escalade.bench.timing import (
+    EventSampler,
+    ReplaySampler,
+    Sampler,
+    Timing,
+    interleave,
+    keep_busy,
+    summarize,
+)
 from escalade.engine.engine import Engine
 
 _DISTINCT = 4
@@ -22,6 +34,10 @@ _SHORT_REPETITIONS = 25
 _MOST_BATCHES = 400
 
 
+Known = Callable[[torch.Tensor], Standard]
+"""What a host batch should give."""
+
+
 def measure_stream(
     workload: str,
     engine: Engine,
@@ -30,6 +46,7 @@ def measure_stream(
     seconds: float,
     seed: int,
     say: Say,
+    known: Known,
     total: int | None = None,
 ) -> list[Record]:
     """For an engine that normalises uint8 images itself; with `total` also so many images from first to last."""
@@ -40,7 +57,27 @@ def measure_stream(
         for _ in range(_DISTINCT)
     ]
     pinned = [images.pin_memory() for images in pageable]
-    compute, copy = _bounds(engine, pinned[0], seconds)
+    blank = Record(
+        f"{workload}_stream", f"{item[-1]}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
+    )
+    bounds = _Bounds(engine, pinned[0])
+    standards = {number: known(pageable[number]) for number in (0, _DISTINCT - 1)}
+
+    def wrong() -> list[Record]:
+        """What is not right, as records without a time."""
+        found = bounds.wrong(standards[0])
+        for name, batches in (("stream, pinned", pinned), ("stream, pageable", pageable)):
+            results = list(engine.stream(batches))
+            found[name] = f"it gave {len(results)} results for {len(batches)} batches"
+            if len(results) == len(batches):
+                judged = (right.judge((results[number],))[1] for number, right in standards.items())
+                found[name] = next(filter(None, judged), "")
+        return [replace(blank, rung=name, failure=failure) for name, failure in found.items() if failure]
+
+    failures = wrong()
+    if failures:
+        return failures
+    compute, copy = bounds.time(seconds)
     slower = max(compute.median_us, copy.median_us)
     count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
 
@@ -60,10 +97,7 @@ def measure_stream(
     }
     if total:
         arms[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
-    blank = Record(
-        f"{workload}_stream", f"{item[-1]}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
-    )
-    return [
+    return wrong() or [
         replace(
             blank, rung=name, timing=timing.how, samples=timing.samples, median_us=timing.median_us,
             p20_us=timing.p20_us, p80_us=timing.p80_us, images_per_s=1e6 * batch / timing.median_us,
@@ -73,21 +107,36 @@ def measure_stream(
     ]  # fmt: skip
 
 
-def _bounds(engine: Engine, images: torch.Tensor, seconds: float) -> tuple[Timing, Timing]:
-    x = images.to(engine.device)
-    program = engine.program(x)
-    room = torch.empty_like(x)
-    found = interleave(
-        {
-            "compute": ReplaySampler(lambda: program.inputs[0].copy_(x), program.run),
-            "copy": EventSampler(lambda: room.copy_(images, non_blocking=True), 1, "eager"),
-        },
-        seconds_per_arm=seconds,
-        min_rounds=5,
-        max_rounds=200,
-        before_round=keep_busy,
-    )
-    return found["compute"], found["copy"]
+class _Bounds:
+    """One batch's compute by the engine's graph, and its copy to the device."""
+
+    def __init__(self, engine: Engine, images: torch.Tensor) -> None:
+        x = images.to(engine.device)
+        self._program = program = engine.program(x)
+        self._images = images
+        self._room = room = torch.empty_like(x)
+        self._samplers: dict[str, Sampler] = {
+            "compute alone": ReplaySampler(lambda: program.inputs[0].copy_(x), program.run),
+            "copies alone": EventSampler(lambda: room.copy_(images, non_blocking=True), 1, "eager"),
+        }
+
+    def wrong(self, standard: Standard) -> dict[str, str]:
+        """By name what is wrong with either, or nothing."""
+        spoil((*self._program.inputs, *self._program.outputs, self._room))
+        for sampler in self._samplers.values():
+            sampler.start()
+            sampler.finish()
+        arrived = torch.equal(self._room.cpu(), self._images)
+        return {
+            "compute alone": standard.judge(self._program.outputs)[1],
+            "copies alone": "" if arrived else "what was copied did not arrive",
+        }
+
+    def time(self, seconds: float) -> tuple[Timing, Timing]:
+        found = interleave(
+            self._samplers, seconds_per_arm=seconds, min_rounds=5, max_rounds=200, before_round=keep_busy
+        )
+        return found["compute alone"], found["copies alone"]
 
 
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
