@@ -153,10 +153,22 @@ class Executable:
             self._run(steps)
 
     def _run(self, steps: Sequence[Step]) -> None:
+        self._declare_unwritten([step for step in steps if isinstance(step, _TwinLaunch) and step.checked])
         for step in steps:
             step()
             if self._synchronize:
                 self._wait(step)
+
+    def _declare_unwritten(self, launches: Sequence[_TwinLaunch]) -> None:
+        """The twin's checks are told which memory a step must write before another reads it: the workspaces."""
+        if not launches:
+            return
+        zeroed = {workspace.name for workspace in self.recipe.workspaces if workspace.zeroed}
+        own = [tensor for name, tensor in self._workspaces.items() if name not in zeroed]
+        used = [tensor for tensor in own if tensor.data_ptr() in self._addresses.values()]
+        unwritten = twin.Unwritten([(tensor.data_ptr(), tensor.nbytes) for tensor in used])
+        for launch in launches:
+            launch.unwritten = unwritten
 
     def _wait(self, step: Step) -> None:
         try:
@@ -187,7 +199,12 @@ class _TwinLaunch:
             call.program.text(), call.program.entry, name=call.program.source, checks=options.checks
         )
         self.arguments = ArgumentList(call.arguments, tensor_map.encode)
+        self.unwritten: twin.Unwritten | None = None
         self.what = f"running {call.program}{label} on the twin"
+
+    @property
+    def checked(self) -> bool:
+        return self._options.checks
 
     def point(self, buffers: Mapping[str, int]) -> None:
         self.arguments.point(buffers)
@@ -203,6 +220,7 @@ class _TwinLaunch:
                 cluster=call.cluster,
                 order=self._options.order,
                 buffers=tuple(self._sizes.values()),
+                unwritten=self.unwritten,
             )
         except LaunchError as error:
             raise type(error)(f"{self.what}: {error}") from error

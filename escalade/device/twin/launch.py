@@ -94,13 +94,36 @@ class _Range(ctypes.Structure):
     _fields_ = [("start", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("index", ctypes.c_uint32)]
 
 
+class _Unwritten(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("written", ctypes.c_void_p)]
+
+
+class Unwritten:
+    """Memory that kernels must write before they read it: outputs and workspaces, by address and size.
+
+    Given to several launches, it goes on from one to the next.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._written = [(start, size, ctypes.create_string_buffer(size)) for start, size in ranges if size]
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @property
+    def fields(self) -> ctypes.Array[_Unwritten]:
+        """As the runtime takes it."""
+        rows = (_Unwritten(start, size, ctypes.addressof(flags)) for start, size, flags in self._written)
+        return (_Unwritten * max(1, len(self)))(*rows)
+
+
 class _Variable(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("offset", ctypes.c_uint32), ("bytes", ctypes.c_uint32)]
 
 
 _COUNTS = (
     *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible"),
-    *("variable_count", "static_bytes", "buffer_count"),
+    *("variable_count", "static_bytes", "buffer_count", "parameter_count", "unwritten_count"),
 )
 
 
@@ -111,8 +134,10 @@ class _Request(ctypes.Structure):
         *((name, ctypes.c_uint32 * 3) for name in ("grid", "block", "cluster")),
         *((name, ctypes.c_uint32) for name in _COUNTS),
         *((name, ctypes.c_void_p) for name in ("entry", "parameters")),
+        ("parameter_bytes", ctypes.POINTER(ctypes.c_uint32)),
         ("variables", ctypes.POINTER(_Variable)),
         ("buffers", ctypes.POINTER(_Range)),
+        ("unwritten", ctypes.POINTER(_Unwritten)),
         ("library", _Range),
     ]
 
@@ -149,18 +174,22 @@ class TwinKernel:
         cluster: Size3 = (1, 1, 1),
         order: Order = IN_TURN,
         buffers: Sequence[tuple[int, int]] = (),
+        unwritten: Unwritten | None = None,
         limit_s: float | None = None,
     ) -> None:
         """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
 
         Arguments are ctypes values. `buffers` are the address and size of all memory that the kernel may
-        touch; a kernel built with checks is held to them. A kernel that computes for `limit_s` seconds without one
-        of its threads returning is taken to have no end; None stands for `limit()`, 0 for no limit.
+        touch. A kernel built with checks is held to them, and to write what is `unwritten` before it reads it; it
+        runs on copies of them that lie far apart, and if it fails they are as they were before. A kernel that
+        computes for `limit_s` seconds without one of its threads returning is taken to have no end; None stands for
+        `limit()`, 0 for no limit.
         """
         if not all(grid):
             raise LaunchError(
                 f"{self.entry} was launched with an empty grid, {grid}; a grid has at least one block"
             )
+        unwritten = unwritten or Unwritten(())
         addresses = (ctypes.c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
         ranges = sorted((start, size, index) for index, (start, size) in enumerate(buffers) if size)
         request = _Request(
@@ -178,10 +207,14 @@ class TwinKernel:
             len(self._variables),
             self._elf.thread_local_bytes,
             len(ranges),
+            len(arguments),
+            len(unwritten),
             self._entry_address,
             ctypes.addressof(addresses),
+            (ctypes.c_uint32 * max(1, len(arguments)))(*map(ctypes.sizeof, arguments)),
             self._variables,
             (_Range * max(1, len(ranges)))(*(_Range(*each) for each in ranges)),
+            unwritten.fields,
             _Range(self._base, self._elf.loaded_bytes),
         )
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))

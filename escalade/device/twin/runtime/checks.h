@@ -1,8 +1,10 @@
 // The checks' own state: who touched which bytes last, and how memory requests of warps fell.
 #pragma once
 
+#include "relocation.h"
 #include "state.h"
 
+#include <array>
 #include <unordered_map>
 
 namespace twin::checks {
@@ -27,6 +29,7 @@ struct Cell {  // two bytes of memory
     // both and yet not after some third reader is not seen.
     Touch read[2];
     Site flight = 0;  // the asynchronous copy that has yet to write it
+    Cell* halves = nullptr;  // one for each of the two bytes, once they were touched apart: then this one is out of use
 };
 
 struct Access {
@@ -65,8 +68,11 @@ class Requests {  // requests.cpp
 struct State {
     const Launch* launch = nullptr;
     std::vector<std::vector<Cell>> shared;                               // by rank
+    std::deque<std::array<Cell, 2>> shared_halves, global_halves;
     std::unordered_map<uintptr_t, std::unique_ptr<std::vector<Cell>>> pages;  // of global memory
     std::unordered_map<uintptr_t, std::map<uint32_t, std::vector<uint32_t>>> released;  // by atomics, at an address
+    std::vector<Relocation::Move> moves;  // of the buffers, for what is asked after the launch
+    std::vector<Unwritten> unwritten;     // where the buffers are now
     std::vector<Where> wheres;
     Requests requests;
 };
@@ -75,8 +81,11 @@ extern State* state;
 
 Site site_of(Where where);
 std::string place(Site site);
+std::string memory_name(uintptr_t address);  // "byte 4 of buffer 1"
+bool is_written(uintptr_t address);          // by this launch
 [[noreturn]] void report(Site site, const std::string& message);
 void access(const Access& access);
+void check_written(const Access& access);  // unwritten.cpp
 // What an instrumented kernel does, by its address and that of the call that tells of it.
 void hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller);
 

@@ -93,7 +93,8 @@ std::string fault_text(const Watch& watch) {
         case SIGBUS:
             if (in_guard(watch.address)) return overflow_text();
             return text("touches memory at 0x%zx, where there is none%s", size_t(watch.address),
-                        watch.address < NULL_BYTES ? ": a null pointer" : "");
+                        watch.address < NULL_BYTES ? ": a null pointer" : "")
+                   + (checking() && settings().buffer_count ? ": " + checks::near_buffer(watch.address, 1) : "");
         case SIGFPE: return "divides an integer by zero, or the smallest one by -1";
         default: return "comes to an instruction that stops it: a trap, or code that g++ proved to be wrong";
     }

@@ -1,5 +1,6 @@
 // One cluster of blocks at a time on each operating-system thread: its CUDA threads are fibers that run
 // until they wait.
+#include "relocation.h"
 #include "state.h"
 
 #include <algorithm>
@@ -265,20 +266,39 @@ Launch::Launch(const Request& r)
     if (r.seed) std::shuffle(order.begin(), order.end(), std::mt19937(r.seed));
 }
 
+namespace {
+
+std::string run(const Request& request, Relocation* relocation) {
+    Launch launch(request);
+    if (!launch.error.empty()) return launch.error;
+    launch.relocation = relocation;
+    const faults::Handlers handlers(request.interruptible);
+    if (request.checks) checks::begin_launch(launch);
+    std::vector<std::thread> helpers;
+    const size_t workers = std::min<size_t>(request.checks ? 1 : request.workers, launch.order.size());
+    for (size_t i = 1; i < workers; ++i) helpers.emplace_back(work, std::ref(launch));
+    work(launch);
+    for (std::thread& helper : helpers) helper.join();
+    if (request.checks) checks::end_launch();
+    return launch.error;
+}
+
+std::string run_checked(const Request& request, bool move) {
+    Relocation relocation(request, move);
+    std::string error = run(relocation.request(), &relocation);
+    if (relocation.escaped) return run_checked(request, false);
+    if (const std::string where = error.empty() ? relocation.overwritten() : ""; !where.empty())
+        error = "wrote outside the launch's buffers: " + where;
+    if (error.empty()) relocation.copy_back();
+    return error;
+}
+
+}  // namespace
+
 // Null, or what went wrong; the caller frees it.
 extern "C" char* twin_launch(const Request* request) {
-    Launch launch(*request);
-    if (launch.error.empty()) {
-        const faults::Handlers handlers(request->interruptible);
-        if (request->checks) checks::begin_launch(launch);
-        std::vector<std::thread> helpers;
-        const size_t workers = std::min<size_t>(request->checks ? 1 : request->workers, launch.order.size());
-        for (size_t i = 1; i < workers; ++i) helpers.emplace_back(work, std::ref(launch));
-        work(launch);
-        for (std::thread& helper : helpers) helper.join();
-        if (request->checks) checks::end_launch();
-    }
-    return launch.error.empty() ? nullptr : strdup(launch.error.c_str());
+    const std::string error = request->checks ? run_checked(*request, true) : run(*request, nullptr);
+    return error.empty() ? nullptr : strdup(error.c_str());
 }
 
 extern "C" void twin_free(char* report) { std::free(report); }

@@ -14,7 +14,7 @@ namespace {
 
 std::unique_ptr<State> kept;
 std::mutex one_launch;  // at a time: the state is one
-constexpr uintptr_t PAGE_BYTES = 4096, NEAR_BYTES = 1 << 16;
+constexpr uintptr_t PAGE_BYTES = 4096, NEAR_BYTES = 1 << 25;
 constexpr Site IS_WHERE = 1u << 31;
 
 // ------------------------------------------------------------------ words
@@ -38,16 +38,13 @@ const Range* buffer_of(uintptr_t address) {  // the last one that starts at or b
     return next == request.buffers ? nullptr : next - 1;
 }
 
+using checks::memory_name;
+
 std::string memory_name(uint32_t rank, uint32_t offset) {
     std::string part = "shared " + state->launch->layout.describe(offset);
     return rank == self()->owner->rank ? part : part + text(" of the cluster's block %u", rank);
 }
 
-std::string memory_name(uintptr_t address) {
-    const Range* buffer = buffer_of(address);
-    if (!buffer || address - buffer->start >= buffer->bytes) return text("global memory at %#zx", size_t(address));
-    return text("byte %zu of buffer %u", size_t(address - buffer->start), buffer->index);
-}
 
 // ------------------------------------------------------------------ order
 
@@ -92,6 +89,15 @@ void touch(Cell& cell, const Access& access, uint8_t bytes, Position... position
     }
 }
 
+// Calls f(cell, which of its bytes, the first of them) for the cell, or for those of single bytes.
+template <class F>
+void each_part(Cell& cell, uint8_t bytes, std::deque<std::array<Cell, 2>>& store, F f) {
+    if (bytes == 3 && !cell.halves) return f(cell, bytes, 0);
+    if (!cell.halves) cell.halves = store.emplace_back(std::array<Cell, 2>{cell, cell}).data();
+    for (uint32_t byte = 0; byte < 2; ++byte)
+        if (bytes >> byte & 1) f(cell.halves[byte], uint8_t(1 << byte), byte);
+}
+
 uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
     return uint8_t((start <= 2 * cell) | (end > 2 * cell + 1) << 1);
 }
@@ -117,29 +123,25 @@ void access_shared(uint32_t rank, uint32_t offset, const Access& access) {
                                  layout.describe(first_outside).c_str()));
     }
     for (uint32_t half = offset / 2; half <= (offset + access.bytes - 1) / 2; ++half) {
-        Cell& cell = state->shared[rank][half];
-        if (!access.write && !cell.written.cluster && !cell.flight)
-            report(access.site, "reads " + memory_name(rank, 2 * half) + ", which nothing wrote");
-        if (access.kind & ASYNCHRONOUS && !access.write) check_fenced(cell, rank, half, access);
-        touch(cell, access, bytes_of(half, offset, offset + access.bytes), rank, 2 * half);
+        const uint8_t bytes = bytes_of(half, offset, offset + access.bytes);
+        each_part(state->shared[rank][half], bytes, state->shared_halves, [&](Cell& cell, uint8_t part, uint32_t byte) {
+            if (!access.write && !cell.written.cluster && !cell.flight)
+                report(access.site, "reads " + memory_name(rank, 2 * half + byte) + ", which nothing wrote");
+            if (access.kind & ASYNCHRONOUS && !access.write) check_fenced(cell, rank, half, access);
+            touch(cell, access, part, rank, 2 * half + byte);
+        });
     }
 }
 
 void check_bounds(const Access& access) {
     const Request& request = state->launch->request;
     if (!request.buffer_count || access.address - request.library.start < request.library.bytes) return;
-    const Range* buffer = buffer_of(access.address);
-    if (buffer && access.address + access.bytes <= buffer->start + buffer->bytes) return;
-    std::string where = "near none of them";
-    if (const Range* next = buffer ? buffer + 1 : request.buffers;
-        next < request.buffers + request.buffer_count && next->start - access.address <= NEAR_BYTES)
-        where = text("%zu bytes before buffer %u", size_t(next->start - access.address), next->index);
-    const uintptr_t end = buffer ? buffer->start + buffer->bytes : 0;
-    if (buffer && access.address + access.bytes - end <= NEAR_BYTES)
-        where = text("%zu bytes past the end of buffer %u (%llu bytes)", size_t(std::max(access.address, end) - end),
-                     buffer->index, (unsigned long long)buffer->bytes);
-    report(access.site, text("%s %u bytes at 0x%zx, outside the launch's buffers: %s", access.write ? "writes" : "reads",
-                             access.bytes, size_t(access.address), where.c_str()));
+    for (const Relocation::Move& move : state->moves)
+        if (access.address - move.to < move.bytes && access.address + access.bytes <= move.to + move.bytes) return;
+    Relocation& relocation = *state->launch->relocation;
+    relocation.escaped = relocation.was_moved(access.address);
+    report(access.site, text("%s %u bytes outside the launch's buffers: %s", access.write ? "writes" : "reads",
+                             access.bytes, near_buffer(access.address, access.bytes).c_str()));
 }
 
 Cell& global_cell(uintptr_t half) {
@@ -157,9 +159,11 @@ Cell& global_cell(uintptr_t half) {
 
 void access_global(const Access& access) {
     check_bounds(access);
+    if (!state->unwritten.empty()) check_written(access);
     const uintptr_t end = access.address + access.bytes;
     for (uintptr_t half = access.address / 2; half <= (end - 1) / 2; ++half)
-        touch(global_cell(half), access, bytes_of(half, access.address, end), 2 * half);
+        each_part(global_cell(half), bytes_of(half, access.address, end), state->global_halves,
+                  [&](Cell& cell, uint8_t part, uint32_t byte) { touch(cell, access, part, 2 * half + byte); });
 }
 
 // A thread that returned in front of a barrier has done nothing of what is behind it. If it did what another does for
@@ -174,15 +178,48 @@ void check_bypass(const Access& access) {
                                      name(*other).c_str()));
 }
 
+void set_flight(uint32_t rank, uint32_t offset, uint32_t bytes, Site site) {
+    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half)
+        each_part(state->shared[rank][half], 3, state->shared_halves,
+                  [&](Cell& cell, uint8_t, uint32_t) { cell.flight = site; });
+}
+
 bool is_own(uintptr_t address) {  // threadIdx and its like, or a thread's stack
     const auto within = [&](const void* start, size_t bytes) {
         return address - reinterpret_cast<uintptr_t>(start) < bytes;
     };
     return within(&here, sizeof here) || within(machine->threads.data(), machine->threads.size() * sizeof(Thread))
-           || within(state->launch, sizeof(Launch)) || machine->stacks.holds(address);
+           || within(state->launch, sizeof(Launch)) || machine->stacks.holds(address)
+           || state->launch->relocation->holds_parameters(address);
 }
 
 }  // namespace
+
+std::string memory_name(uintptr_t address) {
+    const Range* buffer = buffer_of(address);
+    if (!buffer || address - buffer->start >= buffer->bytes) return text("global memory at %#zx", size_t(address));
+    return text("byte %zu of buffer %u", size_t(address - buffer->start), buffer->index);
+}
+
+std::string near_buffer(uintptr_t address, uint32_t bytes) {
+    const Request& request = state->launch->request;
+    const Range* buffer = buffer_of(address);
+    const uintptr_t end = buffer ? buffer->start + buffer->bytes : 0;
+    if (buffer && address + bytes - end <= NEAR_BYTES)
+        return text("%zu bytes past the end of buffer %u (%llu bytes)", size_t(std::max(address, end) - end),
+                    buffer->index, (unsigned long long)buffer->bytes);
+    if (const Range* next = buffer ? buffer + 1 : request.buffers;
+        next < request.buffers + request.buffer_count && next->start - address <= NEAR_BYTES)
+        return text("%zu bytes before buffer %u", size_t(next->start - address), next->index);
+    return text("0x%zx is near none of them", size_t(address));
+}
+
+bool is_written(uintptr_t address) {
+    const auto page = state->pages.find(address / PAGE_BYTES);
+    if (page == state->pages.end()) return false;
+    const Cell& cell = (*page->second)[address / 2 % (PAGE_BYTES / 2)];
+    return (cell.halves ? cell.halves[address % 2] : cell).written.cluster;
+}
 
 Site site_of(Where where) {
     auto& wheres = state->wheres;
@@ -221,6 +258,11 @@ void begin_launch(const Launch& launch) {
     one_launch.lock();
     kept = std::make_unique<State>();
     kept->launch = &launch;
+    kept->moves = launch.relocation->moves();
+    for (uint32_t i = 0; i < launch.request.unwritten_count; ++i) {
+        kept->unwritten.push_back(launch.request.unwritten[i]);
+        kept->unwritten.back().start = launch.relocation->moved_to(kept->unwritten.back().start);
+    }
     state = kept.get();
 }
 
@@ -228,6 +270,7 @@ void begin_cluster() {
     state->requests.end_cluster();
     state->shared.resize(machine->blocks.size());
     for (auto& cells : state->shared) cells.assign(state->launch->layout.arena_bytes / 2, {});
+    state->shared_halves.clear();
 }
 
 void end_launch() {  // the cells stay, for what is asked about them afterwards
@@ -249,12 +292,11 @@ void touch_global(const void* address, uint32_t bytes, bool write, Where where) 
 
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where) {
     touch_shared(rank, offset, bytes, true, false, where);
-    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half)
-        state->shared[rank][half].flight = site_of(where);
+    set_flight(rank, offset, bytes, site_of(where));
 }
 
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes) {
-    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half) state->shared[rank][half].flight = 0;
+    set_flight(rank, offset, bytes, 0);
 }
 
 }  // namespace checks
@@ -276,19 +318,6 @@ void atomic_access(void* address, unsigned bytes, Where where) {
     merged.join(fenced);
     published = merged.others;
     published[machine->cluster] = merged.at;
-}
-
-// The first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
-extern "C" uint64_t twin_unwritten(uintptr_t start, uint64_t bytes, uint64_t from) {
-    using namespace checks;
-    if (!state) return from;
-    for (; from < bytes; ++from) {
-        const uintptr_t address = start + from;
-        const auto page = state->pages.find(address / PAGE_BYTES);
-        if (page == state->pages.end()) return from;
-        if (!((*page->second)[address / 2 % (PAGE_BYTES / 2)].written.cluster)) return from;
-    }
-    return bytes;
 }
 
 }  // namespace twin

@@ -34,6 +34,12 @@ struct Range {
     uint32_t index;  // among what the caller gave
 };
 
+struct Unwritten {  // memory that a kernel must write before it reads it
+    uintptr_t start;
+    uint64_t bytes;
+    unsigned char* written;  // for each byte, whether somebody has: kept by the caller, from launch to launch
+};
+
 struct Request {  // filled by launch.py, in this order
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes;  // dynamic
@@ -44,12 +50,14 @@ struct Request {  // filled by launch.py, in this order
     uint32_t workers;       // operating-system threads
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
     uint32_t interruptible; // by SIGINT, whose handler is called as well
-    uint32_t variable_count, static_bytes, buffer_count;
+    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count;
     void (*entry)(void**);
     void** parameters;
+    const uint32_t* parameter_bytes;  // for the checks
     const Variable* variables;  // ascending
     const Range* buffers;       // ascending; none: any address is taken for one
-    Range library;              // the kernel's own code and constants
+    const Unwritten* unwritten;
+    Range library;  // the kernel's own code and constants
 };
 
 // The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.
@@ -63,6 +71,8 @@ struct SharedLayout {
     std::string describe(uint32_t offset) const;  // "tile+0x40"
 };
 
+class Relocation;
+
 struct Launch {
     const Request& request;
     Sizes sizes;
@@ -71,6 +81,7 @@ struct Launch {
     std::atomic<size_t> next{0};
     std::atomic<bool> failed{false};
     const int interrupts = faults::interrupts();
+    Relocation* relocation = nullptr;  // only with checks
     std::mutex mutex;
     std::string error;
     explicit Launch(const Request& request);
@@ -222,6 +233,7 @@ void touch_global(const void* address, uint32_t bytes, bool write, Where where);
 // Bytes that an asynchronous copy will write belong to nobody until it is waited for.
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);
+std::string near_buffer(uintptr_t address, uint32_t bytes);  // "4 bytes past the end of buffer 1 (64 bytes)"
 void check_stray();  // ends the run if the running thread has used an index outside an array
 }  // namespace checks
 

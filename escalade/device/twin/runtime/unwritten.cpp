@@ -1,0 +1,38 @@
+// Global memory that was given to a kernel unwritten: outputs and workspaces, as their callers declare them.
+#include "checks.h"
+
+namespace twin::checks {
+
+void check_written(const Access& access) {
+    for (const Unwritten& range : state->unwritten) {
+        const uintptr_t end = access.address + access.bytes;
+        if (access.address >= range.start + range.bytes || end <= range.start) continue;
+        const uintptr_t first = std::max(access.address, range.start), last = std::min(end, range.start + range.bytes);
+        for (uintptr_t at = first; at < last; ++at) {
+            unsigned char& written = range.written[at - range.start];
+            if (!written && (!access.write || access.kind & ATOMIC))
+                report(access.site, "reads " + memory_name(at) + ", which nothing wrote");
+            written |= access.write;
+        }
+    }
+}
+
+}  // namespace twin::checks
+
+namespace twin {
+
+// The first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
+extern "C" uint64_t twin_unwritten(uintptr_t start, uint64_t bytes, uint64_t from) {
+    using namespace checks;
+    if (!state) return from;
+    for (const Relocation::Move& move : state->moves)
+        if (start - move.from < move.bytes) {
+            start = start - move.from + move.to;
+            break;
+        }
+    for (; from < bytes; ++from)
+        if (!is_written(start + from)) return from;
+    return bytes;
+}
+
+}  // namespace twin
