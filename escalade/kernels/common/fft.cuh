@@ -12,6 +12,8 @@
 // whoever multiplies spectra puts 1/(4 TILE^2) into one of them.
 #pragma once
 
+#include "common/ptx.cuh"
+
 __device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 __device__ __forceinline__ float2 operator-(float2 a, float2 b) { return make_float2(a.x - b.x, a.y - b.y); }
 __device__ __forceinline__ float2 operator*(float s, float2 a) { return make_float2(s * a.x, s * a.y); }
@@ -143,7 +145,8 @@ struct FftTiles {
     float2* roots;  // exp(-2 pi i n2 k1 / TILE) at [n2][k1]
 
     __device__ __forceinline__ explicit FftTiles(float2* shared)
-        : tiles(shared), roots(shared + PLANES * HALF * PITCH) {
+        : tiles(shared_part(shared, PLANES * HALF * PITCH)),
+          roots(shared_part(shared + PLANES * HALF * PITCH, RADIX * ROOT_PITCH)) {
 #pragma unroll 1
         for (int root = threadIdx.x; root < TILE; root += THREADS) {
             const int n2 = root / 8, k1 = root % 8;

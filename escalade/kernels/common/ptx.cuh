@@ -15,6 +15,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// Where a kernel carves the dynamic shared memory: `count` elements from `start` on, REST for all that is left. It is the
+// same address; the twin's checks put each such part between guards, so that one cannot be left for the next unseen. All
+// threads declare the same parts, and reach them by no other pointer.
+constexpr u32 REST = ~0u;
+template <class T>
+__device__ __forceinline__ T* shared_part(T* start, u32 count) {
+    return start;
+}
+
 // cp.async: global to shared memory past the registers. With `inside` false nothing is read and zeros arrive.
 __device__ __forceinline__ void copy_async_4(u32 shared, const void* global, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(inside ? 4 : 0)

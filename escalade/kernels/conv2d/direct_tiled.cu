@@ -231,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const Element* RESTRICT residual, Element* RESTRICT y, ConvShape shape) {
     wait_for_previous_launch();
     extern __shared__ float4 shared_memory[];
-    float* const input_tile = reinterpret_cast<float*>(shared_memory) + X_MARGIN;
-    float* const weight_tile = reinterpret_cast<float*>(shared_memory) + INPUT_FLOATS;
+    float* const input_tile = shared_part(reinterpret_cast<float*>(shared_memory), INPUT_FLOATS) + X_MARGIN;
+    float* const weight_tile = shared_part(reinterpret_cast<float*>(shared_memory) + INPUT_FLOATS, REST);
 
     // Blocks that differ only in their filters are neighbours, so that they find x in the L2 cache.
     const int filters = WEIGHTS == CONSTANT_WEIGHTS ? FILTERS : shape.filters;

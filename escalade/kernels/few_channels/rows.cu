@@ -150,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                       const Element* __restrict__ bias, Element* __restrict__ y, FewChannelsShape shape,
                       int row_tiles, int column_tiles, int weights_settled) {
     extern __shared__ float4 shared_memory[];
-    float* const weights = reinterpret_cast<float*>(shared_memory);
-    float* const planes = weights + WEIGHTS;
+    float* const weights = shared_part(reinterpret_cast<float*>(shared_memory), WEIGHTS);
+    float* const planes = shared_part(reinterpret_cast<float*>(shared_memory) + WEIGHTS, REST);
 
     const long long first_image = 1LL * (blockIdx.x / column_tiles / row_tiles) * IMAGES;
     const int first_row = blockIdx.x / column_tiles % row_tiles * TILE_ROWS;              // of y

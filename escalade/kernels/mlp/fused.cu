@@ -99,7 +99,9 @@ __device__ __forceinline__ float* run(float* row, float* other, float* scratch, 
 
 extern "C" __global__ void __launch_bounds__(THREADS) mlp_fused(const Element* x, Result* y, PARAMETER_LIST) {
     extern __shared__ __align__(16) float shared[];
-    float* scratch = shared + 2 * WIDTH;
+    float* row = shared_part(shared, WIDTH);
+    float* other = shared_part(shared + WIDTH, WIDTH);
+    float* scratch = shared_part(shared + 2 * WIDTH, REST);
     const Element* const parameters[] = {PARAMETER_NAMES};
     wait_for_previous_launch();
 
@@ -107,10 +109,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) mlp_fused(const Element* x
     for (int at = threadIdx.x * VECTOR_IN; at < FEATURES; at += THREADS * VECTOR_IN) {
         const Pack<Element, VECTOR_IN> pack = load_pack<Element, VECTOR_IN>(item + at);
 #pragma unroll
-        for (int e = 0; e < VECTOR_IN; ++e) shared[at + e] = to_float(pack.at[e]);
+        for (int e = 0; e < VECTOR_IN; ++e) row[at + e] = to_float(pack.at[e]);
     }
     __syncthreads();
-    const float* result = run<0>(shared, shared + WIDTH, scratch, parameters);
+    const float* result = run<0>(row, other, scratch, parameters);
 
     if constexpr (ERROR) {
         float squares = 0.f;

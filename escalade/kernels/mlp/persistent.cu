@@ -393,9 +393,10 @@ extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
     extern __shared__ __align__(16) float shared[];
     const Element* const parameters[] = {PARAMETER_NAMES};
     const int team = threadIdx.x / TEAM_THREADS, thread = threadIdx.x % TEAM_THREADS;
-    float* space = shared + STAGED_FLOATS + team * TEAM_FLOATS;
+    float* staged = shared_part(shared, STAGED_FLOATS);
+    float* space = shared_part(shared + STAGED_FLOATS + team * TEAM_FLOATS, TEAM_FLOATS);
     if (!weights_settled) wait_for_previous_launch();
-    stage<0>(shared, parameters);
+    stage<0>(staged, parameters);
     wait_for_previous_launch();  // if it was done before, it is over at once
 
     const int tiles = (batch - 1) / TEAM_ITEMS + 1;
@@ -409,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
         if (staging) __syncthreads();
         else team_barrier(team);
         staging = false;
-        run<0>(space, shared, parameters, team, thread);
+        run<0>(space, staged, parameters, team, thread);
         if constexpr (ERROR)
             store_errors(y + first, space, x + first * FEATURES, present, thread);
         else

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                      const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
                      StemShape shape, int relayed) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    Pixel* staged = reinterpret_cast<Pixel*>(shared_memory);
+    Pixel* staged = shared_part(reinterpret_cast<Pixel*>(shared_memory), STAGED_ROWS * STAGED_COLUMNS);
 
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, warp = threadIdx.x / 32;
     const int filter_warp = warp % FILTER_WARPS, band = warp / FILTER_WARPS;
@@ -69,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     __syncthreads();
 
     // What lanes of member 3 hand from one segment to the next, row by row; nobody else reads it.
-    u32* edges =
-        reinterpret_cast<u32*>(shared_memory + STAGED_BYTES) + (warp * BAND_CONV_ROWS * 8 + group) * WARP_BLOCKS;
+    u32* edges = shared_part(reinterpret_cast<u32*>(shared_memory + STAGED_BYTES), REST)
+                 + (warp * BAND_CONV_ROWS * 8 + group) * WARP_BLOCKS;
 
     const int first_row = tile.row + band * BAND_ROWS;
     const int rows = min(BAND_ROWS, shape.output_height - first_row);

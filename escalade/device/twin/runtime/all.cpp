@@ -12,6 +12,7 @@
 #include "relocation.cpp"
 #include "shadow.cpp"
 #include "unwritten.cpp"
+#include "parts.cpp"
 #include "requests.cpp"
 #include "hooks.cpp"
 #include "library.cpp"

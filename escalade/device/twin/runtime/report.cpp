@@ -77,7 +77,10 @@ uint32_t round_up(uint32_t value) { return (value + GUARD_BYTES - 1) / GUARD_BYT
 SharedLayout::SharedLayout(const Request& request)
     : dynamic_start(GUARD_BYTES), dynamic_bytes(request.shared_bytes),
       static_start(dynamic_start + round_up(dynamic_bytes) + GUARD_BYTES),
-      arena_bytes((static_start + round_up(request.static_bytes) + GUARD_BYTES + 4095) / 4096 * 4096) {
+      arena_bytes((static_start + round_up(request.static_bytes) + GUARD_BYTES + 4095) / 4096 * 4096),
+      room_bytes(arena_bytes) {
+    constexpr uint32_t MOST_PARTS = 32;
+    if (request.checks && dynamic_bytes) room_bytes += round_up(dynamic_bytes) + MOST_PARTS * 2 * GUARD_BYTES;
     parts.push_back({"the dynamic shared memory", dynamic_start, dynamic_bytes});
     for (uint32_t i = 0; i < request.variable_count; ++i) {
         parts.push_back(request.variables[i]);
@@ -101,11 +104,15 @@ const Variable* SharedLayout::part_of(uint32_t offset) const {  // the last one 
 }
 
 bool SharedLayout::inside(uint32_t offset, uint32_t bytes) const {
+    if (offset >= arena_bytes) return inside_part(offset, bytes);
+    if (!machine->parts.empty() && moved_from(offset, bytes)) return false;
     const Variable* part = part_of(offset);
     return part && offset + bytes <= part->offset + part->bytes;
 }
 
 std::string SharedLayout::describe(uint32_t offset) const {
+    if (offset >= arena_bytes) return describe_part(offset);
+    if (const Part* part = moved_from(offset, 1)) return describe_moved(offset, *part);
     const Variable* part = part_of(offset);
     if (!part) return text("%u bytes before %s", parts[0].offset - offset, parts[0].name);
     const uint32_t end = part->offset + part->bytes;
@@ -117,7 +124,7 @@ std::string SharedLayout::describe(uint32_t offset) const {
 
 uint32_t shared_offset(const void* pointer, Where where) {
     const ptrdiff_t offset = static_cast<const unsigned char*>(pointer) - self()->owner->arena;
-    if (offset < 0 || offset >= ptrdiff_t(machine->launch->layout.arena_bytes))
+    if (offset < 0 || offset >= ptrdiff_t(machine->launch->layout.room_bytes))
         fail(where, "%p is no address in this block's shared memory", pointer);
     return offset;
 }

@@ -126,10 +126,11 @@ void prepare_cluster(uint3 first) {
     machine->blocks.resize(launch.cluster_blocks());
     machine->threads.resize(machine->blocks.size() * per_block);
     machine->ready.clear();
-    if (machine->arena_bytes < launch.layout.arena_bytes) {
+    machine->parts.clear();
+    if (machine->arena_bytes < launch.layout.room_bytes) {
         for (unsigned char* arena : machine->arenas) std::free(arena);
         machine->arenas.clear();
-        machine->arena_bytes = launch.layout.arena_bytes;
+        machine->arena_bytes = launch.layout.room_bytes;
     }
     while (machine->arenas.size() < machine->blocks.size())
         machine->arenas.push_back(static_cast<unsigned char*>(std::aligned_alloc(4096, machine->arena_bytes)));
@@ -157,6 +158,13 @@ void check_guards(const Block& block) {
         end = part.offset + part.bytes;
     }
     check(end, layout.arena_bytes);
+    end = layout.arena_bytes;
+    for (const Part& part : machine->parts) {
+        if (part.to == part.from) continue;
+        check(end, part.to);
+        end = part.to + part.bytes;
+        check(end, end + GUARD_BYTES);
+    }
 }
 
 void run_cluster(uint3 first) {

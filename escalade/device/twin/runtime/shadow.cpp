@@ -239,7 +239,7 @@ void report(Site site, const std::string& message) { fail_at(place(site), messag
 void access(const Access& access) {
     for (const Block& block : machine->blocks) {
         const uintptr_t offset = access.address - reinterpret_cast<uintptr_t>(block.arena);
-        if (offset >= state->launch->layout.arena_bytes) continue;
+        if (offset >= state->launch->layout.room_bytes) continue;
         check_bypass(access);
         access_shared(block.rank, offset, access);
         return state->requests.count(access, true, offset);
@@ -271,6 +271,13 @@ void begin_cluster() {
     state->shared.resize(machine->blocks.size());
     for (auto& cells : state->shared) cells.assign(state->launch->layout.arena_bytes / 2, {});
     state->shared_halves.clear();
+}
+
+// What was known of the bytes goes with them.
+void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to) {
+    auto& cells = state->shared[rank];
+    cells.resize(state->launch->layout.room_bytes / 2);
+    for (uint32_t at = 0; at < (bytes + 1) / 2; ++at) cells[to / 2 + at] = std::exchange(cells[from / 2 + at], {});
 }
 
 void end_launch() {  // the cells stay, for what is asked about them afterwards

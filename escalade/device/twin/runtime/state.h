@@ -63,6 +63,7 @@ struct Request {  // filled by launch.py, in this order
 // The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.
 struct SharedLayout {
     uint32_t dynamic_start, dynamic_bytes, static_start, arena_bytes;
+    uint32_t room_bytes;  // with the places that declared parts are moved to
     std::vector<Variable> parts;  // dynamic and static, ascending, offsets in the arena
     explicit SharedLayout(const Request& request);
     uint32_t taken() const;  // without the gaps
@@ -174,6 +175,11 @@ struct Block {
     Clock returned_clock;  // what those have done
 };
 
+struct Part {  // of dynamic shared memory, as a kernel declares it
+    uint32_t from, bytes, to;  // offsets in the arena
+    Where where;
+};
+
 struct Units;  // of the asynchronous instructions, in units.h
 
 struct Machine {  // one operating-system thread's
@@ -184,6 +190,7 @@ struct Machine {  // one operating-system thread's
     Fiber scheduler;
     Stacks stacks;
     std::vector<unsigned char*> arenas;
+    std::vector<Part> parts;  // of the running cluster's blocks
     size_t arena_bytes = 0;
     std::mt19937 generator;
     std::string error;
@@ -205,6 +212,12 @@ void release(Clock& clock);                     // `clock` learns what the runni
 void acquire(const Clock& clock);
 void leave_block(Thread& thread);  // it returns: whom the others no longer wait for
 uint32_t random_below(uint32_t limit);
+
+// Places behind the arena, of parts that were moved there.
+bool inside_part(uint32_t offset, uint32_t bytes);
+const Part* moved_from(uint32_t offset, uint32_t bytes);  // null: those bytes are where they were
+std::string describe_part(uint32_t offset);
+std::string describe_moved(uint32_t offset, const Part& part);
 
 [[noreturn]] void fail_at(const std::string& place, const std::string& message);
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -234,6 +247,7 @@ void touch_global(const void* address, uint32_t bytes, bool write, Where where);
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);
 std::string near_buffer(uintptr_t address, uint32_t bytes);  // "4 bytes past the end of buffer 1 (64 bytes)"
+void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to);
 void check_stray();  // ends the run if the running thread has used an index outside an array
 }  // namespace checks
 

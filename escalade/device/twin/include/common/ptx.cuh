@@ -27,9 +27,22 @@ void store_matrices(u32 row, const u32* values, int count, bool transposed, Wher
 void multiply(Element element, float* d, const u32* a, const u32* b, Where where);
 
 }  // namespace wait
+
+void* shared_part(void* start, size_t count, size_t element_bytes, Where where);
 }  // namespace twin
 
 inline u32 shared_address(const void* pointer, TWIN_WHERE) { return twin::shared_offset(pointer, where); }
+
+constexpr u32 REST = ~0u;
+#ifdef TWIN_CHECKS
+template <class T>
+T* shared_part(T* start, unsigned count, TWIN_WHERE) {
+    return static_cast<T*>(twin::shared_part(start, count, sizeof(T), where));
+}
+#else
+template <class T>
+T* shared_part(T* start, unsigned) { return start; }
+#endif
 
 // ------------------------------------------------------------------ cp.async
 

@@ -1,0 +1,87 @@
+// Parts of the dynamic shared memory that a kernel declares where it carves it: `shared_part` of common/ptx.cuh.
+//
+// With checks, each is moved to a place of its own behind the arena, between guards, and its old place is nobody's. A
+// part that lies in one that was declared before belongs to it; so memory that is used twice is declared once.
+#include "checks.h"
+#include "units.h"
+
+namespace twin {
+namespace {
+
+constexpr uint32_t PART_ALIGNMENT = 1024;           // what a swizzle may ask for: places differ by a multiple of it
+constexpr uint32_t NAMED_BYTES = 1u << 18;       // as many as the descriptors of wgmma can name
+
+const Part* part_with(uint32_t offset, uint32_t Part::*start) {
+    for (const Part& part : machine->parts)
+        if (offset - part.*start < part.bytes) return &part;
+    return nullptr;
+}
+
+std::string name_of(const Part& part) {
+    return text("the part of %u bytes of %s", part.bytes, place(part.where).c_str());
+}
+
+// All blocks of the cluster have it at the same address, as they have their shared memory.
+const Part& declare(uint32_t offset, uint32_t bytes, Where where) {
+    const SharedLayout& layout = machine->launch->layout;
+    for (const Part& part : machine->parts)
+        if (offset < part.from + part.bytes && part.from < offset + bytes)
+            fail(where, "declares a part of shared memory that overlaps %s and is not inside it", name_of(part).c_str());
+    uint32_t begin = layout.arena_bytes;
+    for (const Part& part : machine->parts) begin = std::max(begin, part.to + part.bytes);
+    uint32_t to = begin + GUARD_BYTES;
+    to += (offset - to) % PART_ALIGNMENT;
+    if (to + bytes + GUARD_BYTES > std::min(layout.room_bytes, NAMED_BYTES)) to = offset;  // no room: it stays
+    machine->parts.push_back({offset, bytes, to, where});
+    if (to != offset)
+        for (Block& block : machine->blocks) {
+            std::memset(block.arena + begin, POISON, to + bytes + GUARD_BYTES - begin);
+            std::memcpy(block.arena + to, block.arena + offset, bytes);
+            checks::move_shared(block.rank, offset, bytes, to);
+        }
+    return machine->parts.back();
+}
+
+}  // namespace
+
+void* shared_part(void* start, size_t count, size_t element_bytes, Where where) {
+    const SharedLayout& layout = machine->launch->layout;
+    const uint32_t offset = shared_offset(start, where);
+    const uint32_t end = layout.dynamic_start + layout.dynamic_bytes;
+    const uint64_t bytes = count == REST ? end - offset : count * element_bytes;
+    if (!bytes) return start;
+    if (const Part* part = part_with(offset, &Part::from); part && offset + bytes <= part->from + part->bytes)
+        return self()->owner->arena + offset - part->from + part->to;
+    if (offset < layout.dynamic_start || offset + bytes > end)
+        fail(where, "declares %llu bytes of dynamic shared memory from byte %lld on; there are %u",
+             (unsigned long long)bytes, (long long)offset - layout.dynamic_start, layout.dynamic_bytes);
+    return self()->owner->arena + declare(offset, uint32_t(bytes), where).to;
+}
+
+// ------------------------------------------------------------------ for the layout
+
+bool inside_part(uint32_t offset, uint32_t bytes) {
+    const Part* part = part_with(offset, &Part::to);
+    return part && offset + bytes <= part->to + part->bytes;
+}
+
+const Part* moved_from(uint32_t offset, uint32_t bytes) {
+    for (const Part& part : machine->parts)
+        if (part.to != part.from && offset < part.from + part.bytes && part.from < offset + bytes) return &part;
+    return nullptr;
+}
+
+std::string describe_part(uint32_t offset) {
+    const Part* last = nullptr;  // that starts at or before it
+    for (const Part& part : machine->parts)
+        if (part.to <= offset && (!last || last->to < part.to)) last = &part;
+    if (!last) return "before the first part of the dynamic shared memory";
+    if (offset - last->to < last->bytes) return text("byte %u of ", offset - last->to) + name_of(*last);
+    return text("%u bytes past the end of ", offset - last->to - last->bytes) + name_of(*last);
+}
+
+std::string describe_moved(uint32_t offset, const Part& part) {
+    return text("byte %u of ", offset - part.from) + name_of(part) + ", by another pointer than its declaration gave";
+}
+
+}  // namespace twin
