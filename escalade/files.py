@@ -27,7 +27,7 @@ class FileError(EscaladeError, OSError):
 def read(path: pathlib.Path) -> bytes | None:
     """What is in a file; None if there is no such file."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             _require_plain(path, os.fstat(file.fileno()))
             return file.read()
     except FileNotFoundError:

@@ -77,8 +77,9 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     """
     package = pathlib.Path(__file__).absolute().parent
     module, name = function.rsplit(".", 1)
+    options = ["-I", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
     return subprocess.Popen(
-        [sys.executable, "-I", "-W", "ignore", "-c", _START, str(package), module, name, *_search_path()],
+        [sys.executable, *options, "-c", _START, str(package), module, name, *_search_path()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **variables},

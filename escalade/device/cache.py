@@ -320,9 +320,9 @@ def _name(key: str, suffix: str) -> str:
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
     """An entry that is whole, at its beginning; an OSError if there is none, or it is not this user's."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        status = os.fstat(handle)
+    safely = os.O_NOFOLLOW | os.O_NONBLOCK  # through no link, and waiting for no other end of a pipe
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | safely)) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
         if not trust.is_ours(status) or trust.can_be_written_by_others(status):

@@ -277,6 +277,9 @@ def test_what_is_in_the_way_does_no_harm(
         assert not cache.has("k")
         assert cache.get("k", lambda: b"payload") == b"payload"
         assert cache.get("k", forbidden) == b"payload"
+        open_files = len(os.listdir("/proc/self/fd"))
+        cache.has("k")
+        assert len(os.listdir("/proc/self/fd")) == open_files
     expected = 1 if put is _folder and not suffix else 0
     assert len(said) == expected, [str(each.message) for each in said]
     if put is _link:
