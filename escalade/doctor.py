@@ -20,7 +20,10 @@ VARIABLES = {
     "ESCALADE_COMMIT": ("unknown", "what records name as the commit where the sources are no git checkout"),
     "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
     "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
-    "ESCALADE_TWIN_LIMIT": ("120", "seconds of CPU time that a kernel on the twin may take to end; 0: no limit"),
+    "ESCALADE_TWIN_LIMIT": (
+        "120",
+        "seconds of CPU time that a kernel on the twin may take to end; 0: no limit",
+    ),
 }
 """Every environment variable that Escalade reads: its default, and what it does."""
 
