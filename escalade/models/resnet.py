@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import pickle
 import re
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from escalade.errors import UnsupportedError
+from escalade.shown import shown
 
 
 def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -147,10 +149,10 @@ _CONTAINERS = ("state_dict", "model", "net")
 
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, under torchvision's names."""
-    if not file.is_file():
-        raise UnsupportedError(f"there is no file {file}")
+    if not os.path.isfile(file):
+        raise UnsupportedError(f"there is no file {shown(file)}")
     if file.suffix not in (".safetensors", ".pth", ".pt"):
-        raise UnsupportedError(f"{file.name}: weights are read from .safetensors, .pth and .pt files")
+        raise UnsupportedError(f"{shown(file.name)}: weights are read from .safetensors, .pth and .pt files")
     state: Any
     try:
         if file.suffix == ".safetensors":
@@ -159,7 +161,7 @@ def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UnsupportedError(f"{file.name} cannot be read as weights: {reason}") from error
+        raise UnsupportedError(f"{shown(file.name)} cannot be read as weights: {reason}") from error
     for name in _CONTAINERS:
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]

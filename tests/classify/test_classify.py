@@ -201,7 +201,8 @@ def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib
         (("-w", "{weights}", "--json", "{images}"), "cannot be written"),
         (("-w", "{weights}", "--csv", "{images}/no/o.csv"), "cannot be written"),
         (("-w", "{weights}", "--csv", "/dev/null"), "no plain file"),
-        (("-w", "no\x1b[31m.pth"), r"there is no file no\x1b[31m.pth"),
+        (("-w", "no\n\x1b[31m.pth"), r"there is no file no\n\x1b[31m.pth"),
+        (("-w", "{weights}\n.txt"), "there is no file"),
         (("-w", "{weights}", "--labels", "no\n\x1b[31m"), r"no\n\x1b[31m cannot be read as labels"),
     ],
 )

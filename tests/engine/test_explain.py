@@ -14,7 +14,7 @@ from escalade import cli
 from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.engine.explain import PYTORCH, explain
-from escalade.errors import UnsupportedError
+from escalade.errors import EscaladeError, UnsupportedError
 
 
 class Small(nn.Module):
@@ -105,6 +105,8 @@ def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib
     assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
     file = tmp_path / "small.engine"
     engine.save(file)
+    result = shown(str(file), "--json", str(tmp_path / "no" / "such" / "folder.json"))
+    assert isinstance(result.exception, EscaladeError) and "cannot be written" in str(result.exception)
     result = shown(str(file), "--batch", "5")
     assert result.exit_code == 0 and "5×8×4×4" in result.output and "aten::cumsum" in result.output
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import models
+from escalade import files, models
 from escalade.bench import ceilings as card
 from escalade.bench import store
 from escalade.bench.commands import status
@@ -230,7 +230,7 @@ def explain(options: ExplainOptions, console: Console | None = None) -> int:
     explanation = replace(explanation, title=options.model)
     console.print(explanation)
     if options.json:
-        options.json.write_text(explanation.to_json() + "\n")
+        files.replace(options.json, (explanation.to_json() + "\n").encode())
         console.print(f"wrote {escape(str(options.json))}")
     return 0
 
