@@ -53,8 +53,13 @@ def capture(
     given.check()
 
     def run() -> Graph:
-        with undisturbed(model, given.devices, autocast), torch.compiler.set_stance("force_eager"):
-            return _graph(Original(model, ours), given)
+        try:
+            with undisturbed(model, given.devices, autocast), torch.compiler.set_stance("force_eager"):
+                return _graph(Original(model, ours), given)
+        except RecursionError as error:
+            raise CaptureError(
+                f"{type(model).__name__} holds objects inside each other more deeply than Python can follow"
+            ) from error
 
     # What is compiled with `torch.compile` runs as it is, also if somebody compiles whoever asks for this.
     return torch.compiler.disable(run)()

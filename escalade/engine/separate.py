@@ -78,7 +78,7 @@ class Original:
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         if key not in self._tensors:
             self._alive.append(tensor)  # as long as it lives, no other has its identity or its memory
-            made = self._tensors[key] = tensor.detach() if self.owns(tensor) else tensor.detach().clone()
+            made = self._tensors[key] = tensor.detach() if self.owns(tensor) else _cloned(tensor)
             if _has_address(made):
                 self._storages.add(made.untyped_storage().data_ptr())
         return self._tensors[key]
@@ -97,7 +97,7 @@ class _Copier:
         self._alive: list[Any] = []
 
     def of(self, value: Any) -> Any:
-        if value is None or isinstance(value, _ATOMS):
+        if value is None or issubclass(type(value), _ATOMS):
             return value
         if id(value) not in self._made:
             self._keep(value, self._copy(value))
@@ -110,6 +110,8 @@ class _Copier:
         return made
 
     def _copy(self, value: Any) -> Any:
+        if type(value) in weakref.ProxyTypes:  # it would pass for what it points at
+            return weakref.proxy(self.of(value.__init__.__self__))
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, nn.Module):
@@ -121,7 +123,7 @@ class _Copier:
             if _is_plain(value):
                 return self._object(value, object.__new__(type(value)))
             return copy.deepcopy(value, self._made)
-        except UnsupportedError:
+        except (UnsupportedError, RecursionError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:  # whatever it is, its class says that there is one of it
             return value
@@ -283,6 +285,17 @@ def _is_plain(value: Any) -> bool:
         and bool(kind.__flags__ & _HEAP)
         and (hasattr(value, "__dict__") or any(_slots(kind)))
     )
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.detach().clone()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} of the model, {tuple(tensor.shape)} {tensor.dtype}, cannot be copied: {error}"
+        ) from error
 
 
 def _has_address(tensor: torch.Tensor) -> bool:

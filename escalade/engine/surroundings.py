@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import random
 import sys
 import threading
 import types
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from escalade.engine.arithmetic import without_autocast
 
@@ -47,6 +50,7 @@ def undisturbed(model: nn.Module, devices: Iterable[torch.device], autocast: boo
         stack.enter_context(_random_numbers(_gpus(model, devices)))
         for read, write in _SETTINGS:
             stack.callback(_put_setting, read, write, read())
+        stack.enter_context(_traced_in_this_thread())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))
@@ -54,6 +58,44 @@ def undisturbed(model: nn.Module, devices: Iterable[torch.device], autocast: boo
         if not autocast:
             stack.enter_context(without_autocast())
         yield
+
+
+@contextmanager
+def _traced_in_this_thread() -> Iterator[None]:
+    """While `torch.export` traces, all modules ask its tracer about every call and every attribute, in whichever thread
+    they are used. It is told to leave other threads alone.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    names: Any = proxy_tensor
+    theirs = names._ModuleStackTracer
+    names._ModuleStackTracer = _of_its_thread(theirs)
+    try:
+        yield
+    finally:
+        names._ModuleStackTracer = theirs
+
+
+@functools.cache
+def _of_its_thread(tracer: Any) -> Any:
+    class OfItsThread(tracer):
+        def __init__(self, *arguments: Any) -> None:
+            self._thread = threading.get_ident()
+            super().__init__(*arguments)
+
+        def call_module(
+            self, module: nn.Module, forward: Callable[..., Any], arguments: Any, keywords: Any
+        ) -> Any:
+            if threading.get_ident() != self._thread:
+                return forward(*arguments, **keywords)
+            return super().call_module(module, forward, arguments, keywords)
+
+        def getattr(self, name: str, value: Any, proxies: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return value
+            return super().getattr(name, value, proxies)
+
+    return OfItsThread
 
 
 @contextmanager
@@ -77,85 +119,83 @@ class _Outside:
     """The globals that a model's code names, the attributes of its classes, and what these hold.
 
     What the code reaches in other ways (through an object of another package, or a name that it makes up) is not seen.
+    If other threads run, some of what has changed may be theirs: then only tensors without contents are taken out.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._alone = threading.active_count() == 1
         self._seen: set[int] = set()
         self._alive: list[Any] = []
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[bool], None]] = []
         for module in model.modules():
             self._look_at(type(module))
             for attribute in list(vars(module).values()):
-                if callable(attribute) or isinstance(attribute, dict):
-                    self._look_at_code(attribute)
+                for each in attribute.values() if type(attribute) in _HOOKS else (attribute,):
+                    if isinstance(each, _CODE):  # what else a module holds has been copied
+                        self._look_at(each)
 
     def put_back(self) -> None:
+        alone = self._alone and threading.active_count() == 1
         for undo in self._undo:
-            undo()
-
-    def _look_at_code(self, value: Any) -> None:
-        """Functions among a module's attributes: hooks, and what it calls. What else it holds has been copied."""
-        for each in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(each, (types.FunctionType, types.MethodType, functools.partial)):
-                self._look_at(each)
+            with contextlib.suppress(Exception):  # of a class that guards its attributes: the others' turn
+                undo(alone)
 
     def _look_at(self, value: Any) -> None:
         """Remembers what can be changed of it; code is followed to what it names."""
-        if id(value) in self._seen or value is None or isinstance(value, torch.Tensor):
+        kind = type(value)  # not `isinstance`, for which some objects stand in for others
+        if id(value) in self._seen or value is None or issubclass(kind, torch.Tensor):
             return
         self._seen.add(id(value))
         self._alive.append(value)
-        if isinstance(value, types.FunctionType):
+        if kind is types.FunctionType:
             if _is_the_models(value):
                 self._function(value)
-        elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        elif kind in (types.MethodType, staticmethod, classmethod):
             self._look_at(value.__func__)
-        elif isinstance(value, functools.partial):
+        elif issubclass(kind, functools.partial):
             self._look_at(value.func)
-        elif isinstance(value, property):
+        elif kind is property:
             self._look_at(value.fget)
-        elif isinstance(value, _cached):
+        elif kind is _cached:
             self._undo.append(functools.partial(_forget, value, value.cache_info().misses))
             self._look_at(value.__wrapped__)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             for each in value.__mro__:
                 if _is_the_models(each):
                     self._class(each)
-        elif type(value) in _CONTAINERS:
+        elif kind in _CONTAINERS:
             self._container(value)
-        elif isinstance(value, nn.Module):  # one that the code names, which the model does not hold
-            self._look_at(type(value))
+        elif issubclass(kind, nn.Module):  # one that the code names, which the model does not hold
+            self._look_at(kind)
             self._look_at(value.__dict__)
-        elif isinstance(getattr(value, "__dict__", None), dict) and _is_the_models(type(value)):
+        elif _is_the_models(kind) and "__dict__" in dir(kind):
             self._look_at(value.__dict__)
 
     def _function(self, function: types.FunctionType) -> None:
-        names = set(_names(function.__code__))
-        for name in names & function.__globals__.keys():
-            value = function.__globals__[name]
-            self._undo.append(functools.partial(_put_name, function.__globals__, name, value))
-            if isinstance(value, types.ModuleType):
-                self._package(value, names)
+        code = _Code(function.__code__)
+        names = function.__globals__
+        for name in code.writes & names.keys():
+            self._undo.append(functools.partial(_put_name, names, name, names[name]))
+        for name in code.reads & names.keys():
+            if isinstance(names[name], types.ModuleType):
+                self._package(names[name], code)
             else:
-                self._look_at(value)
+                self._look_at(names[name])
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._look_at(value)
         for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # it has no value yet
-                continue
-            self._undo.append(functools.partial(setattr, cell, "cell_contents", value))
-            self._look_at(value)
+            with contextlib.suppress(ValueError):  # it has no value yet
+                self._undo.append(functools.partial(_put_cell, cell, cell.cell_contents))
+                self._look_at(cell.cell_contents)
 
-    def _package(self, package: types.ModuleType, names: set[str]) -> None:
+    def _package(self, package: types.ModuleType, code: _Code) -> None:
         if package.__name__.partition(".")[0] in _KNOWN:
             return
-        for name in names & vars(package).keys():
-            value = vars(package)[name]
-            if not isinstance(value, types.ModuleType):
-                self._undo.append(functools.partial(_put_name, vars(package), name, value))
-                self._look_at(value)
+        names = vars(package)
+        for name in code.attributes & names.keys():
+            self._undo.append(functools.partial(_put_name, names, name, names[name]))
+            if not isinstance(names[name], types.ModuleType):
+                self._look_at(names[name])
 
     def _class(self, kind: type) -> None:
         before = dict(vars(kind))
@@ -171,21 +211,51 @@ class _Outside:
 
 
 _CONTAINERS = (dict, list, set, deque)
+_HOOKS = (dict, OrderedDict)
+_CODE = (types.FunctionType, types.MethodType, functools.partial)
 _DESCRIBING = ("__dict__", "__weakref__", "__doc__", "__annotations__")
+
+
+class _Code:
+    """What a function names, itself or in functions inside it: globals that it reads and binds, and attributes."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.reads: set[str] = set()
+        self.writes: set[str] = set()
+        self.attributes: set[str] = set()
+        self._read(code)
+
+    def _read(self, code: types.CodeType) -> None:
+        for instruction in dis.get_instructions(code):
+            match instruction.opname:
+                case "LOAD_GLOBAL" | "LOAD_NAME":
+                    self.reads.add(instruction.argval)
+                case "STORE_GLOBAL" | "DELETE_GLOBAL":
+                    self.writes.add(instruction.argval)
+                case "LOAD_ATTR" | "LOAD_METHOD" | "STORE_ATTR":
+                    self.attributes.add(instruction.argval)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._read(constant)
 
 
 def _is_the_models(code: Any) -> bool:
     return (getattr(code, "__module__", None) or "torch").partition(".")[0] not in _KNOWN
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+def _is_hollow(value: Any, depth: int = 3) -> bool:
+    """Whether it is or holds a tensor without contents."""
+    if isinstance(value, FakeTensor):
+        return True
+    if depth == 0:
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list, tuple, set, deque)):
+        parts = vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, type) else ()
+    return any(_is_hollow(part, depth - 1) for part in list(parts))
 
 
-def _forget(cached: Any, misses: int) -> None:
+def _forget(cached: Any, misses: int, alone: bool) -> None:
     """What it has computed meanwhile, which may be without contents; it will compute the rest again."""
     if cached.cache_info().misses != misses:
         cached.cache_clear()
@@ -196,29 +266,60 @@ def _put_setting(read: Callable[[], Any], write: Callable[[Any], object], before
         write(before)
 
 
-def _put_name(namespace: dict[str, Any], name: str, value: Any) -> None:
-    if namespace.get(name) is not value:
-        namespace[name] = value
+def _put_name(names: dict[str, Any], name: str, value: Any, alone: bool) -> None:
+    now = names.get(name)
+    if now is not value and (alone or _is_hollow(now)):
+        names[name] = value
 
 
-def _put_attributes(kind: type, before: dict[str, Any]) -> None:
+def _put_cell(cell: types.CellType, value: Any, alone: bool) -> None:
+    if cell.cell_contents is not value and (alone or _is_hollow(cell.cell_contents)):
+        cell.cell_contents = value
+
+
+def _put_attributes(kind: type, before: dict[str, Any], alone: bool) -> None:
     now = dict(vars(kind))
     for name in now.keys() - before.keys():
-        delattr(kind, name)
+        if alone or _is_hollow(now[name]):
+            delattr(kind, name)
     for name, value in before.items():
-        if name not in _DESCRIBING and now.get(name) is not value:
+        changed = name not in _DESCRIBING and now.get(name) is not value
+        if changed and (alone or _is_hollow(now.get(name))):
             setattr(kind, name, value)
 
 
-def _put_items(value: Any, before: Any) -> None:
+def _put_items(value: Any, before: Any, alone: bool) -> None:
     """Only where something has changed: another thread may be reading."""
+    if not alone:
+        _take_out(value, before)
+    elif not _holds_the_same(value, before):
+        value.clear()
+        (value.extend if isinstance(value, (list, deque)) else value.update)(before)
+
+
+def _holds_the_same(value: Any, before: Any) -> bool:
     if isinstance(value, dict):
-        same = list(value) == list(before) and all(value[key] is before[key] for key in before)
-    elif isinstance(value, set):
-        same = value == before
-    else:
-        same = len(value) == len(before) and all(map(lambda one, other: one is other, value, before))
-    if same:
+        return list(map(id, value)) == list(map(id, before)) and _holds_the_same(
+            list(value.values()), list(before.values())
+        )
+    if isinstance(value, set):
+        return set(map(id, value)) == set(map(id, before))
+    return list(map(id, value)) == list(map(id, before))
+
+
+def _take_out(value: Any, before: Any) -> None:
+    """What has come in and is hollow; the rest may be somebody else's."""
+    if isinstance(value, dict):
+        for key, item in list(value.items()):
+            if item is not before.get(key) and _is_hollow(item):
+                if key in before:
+                    value[key] = before[key]
+                else:
+                    del value[key]
         return
-    value.clear()
-    (value.extend if isinstance(value, (list, deque)) else value.update)(before)
+    known = set(map(id, before))
+    hollow = {id(item) for item in list(value) if id(item) not in known and _is_hollow(item)}
+    if hollow:
+        kept = [item for item in value if id(item) not in hollow]
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(kept)

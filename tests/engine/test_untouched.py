@@ -10,6 +10,7 @@ import types
 import warnings
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -433,29 +434,76 @@ def test_calibration_stays_as_it_was() -> None:
         engine(batches[1])
 
 
-def test_others_may_use_the_model_meanwhile() -> None:
-    """They meet neither tensors without contents nor another mode."""
-    model = made(lambda: nn.Sequential(shared(), modes()))
-    model[1][2].p = 0.0  # type: ignore[index]
-    model[1][3].eval()  # type: ignore[index]
-    x = torch.randn(3, SIZE)
-    expected = model(x)
-    flags = [module.training for module in model.modules()]
+ENTERED: SimpleQueue[Any] = SimpleQueue()
+FOUND: SimpleQueue[Any] = SimpleQueue()
+LEAVE = threading.Event()
+
+
+def _stays(self: Any, x: torch.Tensor) -> torch.Tensor:
+    ENTERED.put(None)
+    assert type(self.first) is nn.Linear
+    LEAVE.wait(60)
+    return self.second(self.first(x))
+
+
+OTHER = Model(_stays)
+
+
+def _uses_other() -> None:
+    try:
+        FOUND.put((OTHER(torch.ones(2, SIZE)), [module.training for module in OTHER.modules()]))
+    except BaseException as error:
+        FOUND.put(error)
+
+
+def _meanwhile(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Every time that it runs, another thread begins to call a model of the caller's."""
+    threading.Thread(target=_uses_other).start()
+    ENTERED.get(timeout=60)
+    return self.second(self.first(x))
+
+
+def test_other_threads_may_call_models_meanwhile() -> None:
+    """They meet neither tensors without contents nor tracers nor another mode, and disturb no tracer."""
+    model = Model(_meanwhile)
+    model.again = model.first  # of modules with two names PyTorch's tracer follows every use
+    LEAVE.clear()
+    try:
+        graph = capture(model, (torch.randn(2, SIZE),))
+    finally:
+        LEAVE.set()
+    assert [node.op for node in graph] == ["linear", "linear"]
+    for _ in range(2):  # traced, and tried with a batch of one
+        found = FOUND.get(timeout=60)
+        assert isinstance(found, tuple), found
+        assert type(found[0]) is torch.Tensor and all(found[1])
+        torch.testing.assert_close(found[0], OTHER(torch.ones(2, SIZE)))
+    assert FOUND.empty()
+
+
+def test_other_threads_may_fill_globals_meanwhile() -> None:
+    """What they have put in stays; what came out of the capture does not."""
+    model, x = made(lambda: Model(_fills)), torch.randn(2, SIZE)
     done = threading.Event()
+    waiting = threading.Thread(target=done.wait)
+    waiting.start()
+    try:
+        capture(model, (x,))
+    finally:
+        done.set()
+        waiting.join()
+    found, LOG["all"] = list(LOG["all"]), []
+    numbers, hollow = LOG.pop("theirs"), {"x", "nested"} & LOG.keys()
+    assert numbers == 3 and not hollow and found == ["theirs"] * len(found) != []
 
-    def work(number: int) -> None:
-        if number == 0:
-            try:
-                for _ in range(3):
-                    capture(model, (x,))
-            finally:
-                done.set()
-        while not done.is_set():
-            assert [module.training for module in model.modules()] == flags
-            found = model(x)
-            assert type(found) is torch.Tensor and torch.equal(found, expected)
 
-    in_threads(work, 2)
+LOG: dict[str, Any] = {"all": []}
+
+
+def _fills(self: Any, x: torch.Tensor) -> torch.Tensor:
+    LOG["x"], LOG["nested"], LOG["theirs"] = x, {"deep": [x]}, 3
+    LOG["all"] += [x, "theirs", (x, 1)]
+    return self.first(x)
 
 
 def test_threads_that_compile_leave_warnings_on() -> None:
