@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -51,8 +52,14 @@ def medium_problems(operation: Operation[Any]) -> list[Any]:
 
 def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any]) -> list[list[Any]]:
     """For each problem that the rung can do at all, the variants of it that it can do."""
-    each = [[v for v in variants(operation, problem) if rung.supports(v) is None] for problem in problems]
-    return [variants for variants in each if variants]
+    return [list(variants) for variants in _supported(operation.name, rung.name, tuple(problems)) if variants]
+
+
+@cache
+def _supported(operation: str, rung: str, problems: tuple[Any, ...]) -> list[list[Any]]:
+    """Asked once a process: some rungs look through all their tiles for an answer."""
+    its, one = OPERATIONS[operation], OPERATIONS[operation].ladder.rung(rung)
+    return [[v for v in variants(its, problem) if one.supports(v) is None] for problem in problems]
 
 
 def cover(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int) -> list[Any]:

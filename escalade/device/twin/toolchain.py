@@ -24,7 +24,7 @@ _INCLUDED = ("vector_types.h", "vector_functions.h", "cuda_fp16.h", "cuda_bf16.h
 """What the twin's headers and kernels include of NVIDIA's."""
 
 # -ffp-contract=fast is g++'s default and nvcc's too: a*b + c becomes one fused operation.
-_COMMON = ("-std=c++20", "-O2", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
+_COMMON = ("-std=c++20", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
 
 
 @cache
@@ -56,13 +56,14 @@ def identity() -> tuple[str, ...]:
 
 
 def runtime_options() -> tuple[str, ...]:
-    return (*_COMMON, "-g1", *_includes())
+    return (*_COMMON, "-O2", "-g1", *_includes())
 
 
 def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, ...]:
     """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h)."""
     options = [
         *_COMMON,
+        "-O1",  # a quarter less of g++'s time than with -O2, and kernels run no longer: the runtime is most of it
         "-g1",
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
