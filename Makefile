@@ -4,8 +4,11 @@ BIN := .venv/bin
 # Of the tests' random inputs: `make test` says the same every time. `pytest` by itself draws new ones.
 SEED ?= 1
 READY := .venv/.ready
+RESULTS ?= results
+# For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
+HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test setup clean
+.PHONY: demo test gpu-test setup clean
 
 # Without a GPU `ladder` verifies one small problem on the twin; with one, a problem that takes a minute to measure.
 # Then a network: ResNet-18 compiled, explained, and compared with PyTorch on images.
@@ -19,6 +22,10 @@ test: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --seed $(SEED)
+
+# On a machine with a GPU: its tests, and every kernel source under compute-sanitizer. Takes up to nine minutes.
+gpu-test:
+	$(HERE) -m tests.gpu.gate --results $(RESULTS) --seed $(SEED)
 
 setup: $(READY)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from escalade.bench.store import Record, load_folder
 from escalade.errors import EscaladeError
 from escalade.ops import OPERATIONS
-from escalade.report import cells, layer_pages, network_pages
+from escalade.report import cells, gpu_tests, layer_pages, network_pages
 from escalade.report.markdown import origin, table
 
 LADDER, NETWORKS = "ladder", "networks"
@@ -58,25 +58,38 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     for part, block in network_pages.README_BLOCKS.items():
         if markers(part)[0] in text:
             text = replaced(text, part, block(_chosen(records)))
-    return {
-        readme: text,
-        root / "docs" / "ladder.md": ladder_page(records),
-        root / "docs" / "networks.md": network_pages.networks_page(records, PREFERRED_GPU),
-        root / "docs" / "layers.md": layer_pages.layers_page(records, PREFERRED_GPU),
+    measured = {
+        gpu: timed
+        for gpu, own in records.items()
+        if (timed := [record for record in own if record.workload != gpu_tests.WORKLOAD])
     }
+    measuring = root / "docs" / "measuring.md"
+    wanted = {measuring: _measuring_page(measuring, records)} if measuring.is_file() else {}
+    return {
+        **wanted,
+        readme: text,
+        root / "docs" / "ladder.md": ladder_page(measured),
+        root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
+        root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
+    }
+
+
+def _measuring_page(path: pathlib.Path, records: dict[str, list[Record]]) -> str:
+    """Written by hand but for the last run of the tests on a GPU."""
+    return replaced(path.read_text(), gpu_tests.PART, gpu_tests.block(_chosen(records)), path.name)
 
 
 def markers(part: str) -> tuple[str, str]:
     return f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
 
 
-def replaced(text: str, part: str, block: str) -> str:
+def replaced(text: str, part: str, block: str, page: str = "README.md") -> str:
     """The text with what stands between the part's markers exchanged."""
     begin, end = markers(part)
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise EscaladeError(f"README.md needs the lines {begin} and {end} around the generated table")
+        raise EscaladeError(f"{page} needs the lines {begin} and {end} around the generated table")
     return f"{before}{begin}\n{block}{end}{after}"
 
 

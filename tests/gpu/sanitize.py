@@ -1,0 +1,130 @@
+"""Kernels to run under a sanitizer: every source and every rung once, on problems that fill a few tiles.
+
+`python -m tests.gpu.sanitize` runs the jobs that it is given, one a line, on the GPU (with `--twin`, on the twin), and
+says of each that it began and whether its results are right. Inputs and references are the CPU's, so that few kernels
+but the project's own are looked at, and every tensor has an allocation of its own, whose ends a sanitizer knows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade.bench.verify import Case, compare, in_layout, poisoned
+from escalade.device.program import KERNELS
+from escalade.device.run import bind
+from escalade.ops import OPERATIONS, Operation, Rung
+from tests.support import supported
+
+ARCHITECTURE = "sm_90a"
+_FLOPS = 2.0**21
+"""About what a job should compute: several blocks and tiles, and little for a tool that slows it a hundred times."""
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rung with its default config on one problem; as text, the words of its line."""
+
+    operation: str
+    rung: str
+    problem: str
+    dtype: str
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.rung} {self.problem} {self.dtype} {self.layout}"
+
+    @staticmethod
+    def parse(line: str) -> Job:
+        return Job(*line.split())
+
+    @property
+    def parts(self) -> tuple[Operation[Any], Rung[Any], Any]:
+        operation = OPERATIONS[self.operation]
+        problem = replace(operation.parse(self.problem), dtype=self.dtype, layout=self.layout)
+        return operation, operation.ladder.rung(self.rung), problem
+
+    @property
+    def sources(self) -> set[str]:
+        _, rung, problem = self.parts
+        return {program.source for program in rung.recipe(problem, rung.configs(problem)[0]).programs}
+
+
+def sources() -> set[str]:
+    return {path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu")}
+
+
+def covering() -> list[Job]:
+    """A job for each rung, and one more for each source that those leave out."""
+    chosen: list[Job] = []
+    left = sources()
+    candidates = [
+        _candidates(operation, rung) for operation in OPERATIONS.values() for rung in operation.ladder
+    ]
+    for each in candidates:
+        chosen += each[:1]
+        left -= each[0].sources if each else set()
+    for job in (job for each in candidates for job in each):
+        if not left:
+            break
+        if job.sources & left:
+            chosen.append(job)
+            left -= job.sources
+    return chosen
+
+
+def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
+    """Those of suitable size first."""
+    problems = [
+        problem
+        for variants in supported(operation, rung, operation.small_problems)
+        for problem in variants
+        if rung.refusal(problem, ARCHITECTURE) is None and problem.batch
+    ]
+    problems.sort(key=lambda problem: abs(math.log2(max(1, problem.flops) / _FLOPS)))
+    return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]
+
+
+def run(job: Job, device: torch.device, seed: int = 0) -> str:
+    """What is wrong with its results; empty if nothing is."""
+    operation, rung, problem = job.parts
+    case = Case(operation, problem, _CPU, seed)
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
+    outputs = {"y": operation.output(problem, _CPU), **operation.further_outputs(problem, _CPU)}
+    outputs = {name: output.fill_(float("nan")).to(device) for name, output in outputs.items()}
+    bind(recipe, {**tensors, **poisoned(recipe, device), **outputs}, str(job))()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    tolerance = rung.tolerance(problem, case.peer_error)
+    for name, expected in {"y": case.expected, **case.further}.items():
+        failure, _ = compare(outputs[name].cpu(), expected, tolerance)
+        if failure:
+            return f"of {name}: {failure}"
+    return ""
+
+
+def main(lines: Iterable[str], device: torch.device) -> int:
+    wrong = 0
+    for line in filter(None, map(str.strip, lines)):
+        print(f"begins {line}", flush=True)
+        try:
+            failure = run(Job.parse(line), device)
+        except Exception as error:  # the jobs after it have their turn, if the GPU still works
+            failure = f"{type(error).__name__}: {error}"
+        print(f"wrong {line}: {failure}" if failure else f"right {line}", flush=True)
+        wrong += bool(failure)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    torch.set_num_threads(1)  # there are other processes beside this one
+    sys.exit(main(sys.stdin, _CPU if "--twin" in sys.argv else torch.device("cuda", 0)))

@@ -1,0 +1,197 @@
+"""`make gpu-test` is judged: what it runs, and that it fails where it should. Needs no GPU: the sanitizer is a fake."""
+
+from __future__ import annotations
+
+import pathlib
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+
+from escalade.bench import store
+from escalade.ops import OPERATIONS
+from escalade.report import gpu_tests
+from tests.gpu import gate, sanitize
+from tests.gpu.gate import Part
+from tests.support import all_rungs
+
+CPU = torch.device("cpu")
+EASY = [
+    sanitize.Job("softmax", "naive", "1_b4", "fp32", "flat"),
+    sanitize.Job("relu", "naive", "relu_1", "fp32", "flat"),
+    sanitize.Job("relu", "vectorised", "relu_1", "fp32", "flat"),
+]
+MEMCHECK = """========= COMPUTE-SANITIZER
+begins softmax naive 1_b4 fp32 flat
+right softmax naive 1_b4 fp32 flat
+========= ERROR SUMMARY: 0 errors
+"""
+INVALID = """========= COMPUTE-SANITIZER
+begins softmax naive 1_b4 fp32 flat
+========= Invalid __global__ read of size 4 bytes
+=========     at softmax_naive+0x80
+=========     by thread (1,0,0) in block (0,0,0)
+=========
+wrong softmax naive 1_b4 fp32 flat: LaunchError: illegal
+========= ERROR SUMMARY: 1 error
+"""
+HAZARD = """========= COMPUTE-SANITIZER
+begins relu naive relu_1 fp32 flat
+========= Error: Race reported between Write access at a+0x10 and Read access at a+0x20 [8 hazards]
+right relu naive relu_1 fp32 flat
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+
+
+def test_every_source_and_every_rung_is_looked_at() -> None:
+    jobs = sanitize.covering()
+    assert set().union(*(job.sources for job in jobs)) == sanitize.sources()
+    assert {(job.operation, job.rung) for job in jobs} == {(o.name, rung.name) for o, rung in all_rungs()}
+    assert len(set(jobs)) == len(jobs) <= 160
+    for job in jobs:
+        assert sanitize.Job.parse(str(job)) == job
+        assert job.parts[1].supports(job.parts[2]) is None
+
+
+def test_jobs_say_whether_their_results_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sanitize.main([f"{EASY[0]}\n", "\n"], CPU) == 0
+    assert capsys.readouterr().out == f"begins {EASY[0]}\nright {EASY[0]}\n"
+    assert sanitize.main(["softmax naive nonsense fp32 flat"], CPU) == 1
+    assert "wrong softmax naive nonsense fp32 flat: UnsupportedError" in capsys.readouterr().out
+
+
+def test_a_wrong_result_is_no_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = OPERATIONS["softmax"]
+    monkeypatch.setattr(type(operation), "reference", lambda *_: torch.full((4, 1), 2.0, dtype=torch.float64))
+    assert "of y: " in sanitize.run(EASY[0], CPU)
+
+
+@pytest.mark.parametrize(
+    ("text", "findings", "right", "said"),
+    [
+        (MEMCHECK, [], 1, True),
+        (INVALID, ["Invalid __global__ read", "LaunchError"], 0, True),
+        (HAZARD, ["relu naive relu_1 fp32 flat: Error: Race"], 1, True),
+        (MEMCHECK.replace("0 errors", "3 errors"), ["ERROR SUMMARY: 3 errors"], 1, True),
+        (MEMCHECK.replace("=========", "#"), [], 1, False),
+        ("", [], 0, False),
+    ],
+)
+def test_what_a_sanitizer_says(text: str, findings: list[str], right: int, said: bool) -> None:
+    found = gate.read(text)
+    assert found[1:] == (right, said) and len(found[0]) == len(findings)
+    assert all(part in whole for part, whole in zip(findings, found[0], strict=True))
+
+
+def fake(tmp_path: pathlib.Path, body: str) -> str:
+    """A sanitizer that runs the program on the twin, or does what `body` says instead."""
+    script = tmp_path / "compute-sanitizer"
+    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo Version 9.9; exit 0; }}\n{body}\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+RUN = 'while [ "$1" != -m ]; do program="$1"; shift; done; "$program" "$@" --twin; code=$?'
+SUM_UP = 'echo "========= ERROR SUMMARY: 0 errors"; exit $code'
+
+
+def test_a_tool_that_finds_nothing(tmp_path: pathlib.Path) -> None:
+    part = gate.run_tool("memcheck", fake(tmp_path, f"{RUN}; {SUM_UP}"), EASY, 2)
+    assert part.failure == "" and part.system == "compute-sanitizer 9.9"
+    assert (part.counts["passed"], part.counts["failed"]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (f'echo "========= Invalid __shared__ write of size 4 bytes"; {RUN}; {SUM_UP}', "Invalid __shared__"),
+        ("exit 0", "no summary"),
+        ("cat >/dev/null; exit 86", "it ended with 86"),
+        ('cat >/dev/null; echo "========= ERROR SUMMARY: 0 errors"', "jobs did not end with a right result"),
+        ("sleep 60", "longer than"),
+    ],
+)
+def test_a_tool_that_does_not_say_that_all_is_well(
+    body: str, sentence: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "TOOL_SECONDS", 1 if "sleep" in body else 100)
+    part = gate.run_tool("memcheck", fake(tmp_path, body), EASY[:1], 1)
+    assert sentence in part.failure
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.gpu.test_a" name="one"/>
+<testcase classname="tests.gpu.test_a" name="two"><failure message="no"/></testcase>
+<testcase classname="tests.gpu.test_a" name="three"><error message="no"/></testcase>
+<testcase classname="tests.gpu.test_a" name="four"><skipped message="needs two"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_counts_are_those_of_the_report() -> None:
+    assert gate.counted(REPORT) == {
+        "passed": 1, "failed": 2, "skipped": 1, "wrong": ["test_a::two", "test_a::three"],
+        "reasons": {"needs two": 1},
+    }  # fmt: skip
+
+
+ORIGIN = store.Provenance("NVIDIA H200", "580.1", {"torch": "2.11"}, "abc", "2026-01-02T03:04:05+00:00", "")
+SUITE = Part("tests", "pytest", gate.counted(REPORT), 200.0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(store, "provenance", lambda device, command: replace(ORIGIN, command=command))
+    monkeypatch.setattr(gate, "run_suite", lambda workers, seed: SUITE)
+    monkeypatch.setattr(sanitize, "covering", lambda: EASY)
+    monkeypatch.setenv("ESCALADE_COMMIT", "given")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_a_sanitizer_it_fails_and_says_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "find_sanitizer", lambda: None)
+    assert gate.main(["--results", str(tmp_path)]) == 1
+    found = store.load(tmp_path / "h200" / "gpu_test.jsonl")
+    assert [record.problem for record in found] == ["tests", "memcheck", "racecheck"]
+    assert "not on the PATH" in found[1].failure and found[0].commit == "given"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("broken", ["", "tests", "racecheck"])
+def test_it_fails_if_any_part_does(
+    broken: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "find_sanitizer", lambda: "compute-sanitizer")
+
+    def part(name: str) -> Part:
+        return Part(name, "x", {"passed": 3}, 1.0, "found" if name == broken else "")
+
+    monkeypatch.setattr(gate, "run_suite", lambda workers, seed: part("tests"))
+    monkeypatch.setattr(gate, "run_tool", lambda tool, *_: part(tool))
+    assert gate.main(["--results", str(tmp_path)]) == bool(broken)
+    text = gpu_tests.block(store.load(tmp_path / "h200" / "gpu_test.jsonl"))
+    assert text.count("| right |") == (2 if broken else 3) and ("failed: found" in text) == bool(broken)
+
+
+def test_without_a_gpu_it_fails_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gate.main([]) == 2
+    assert "PyTorch finds none" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_last_run() -> None:
+    assert gpu_tests.block([]) == "No run is recorded yet.\n"
+    stamped = [
+        store.Record(
+            gpu_tests.WORKLOAD, "tests", "", "", 0, "pytest", "", config={**SUITE.counts, "seconds": 200}
+        ).stamped(ORIGIN)
+    ]
+    text = gpu_tests.block(stamped)
+    assert "NVIDIA H200, driver 580.1, commit abc, 2026-01-02" in text
+    assert "| tests | pytest | 1 | 2 | 1 | 200 | right |" in text and "- needs two: 1" in text
