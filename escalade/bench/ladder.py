@@ -15,6 +15,7 @@ from escalade.bench.arms import Bench, Settings, Verified, blank_record
 from escalade.bench.ceilings import Ceilings
 from escalade.bench.figures import with_gains
 from escalade.bench.peers import Peer, WrongPeer, error_of, peers
+from escalade.bench.refusal import reason
 from escalade.bench.store import Record
 from escalade.ops.ladder import Operation, Rung
 
@@ -191,8 +192,8 @@ def verified_peers(
         except WrongPeer as wrong:
             say(f"{problem.name} {problem.dtype}: {peer.system} is wrong: {wrong}")
             continue
-        except RuntimeError as refused:
-            say(f"{problem.name} {problem.dtype}: {peer.system} refuses: {str(refused).splitlines()[0]}")
+        except Exception as refused:  # a peer may fail in any way: it is left out, and the others go on
+            say(f"{problem.name} {problem.dtype}: {peer.system} refuses: {reason(refused)}")
             continue
         found.append((peer, error))
     return found

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from escalade.bench.refusal import reason
 from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
@@ -101,6 +102,7 @@ class Case:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
+            reason(error)  # unless it was an interrupt
             self._require_healthy_device(rung, problem, error)
             return outcome(f"{type(error).__name__}: {error}")
         return self._judge(inputs, outputs, guards, tolerance, outcome)

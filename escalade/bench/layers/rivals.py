@@ -13,6 +13,7 @@ from escalade.bench.peers import Peer, WrongPeer, error_of, peers
 from escalade.bench.peers.cudnn_graph import cudnn_graph_peer, frontend
 from escalade.bench.peers.stem import convolution, in_two_steps
 from escalade.bench.peers.torch_conv2d import compiled_peer
+from escalade.bench.refusal import reason
 from escalade.bench.verify import Case
 from escalade.errors import UnsupportedError
 
@@ -103,8 +104,7 @@ def verified(rivals: Sequence[Rival], case: Case, note: Say) -> list[tuple[Rival
             note(f"{label} is wrong: {wrong}")
             continue
         except Exception as refused:  # a peer may fail in any way: it is left out, and the others go on
-            reason = str(refused).strip() or type(refused).__name__
-            note(f"{label} refuses: {reason.splitlines()[0]}")
+            note(f"{label} refuses: {reason(refused)}")
             continue
         found.append((rival, error))
     return found

@@ -25,12 +25,12 @@ from escalade.bench.networks.contender import (
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Say
+from escalade.bench.refusal import reason
 from escalade.bench.store import Record
 from escalade.bench.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import STORAGE
-from escalade.errors import EscaladeError
 from escalade.ops.precision import precision
 
 CALLS_IN_A_ROW = 10
@@ -145,9 +145,10 @@ def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[R
                     wrong.append(_wrong(case, contender, error, failure))
                 else:
                     right.append(Ready(contender, sampler, error))
-        except Unavailable as reason:
-            say(f"{_label(case)}: without {system}: {reason}")
-        except (RuntimeError, EscaladeError) as broken:
+        except Unavailable as missing:
+            say(f"{_label(case)}: without {system}: {missing}")
+        except Exception as broken:  # a system may fail in any way: the others go on
+            reason(broken)  # unless it was an interrupt
             wrong.append(replace(case.blank(system, ""), failure=f"{type(broken).__name__}: {broken}"))
     return right, wrong
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from escalade.bench.peers import AGREEMENT, Inputs, Peer
+from escalade.bench.refusal import reason
 from escalade.bench.timing import Arm, time_interleaved
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.ops.accuracy import relative_error
@@ -92,7 +93,7 @@ class Plan:
                     data, workspace.data_ptr(), self.index, handle=handle
                 )
             except Exception as error:
-                raise LaunchError(f"cuDNN's plan {self.name}: {error}") from error
+                raise LaunchError(f"cuDNN's plan {self.name}: {reason(error)}") from error
 
         return run
 
@@ -166,7 +167,8 @@ def screened(way: Way, inputs: Inputs, y: torch.Tensor) -> float | None:
         timings = time_interleaved(
             [arm], y.device, seconds_per_arm=SCREENING_SECONDS, min_rounds=3, replay_us=100.0
         )
-    except Exception:  # whatever it is, there are other plans
+    except Exception as refused:  # whatever it is, there are other plans
+        reason(refused)  # unless it was an interrupt
         return None
     return timings[arm.name].median_us
 
@@ -190,7 +192,8 @@ def built(
             try:
                 drawing.graph.build_plan_at_index(index)
                 workspace = int(drawing.graph.get_workspace_size_plan_at_index(index))
-            except Exception:  # one of cuDNN's many reasons
+            except Exception as refused:  # one of cuDNN's many reasons
+                reason(refused)  # unless it was an interrupt
                 continue
             if workspace <= limit:
                 plans.append(Plan(drawing, index, name, workspace))
@@ -209,7 +212,8 @@ def _offered(drawing: Drawing, dtype: str) -> dict[str, int]:
         names: dict[str, int] = {}
         for index in range(graph.get_execution_plan_count()):
             names.setdefault(str(graph.get_plan_name_at_index(index)), index)
-    except Exception:
+    except Exception as refused:
+        reason(refused)  # unless it was an interrupt
         return {}
     return names
 

@@ -112,6 +112,24 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case
     assert any("without torch-graph" in text for text in said)
 
 
+def test_an_interrupt_in_a_peer_stops_the_run(case: measuring.Case) -> None:
+    """However the peer wraps it; any other error is the peer's failure."""
+
+    def interrupted(entry: Entry) -> list[Contender]:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("the compiler's workers are gone") from interrupt
+
+    def broken(entry: Entry) -> list[Contender]:
+        raise TypeError("no such layer")
+
+    with pytest.raises(KeyboardInterrupt):
+        measuring.compare(case, {"peer": interrupted}, silent)
+    (record,) = measuring.compare(case, {"peer": broken}, silent)
+    assert record.failure == "TypeError: no such layer"
+
+
 def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine: Engine) -> None:
     (expected,) = case.standard.expected
 
