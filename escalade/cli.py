@@ -366,8 +366,11 @@ def explain(
 
 
 def _listed(given: list[str] | None) -> tuple[str, ...]:
-    """`-b 1,8 -b 32` is three values."""
-    return tuple(part.strip() for text in given or () for part in text.split(",") if part.strip())
+    """`-b 1,8 -b 32` is three values; what is given and has none is a mistake, not the usual ones."""
+    found = tuple(part.strip() for text in given or () for part in text.split(",") if part.strip())
+    if given and not found:
+        raise typer.BadParameter(f"{given[0]!r} names nothing; leave the option out for the usual ones")
+    return found
 
 
 def _numbers(option: str, given: tuple[str, ...]) -> tuple[int, ...]:
@@ -438,6 +441,7 @@ def tables(
     """The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/."""
     from escalade.report import tables as generated
 
+    generated.require_records(results)
     if check:
         stale = generated.stale(results, root)
         for path in stale:

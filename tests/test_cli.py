@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli, doctor
 from escalade.bench import store
-from tests.bench.fake import Scale, rung
+from tests.bench.fake import Scale, ScaleProblem, ScaleRung, rung
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -91,6 +92,14 @@ def test_precompile_compiles_and_says_how_many(
         (("verify", "conv2d", "--dtype", "int8", "--device", "twin"), "there is no dtype 'int8'"),
         (("ladder", "conv2d", "--problem", "huge", "--device", "twin"), "'huge' names no convolution"),
         (("tables", "--root", "nowhere"), "there is no nowhere/README.md"),
+        (("precompile", "conv2d", "--arch", "banana"), "no architecture 'banana' here; there is sm_80"),
+        (("precompile", "conv2d", "--arch", "sm_90", "--rung", "direct"), "no architecture 'sm_90' here"),
+        (("tune", "resnet18", "--dtype", "fp15"), "fp15"),
+        (("tune", "conv2d", "--problem", "8to8_9_k3s1_b1", "--dtype", "fp15"), "conv2d has no dtype 'fp15'"),
+        (("tune", "conv2d", "--problem", "8to8_9_k3s1_b1", "--layout", "nwhc"), "no layout 'nwhc'"),
+        (("bench", "lenet", "--parts", "nosuch", "--device", "cpu"), "lenet has no part 'nosuch'"),
+        (("explain", "nosuch"), "'nosuch' is neither a model"),
+        (("classify", ".", "--weights", "nosuch.pth", "--dtype", "fp15"), "fp15"),
     ],
 )
 def test_mistakes_are_answered_by_one_sentence(
@@ -105,6 +114,114 @@ def test_mistakes_are_answered_by_one_sentence(
     said = capsys.readouterr().err.strip()
     assert end.value.code == 1
     assert sentence in said and len(said.splitlines()) == 1
+
+
+def said_by(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence with which a command fails."""
+    monkeypatch.setattr(sys, "argv", ["escalade", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert end.value.code == 1 and "all right" not in said.out
+    return said.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("verify", "scale", "--layout", "nhwc"),
+            "nothing to verify for layout nhwc: right takes nchw, not nhwc",
+        ),
+        (("verify", "--layout", "nhwc"), "nothing to verify for layout nhwc"),
+        (("verify", "scale", "--layout", "nchw", "--layout", "nhwc"), "nothing to verify for layout nhwc"),
+        (("verify", "scale", "--rung", "right", "--rung", "picky"), "nothing to verify for rung picky"),
+        (("verify", "scale", "--rung", "picky"), "nothing to verify for rung picky: it takes nothing"),
+        (("verify", "--rung", "nosuch"), "scale has no rung 'nosuch'"),
+        (("ladder", "scale", "--layout", "nhwc"), "nothing to measure for layout nhwc"),
+        (("ladder", "scale", "--rung", "picky"), "nothing to measure for rung picky"),
+        (("precompile", "scale", "--layout", "nhwc"), "nothing to compile for layout nhwc"),
+        (("precompile", "scale", "--rung", "picky"), "nothing to compile for rung picky"),
+        (("precompile", "scale", "--rung", "newest", "--arch", "sm_80"), "its kernels are for sm_90a"),
+    ],
+)
+def test_nothing_to_do_is_a_mistake(
+    arguments: tuple[str, ...],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor is it right if a part of what was named has nothing to do."""
+
+    class Picky(ScaleRung):
+        def supports(self, problem: ScaleProblem) -> str | None:
+            return "it takes nothing"
+
+    class Newest(ScaleRung):
+        @property
+        def architectures(self) -> tuple[str, ...]:
+            return ("sm_90a",)
+
+    named = {"summary": "a rung", "below": None, "predicted_gain": None}
+    rungs = (rung("right"), Picky("picky", **named), Newest("newest", **named))  # type: ignore[arg-type]
+    monkeypatch.setattr("escalade.ops.OPERATIONS", {"scale": Scale(*rungs)})
+    where = () if arguments[0] == "precompile" else ("--device", "twin")
+    assert sentence in said_by(*arguments, *where, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_rung_is_verified_in_every_operation_that_has_it(
+    with_operation: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Scale(rung("elsewhere"))
+    other.name = "other"
+    monkeypatch.setattr("escalade.ops.OPERATIONS", {"other": other, "scale": with_operation})
+    result = run("verify", "--device", "twin", "--rung", "right")
+    assert result.exit_code == 0 and "all right" in result.output, result.output
+    result = run("verify", "--device", "twin", "--rung", "nowhere")
+    assert result.exit_code == 1 and "no operation has all that is named" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "lenet", "--batch", ","),
+        ("bench", "lenet", "--dtype", ""),
+        ("layers", "resnet18", "--batch", " , "),
+        ("tune", "resnet18", "--batch", ""),
+    ],
+)
+def test_an_option_that_names_nothing_is_a_mistake(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and "names nothing" in result.output
+
+
+def test_layers_that_a_direction_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image has no gradient; and what nothing can do is not measured."""
+    image = ("layers", "3to8_9_k3s1_b1", "--direction", "input_gradient", "--device", "twin")
+    assert "nothing to measure" in said_by(*image, monkeypatch=monkeypatch, capsys=capsys)
+    monkeypatch.setattr("escalade.bench.layers.command.measure", lambda *_: [])
+    other = ("layers", "8to8_9_k3s1_b1", "--device", "twin")
+    assert "nothing was measured" in said_by(*other, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_bench_without_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(
+        "escalade.bench.networks.commands.network_device", lambda name: torch.device("cuda", 0)
+    )
+    given = ("bench", "resnet18", "--parts", "phases", "--no-phases")
+    assert "no part is left to measure" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_tables_of_nothing_are_not_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("as it is")
+    for more in ((), ("--check",)):
+        given = ("tables", "--results", str(tmp_path / "nowhere"), "--root", str(tmp_path), *more)
+        assert "there are no records under" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
+    assert (tmp_path / "README.md").read_text() == "as it is" and not (tmp_path / "docs").exists()
 
 
 def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ from escalade.device.cuda import architecture
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
+from escalade.ops.ladder import ALL_ARCHITECTURES
 from escalade.report import terminal
 
 
@@ -46,6 +47,42 @@ class Which:
         for rung in self.rungs:
             operation.ladder.rung(rung)
         return tuple(operation.parse(name) for name in self.problems)
+
+    def parsed_by(self, operations: Sequence[ops.Operation[Any]]) -> dict[str, tuple[Any, ...]]:
+        """The problems, by the names of the operations that know every name; if none does, why the last does not."""
+        found: dict[str, tuple[Any, ...]] = {}
+        refusal: UnsupportedError | None = None
+        for operation in operations:
+            try:
+                found[operation.name] = self.parsed(operation)
+            except UnsupportedError as unknown:
+                refusal = unknown
+        if not found and refusal is not None:
+            if len(operations) == 1:
+                raise refusal
+            raise UnsupportedError(f"no operation has all that is named; the last one says: {refusal}")
+        return found
+
+    def require_work(self, planned: Sequence[verifying.Job], what: str) -> None:
+        """Something is left to do, and of everything that was named a part: what nobody ran is not right."""
+        wanted = [job for job in planned if not job.refusal]
+        kinds: dict[str, tuple[tuple[str, ...], Callable[[verifying.Job], str]]] = {
+            "problem": (self.problems, lambda job: str(job.problem.name)),
+            "rung": (self.rungs, lambda job: job.rung.name),
+            "dtype": (self.dtypes, lambda job: str(job.problem.dtype)),
+            "layout": (self.layouts, lambda job: str(job.problem.layout)),
+        }
+        for kind, (names, name_of) in kinds.items():
+            if not names:
+                continue
+            done = {name_of(job) for job in wanted}
+            for idle in dict.fromkeys(name_of(job) for job in planned):
+                if idle not in done:
+                    refusal = next(job.refusal for job in planned if name_of(job) == idle)
+                    raise UnsupportedError(f"there is nothing to {what} for {kind} {idle}: {refusal}")
+        if not wanted:
+            refusal = planned[0].refusal if planned else "nothing that there is has been named"
+            raise UnsupportedError(f"there is nothing to {what}: {refusal}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +150,7 @@ def ladder(options: LadderOptions, console: Console | None = None) -> int:
     origin = store.provenance(device)
     ceilings = None
     failed = 0
-    _compile_for_ladder(operation, problems, settings, device, options.ablate, console)
+    _compile_for_ladder(operation, problems, settings, device, options, console)
     if device.type == "cuda":
         console.print("Measuring the card's ceilings")
         ceilings = card.measure(device)
@@ -165,7 +202,7 @@ def _compile_for_ladder(
     problems: Sequence[Any],
     settings: Settings,
     device: torch.device,
-    ablate: bool,
+    options: LadderOptions,
     console: Console,
 ) -> None:
     configs = "all" if settings.tune else "default"
@@ -179,7 +216,8 @@ def _compile_for_ladder(
         layouts=layouts,
         configs=configs,
     )
-    if ablate:
+    options.require_work(planned, "measure")
+    if options.ablate:
         variants = [rung for group in climbing.ablations(operation).values() for rung in group.values()]
         for problem, dtype, layout, rung in itertools.product(problems, dtypes, layouts, variants):
             planned += verifying.rung_jobs(
@@ -206,6 +244,7 @@ def precompile(
 ) -> int:
     """0 if everything compiles."""
     console = console or Console()
+    _check_names("architecture", (arch,), ALL_ARCHITECTURES)
     operation = ops.operation(which.operation or "")
     problems = which.parsed(operation) or (
         *operation.small_problems, *operation.problems, *climbing.crossover(operation),
@@ -219,10 +258,20 @@ def precompile(
         layouts=which.layouts,
         configs="all" if tune else "default",
     )
+    planned = [_for_architecture(job, arch) for job in planned]
+    which.require_work(planned, "compile")
     failures = _compile_all(planned, arch, workers, console)
     for failure in failures:
         console.print(f"[red]refused:[/] {escape(failure.message)}")
     return 1 if failures else 0
+
+
+def _for_architecture(job: verifying.Job, arch: str) -> verifying.Job:
+    """The job, or the refusal of a rung whose kernels are not for that architecture."""
+    if job.config is None:
+        return job
+    refusal = job.rung.refusal(job.problem, arch)
+    return job if refusal is None else replace(job, config=None, refusal=refusal)
 
 
 def _compile_all(
@@ -247,17 +296,21 @@ def verify(options: VerifyOptions, console: Console | None = None) -> int:
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     twin = TwinOptions(Order(options.order, options.late), options.checks)
     chosen = [ops.operation(options.operation)] if options.operation else list(ops.OPERATIONS.values())
-    failed = 0
-    for operation in chosen:
-        planned = verifying.jobs(
-            operation,
+    work = {
+        ops.operation(name): verifying.jobs(
+            ops.operation(name),
             device,
-            problems=options.parsed(operation) or None,
+            problems=problems or None,
             rungs=options.rungs,
             dtypes=options.dtypes,
             layouts=options.layouts,
             configs="all" if options.all_configs else "default",
         )
+        for name, problems in options.parsed_by(chosen).items()
+    }
+    options.require_work([job for planned in work.values() for job in planned], "verify")
+    failed = 0
+    for operation, planned in work.items():
         _compile_for(planned, device, console, options.checks)
         outcomes = []
         with _progress(console) as progress:

@@ -21,6 +21,12 @@ _HOME_DTYPES = ("fp32", "fp16", "tf32", "bf16", "fp8")
 """In which the climb shows a rung: fp32 if it can, then what tensor cores are made for."""
 
 
+def require_records(results: pathlib.Path) -> None:
+    """There are some: tables of nothing, in place of those that are there, are not what anybody asked for."""
+    if not load_folder(results):
+        raise EscaladeError(f"there are no records under {results}; --results names the folder that has them")
+
+
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     """Brings the generated files up to date; those that were written."""
     records = load_folder(results)

@@ -19,7 +19,7 @@ from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
 from escalade.device.program import Program
 from escalade.engine.capture import capture
-from escalade.engine.forms import InputFormat
+from escalade.engine.forms import InputFormat, require_dtype
 from escalade.engine.graph import Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import make_plan
@@ -63,21 +63,29 @@ class TuneOptions:
 
 def tune(options: TuneOptions) -> int:
     """Measures what the table does not have yet; every entry is saved when it is found."""
+    _check(options)
     device = _gpu()
     wanted = _of_problems(options) if options.problems else _of_networks(options)
+    if not wanted:
+        names = ", ".join(options.names)
+        raise UnsupportedError(f"{names} asks nothing of the ladders: there is nothing to tune")
     path = options.table or user_path(torch.cuda.get_device_name(device))
     table = read(path, "your table")
     missing = {key: value for key, value in wanted.items() if options.again or key not in table.entries}
     console = Console(stderr=True)
+    found = 0
 
     def measure(key: str, operation: str, problem: Problem) -> None:
-        nonlocal table
+        nonlocal table, found
         entry = _measured(operation, problem, device, console, key)
         if entry is not None:
             table = add(path, key, entry)
+            found += 1
 
     _go_through(missing, device, console, measure)
     console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them asked for now")
+    if missing and not found:
+        raise UnsupportedError("none of what was asked for could be measured, so nothing was tuned")
     return 0
 
 
@@ -116,9 +124,29 @@ def _gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _check(options: TuneOptions) -> None:
+    """What can be said of the names before anything is measured."""
+    if not options.problems:
+        if not options.names:
+            raise UnsupportedError(
+                f"nothing to tune is named; there are the networks {', '.join(models.NAMES)}"
+            )
+        for dtype in options.dtypes:
+            require_dtype(dtype)
+        return
+    if len(options.names) != 1:
+        raise UnsupportedError(
+            f"problems are of one operation, as in `escalade tune conv2d --problem …`; {len(options.names)} are named"
+        )
+    operation = ops.operation(options.names[0])
+    known = {"dtype": (options.dtypes, operation.dtypes), "layout": (options.layouts, operation.layouts)}
+    for what, (given, there) in known.items():
+        for one in given:
+            if one not in there:
+                raise UnsupportedError(f"{operation.name} has no {what} {one!r}; it has {', '.join(there)}")
+
+
 def _of_networks(options: TuneOptions) -> Wanted:
-    if not options.names:
-        raise UnsupportedError(f"nothing to tune is named; there are the networks {', '.join(models.NAMES)}")
     wanted: Wanted = {}
     for name in options.names:
         model, example = models.model(name)
@@ -130,10 +158,6 @@ def _of_networks(options: TuneOptions) -> Wanted:
 
 
 def _of_problems(options: TuneOptions) -> Wanted:
-    if len(options.names) != 1:
-        raise UnsupportedError(
-            f"problems are of one operation, as in `escalade tune conv2d --problem …`; {len(options.names)} are named"
-        )
     (name,) = options.names
     operation = ops.operation(name)
     wanted: Wanted = {}

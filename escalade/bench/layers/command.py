@@ -60,6 +60,10 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
     chosen = rivals.chosen(options.peers)
     wanted = parts(options)
     distinct = {layer.key: layer for part in wanted for layer in part.layers}
+    if not distinct:
+        raise UnsupportedError(
+            f"{', '.join(options.names)} has no layers in direction {options.direction}: there is nothing to measure"
+        )
     run = _Run(options, console, device)
     if device.type == "cuda":
         chosen = rivals.available(chosen, run.note)
@@ -73,6 +77,10 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
         run.show(part)
     run.show_fp8(wanted)
     run.file_ceilings()
+    if not any(run.measured.values()):
+        raise UnsupportedError(
+            "none of these layers can be done here, so nothing was measured; the notes say why"
+        )
     failed = [record for records in run.measured.values() for record in records if record.failure]
     for record in failed:
         console.print(f"[red]failed:[/] {escape(record.problem)} {escape(terminal.failure(record))}")

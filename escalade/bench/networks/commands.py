@@ -150,6 +150,11 @@ def _parts(options: BenchOptions, chosen: Workload, device: torch.device) -> tup
     wanted = named if options.parts else named | usual
     if not options.phases:
         wanted.discard("phases")
+    if not wanted:
+        raise UnsupportedError(
+            f"no part is left to measure here; {chosen.name} has {', '.join(chosen.parts)}"
+            + ("" if on_gpu else ", some of them on a GPU only")
+        )
     return tuple(name for name in chosen.parts if name in wanted)
 
 
