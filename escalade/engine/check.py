@@ -23,7 +23,7 @@ from escalade.engine.operators import OperatorError, require_fitting, require_pu
 from escalade.engine.passes.simplify import depends_on_batch
 from escalade.errors import UnsupportedError
 
-MOST_NODES = 2**16
+MOST_NODES = 2**14
 MOST_DIMENSIONS = 16
 MOST_ELEMENTS = 2**31 - 1
 """Of a value, for each item of the batch."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from escalade.engine import Engine, load
+from escalade.engine import Engine, compile, load
 from escalade.engine.graph import fixed
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
@@ -20,6 +22,7 @@ BYTES, GRAPHS, PIECES = 600, 1400, 7
 """Files with changed bytes, files with changed graphs, and the tests that these are done in."""
 MOST_ELEMENTS = 10_000
 """Of inputs that a changed engine is called with."""
+CALLS_ON_TWIN = 5
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +113,25 @@ def _same(one: Contents, other: Contents) -> bool:
     return one.tensors.keys() == other.tensors.keys() and all(
         torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items()
     )
+
+
+def test_changed_graphs_do_not_overrun_kernels(tmp_path: pathlib.Path) -> None:
+    """On the twin, whose kernels are held to their buffers: what is accepted computes what the CPU does."""
+
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(F.relu6(x) + x, -1)
+
+    path = tmp_path / "rows.engine"
+    compile(Rows(), torch.randn(2, 4)).save(path)
+    contents, draw = Contents.of(path), random.Random(5)
+    returned = 0
+    for _ in range(150):
+        path.write_bytes(mutated_contents(contents, draw).written())
+        engine = loaded(path, "twin")
+        if engine is None or engine.dtype != "fp32" or returned == CALLS_ON_TWIN:
+            continue
+        result, expected = called(engine), called(load(path, device="cpu"))
+        torch.testing.assert_close(result, expected)
+        returned += result is not None
+    assert returned == CALLS_ON_TWIN

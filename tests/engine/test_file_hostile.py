@@ -19,7 +19,8 @@ from escalade.engine import compile, load
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.file import FileError
 from escalade.engine.graph import Reference
-from escalade.engine.operators import OperatorError, require_pure
+from escalade.engine.operators import OperatorError, require_fitting, require_pure
+from escalade.engine.trees import TreeError, from_plain
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 
@@ -188,6 +189,61 @@ def test_sizes_are_not_believed(
     path = written(whole, tmp_path / "false.engine", calling(target, arguments, shape, **inputs))
     with pytest.raises(FileError, match="holds no network"):
         load(path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("target", "sizes", "arguments"),
+    [
+        ("aten::_weight_norm", {"v": (4, 3), "g": (3, 1)}, {"dim": 0}),
+        ("aten::_weight_norm", {"v": (4, 3), "g": (4, 1)}, {"dim": 2}),
+        ("aten::_weight_norm_interface", {"v": (4, 3), "g": (1, 1)}, {}),
+        ("aten::native_group_norm", {"input": (2, 4, 9)}, {"N": 2, "C": 4, "HxW": 10}),
+        ("aten::native_group_norm", {"input": (2, 4, 9), "weight": (3,)}, {"N": 2, "C": 4, "HxW": 9}),
+        ("aten::upsample_nearest1d", {"self": (1, 1, 4)}, {"output_size": (8,), "scales": 1e-30}),
+        ("aten::upsample_bilinear2d", {"self": (1, 1, 4, 4)}, {"output_size": (8, 8), "scales_h": 2.0, "scales_w": 9}),
+        ("aten::upsample_bicubic2d", {"self": (1, 1, 4, 4)}, {"output_size": (8, 8), "scales_w": float("nan")}),
+    ],
+)  # fmt: skip
+def test_sizes_that_pytorch_does_not_look_at(target: str, sizes: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(OperatorError, match="does not take tensors of these sizes"):
+        require_fitting(target, sizes, arguments)
+
+
+def test_sizes_that_fit() -> None:
+    require_fitting("aten::_weight_norm", {"v": (4, 3), "g": (4, 1)}, {})
+    require_fitting("aten::native_group_norm", {"input": (2, 4, 9), "bias": (4,)}, {"N": 2, "C": 4, "HxW": 9})
+    image = {"self": (1, 1, 4, 4)}
+    require_fitting(
+        "aten::upsample_bilinear2d", image, {"output_size": (8, 10), "scales_h": 2.0, "scales_w": 2.6}
+    )
+    require_fitting("aten::upsample_bilinear2d", image, {"output_size": (9, 9)})
+    require_fitting("aten::relu", {"self": (4,)}, {})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [], "tuple", 3, {}, {"tuple": None}, {"tuple": {}}, {"set": []}, {"tuple": [], "list": []}, {"list": [0]},
+        {"dict": [["a", None], ["a", None]]}, {"dict": [[True, None]]}, {"dict": [["a"]]}, {"dict": {"a": None}},
+        {"dict": [[["a"], None]]}, {"collections.OrderedDict": []},
+    ],
+)  # fmt: skip
+def test_structures_that_are_none(data: Any) -> None:
+    with pytest.raises(TreeError):
+        from_plain(data)
+    deep: Any = None
+    for _ in range(10_000):
+        deep = {"tuple": [deep]}
+    with pytest.raises(TreeError, match="containers in each other"):
+        from_plain(deep)
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jcleared", "two\nlines", "\u202eturned"])
+def test_texts_do_nothing_to_a_terminal(text: str, whole: Contents, tmp_path: pathlib.Path) -> None:
+    for change in ({"notes": [text]}, {"nodes": [["n", "relu", {}, {}, [], "float32", text]]}):
+        with pytest.raises(FileError, match="it is a text of one line") as refused:
+            load(written(whole, tmp_path / "text.engine", partial(_updated, change)), device="cpu")
+        assert text not in str(refused.value)
 
 
 def test_many_values_of_constants_are_too_much(whole: Contents, tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from escalade.engine.forms import InputFormat
 from escalade.engine.graph import Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import Plan, Step, make_plan
+from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
 
 CPU = torch.device("cpu")
@@ -49,6 +51,16 @@ def of(function: Callable[..., Any], *shape: int, dtype: str = "fp32", **parts: 
 @pytest.fixture(scope="module")
 def resnet18() -> Graph:
     return capture(models.resnet18().eval(), (torch.randn(1, 3, 224, 224),))
+
+
+def test_a_result_that_its_room_does_not_hold_is_refused() -> None:
+    """However a graph comes by false sizes: no kernel is launched over them."""
+    graph = capture(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), (torch.randn(2, 8, 6, 6),))
+    graph.nodes = {name: replace(node, shape=(*node.shape[:3], 3)) for name, node in graph.nodes.items()}
+    with pytest.raises(
+        UnsupportedError, match=r"gives 1024 bytes .*the graph has 768 for it, sizes \[2, 8, 4, 3\]"
+    ):
+        planned(graph, 2, "fp32")
 
 
 @pytest.fixture(scope="module")

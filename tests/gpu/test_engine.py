@@ -189,6 +189,36 @@ def test_a_saved_engine_starts_without_the_model(
     assert torch.equal(escalade.load(tmp_path / "network.escalade")(x), engine(x))
 
 
+class Makes(torch.nn.Module):
+    """Tensors out of nothing: one that is folded, and one as large as the batch, both on a device that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Buffer(torch.arange(8).flip(0))
+        self.fc = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)[:, self.table] * torch.arange(8, device=x.device, dtype=x.dtype)
+        more = torch.ones(x.shape[0], 2, device=x.device)
+        return torch.cat([y, more, y.to(x.device).max(1, keepdim=True)[0]], 1)
+
+
+@pytest.mark.parametrize("home", ["cpu", "cuda"])
+def test_a_saved_engine_runs_on_another_device(home: str, cuda: torch.device, tmp_path: pathlib.Path) -> None:
+    """The file names the device that the model was captured on; the engine's own counts."""
+    torch.manual_seed(2)
+    model = Makes().eval()
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        expected = model(x)
+    engine = escalade.compile(model.to(home), x[:2].to(home))
+    engine.save(tmp_path / "makes.escalade")
+    for device in ("cpu", cuda):
+        found = escalade.load(tmp_path / "makes.escalade", device=device)(x.to(device))
+        assert found.device.type == torch.device(device).type
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_torch_compile(cuda: torch.device) -> None:
     model, _ = models.model("resnet18")
     model = model.to(cuda)
