@@ -83,6 +83,8 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
         options += ["-fno-elide-constructors", "-fno-ipa-sra"]
         # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
         options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
+        # What a kernel leaves unset is known by its bits (runtime/registers.cpp).
+        options += ["-ftrivial-auto-var-init=pattern"]
     # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
     options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:

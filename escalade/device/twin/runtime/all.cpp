@@ -8,6 +8,7 @@
 #include "mbarriers.cpp"
 #include "matrices.cpp"
 #include "tensor_copies.cpp"
+#include "registers.cpp"
 #include "wgmma.cpp"
 #include "relocation.cpp"
 #include "shadow.cpp"

@@ -52,7 +52,12 @@ void copy_async_wait_groups(u32 pending) {
 
 // ------------------------------------------------------------------ bytes in flight
 
-void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where) {
+u32 agent_at(u32& agent) {
+    if (!agent) agent = machine->launch->cluster_threads() + units_state().agents++;
+    return agent;
+}
+
+void check_flights(u32 rank, u32 offset, u32 bytes, bool write, const char* what, Where where) {
     const SharedLayout& layout = machine->launch->layout;
     const char* verb = write ? "writes" : "reads";
     if (!layout.inside(offset, bytes))
@@ -71,7 +76,7 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
     if (write && settings().late) {
         for (const Warpgroup& group : units_state().blocks[rank].warpgroups)
             for (const Product& product : group.products)
-                if (product.values.empty() && still_reads(product, offset, bytes))
+                if (still_reads(product, offset, bytes))
                     fail(where, "%s writes shared bytes %#x-%#x, which the wgmma of %s still has to read", what, offset,
                          offset + bytes - 1, place(product.where).c_str());
         const unsigned per_block = machine->launch->block_threads();
@@ -81,7 +86,12 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
                     fail(where, "%s writes shared bytes %#x-%#x, which the store of %s still has to read", what, offset,
                          offset + bytes - 1, place(store.where).c_str());
     }
-    if (checking()) checks::touch_shared(rank, offset, bytes, write, asynchronous, where);
+}
+
+void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where,
+                Stamp stamp) {
+    check_flights(rank, offset, bytes, write, what, where);
+    if (checking()) checks::touch_shared(rank, offset, bytes, write, asynchronous, where, stamp);
 }
 
 // ------------------------------------------------------------------ called by the scheduler
@@ -135,7 +145,8 @@ void units::exit_thread(Thread& thread) {
     const ThreadUnits& unit = units_state().threads[thread.slot];
     if (!unit.stores.empty())
         fail(unit.stores.front().where, "returns while the store may still read shared memory");
-    if (!unit.fragments.empty()) fail({}, "returns with %zu wgmma not waited for", unit.fragments.size());
+    if (!unit.fragments.empty())
+        fail(unit.fragments.front().where, "returns with %zu wgmma not waited for", unit.fragments.size());
 }
 
 void units::end_cluster() {

@@ -13,6 +13,11 @@ void Clock::join(const Clock& other) {
     }
 }
 
+void Clock::raise(uint32_t slot, uint32_t count) {
+    if (at.size() <= slot) at.resize(slot + 1);
+    at[slot] = std::max(at[slot], count);
+}
+
 void release(Clock& clock) {
     if (!here || !checking()) return;
     clock.join(self()->clock);

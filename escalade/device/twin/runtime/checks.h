@@ -38,6 +38,7 @@ struct Access {
     bool write;
     uint8_t kind;
     Site site;
+    Stamp stamp = {};
 };
 
 class Requests {  // requests.cpp

@@ -141,19 +141,25 @@ void switch_fiber(Fiber& from, Fiber& to) {
     __sanitizer_finish_switch_fiber(fake, &bottom, &bytes);
 }
 
+namespace {
+
+char* reserve(size_t bytes) {  // zeros, which take no memory until they are touched
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory != MAP_FAILED) return static_cast<char*>(memory);
+    std::fputs("the twin could not reserve stacks for the threads of a block\n", stderr);
+    std::abort();
+}
+
+}  // namespace
+
 char* Stacks::at(size_t number) {
     while (count <= number) {
         const size_t stacks = std::max<size_t>(64, count);
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        void* memory = mmap(nullptr, stacks * STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (memory == MAP_FAILED) {
-            std::fputs("the twin could not reserve stacks for the threads of a block\n", stderr);
-            std::abort();
-        }
-        auto* start = static_cast<char*>(memory);
+        char* start = reserve(stacks * STACK_BYTES);
         // The lowest page of a stack is a guard: an overflow faults instead of reaching its neighbour.
         for (size_t i = 0; i < stacks; ++i) mprotect(start + i * STACK_BYTES, PAGE, PROT_NONE);
-        slabs.push_back({start, stacks});
+        slabs.push_back({start, nullptr, stacks});
         count += stacks;
     }
     for (const Slab& slab : slabs) {
@@ -161,6 +167,21 @@ char* Stacks::at(size_t number) {
         number -= slab.stacks;
     }
     std::abort();
+}
+
+unsigned* Stacks::touched(size_t address) {
+    for (Slab& slab : slabs) {
+        const size_t offset = address - reinterpret_cast<uintptr_t>(slab.start);
+        if (offset >= slab.stacks * STACK_BYTES) continue;
+        if (!slab.touched) slab.touched = reserve(slab.stacks * STACK_BYTES);
+        return reinterpret_cast<unsigned*>(slab.touched + offset / 4 * 4);
+    }
+    return nullptr;
+}
+
+void Stacks::forget_touches() {
+    for (Slab& slab : slabs)
+        if (slab.touched) madvise(slab.touched, slab.stacks * STACK_BYTES, MADV_DONTNEED);
 }
 
 bool Stacks::holds(size_t address) const {

@@ -23,9 +23,12 @@ class Stacks {  // kept from launch to launch
   public:
     char* at(size_t number);
     bool holds(size_t address) const;
+    // A word for each word of the stacks, all zeros at first: what registers.cpp keeps. Null outside the stacks.
+    unsigned* touched(size_t address);
+    void forget_touches();
 
   private:
-    struct Slab { char* start; size_t stacks; };
+    struct Slab { char *start, *touched; size_t stacks; };
     std::vector<Slab> slabs;
     size_t count = 0;
 };

@@ -32,10 +32,14 @@ Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where) {
     return found->second;
 }
 
+// Of what the barrier counts in its present phase: known to whoever has waited for that.
+Stamp arrival_stamp(Mbarrier& barrier) { return {uint16_t(agent_at(barrier.agent)), barrier.phase + 1}; }
+
 void complete_if_done(Mbarrier& barrier) {
     if (barrier.pending || barrier.bytes) return;
     ++barrier.phase;
     barrier.pending = barrier.expected;
+    if (barrier.agent) barrier.arriving.raise(barrier.agent, barrier.phase);
     barrier.completed = barrier.arriving;
     wake(barrier.sleepers, barrier.completed);
 }
@@ -128,23 +132,18 @@ unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where 
 void perform(u32 destination, u32 rank, const Push& push) {
     Mbarrier& barrier = barrier_at(push.barrier, rank, "the completion of st.async", push.where);
     std::memcpy(machine->blocks[rank].arena + destination, &push.value, 16);
-    if (checking()) {
-        auto& seen = barrier.arriving.at;
-        if (seen.size() <= push.issuer->slot) seen.resize(machine->threads.size());
-        seen[push.issuer->slot] = std::max(seen[push.issuer->slot], push.issued);
-    }
     barrier.bytes -= 16;
     complete_if_done(barrier);
 }
 
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
-    barrier_at(barrier, rank, "st.async", where);
+    const Stamp stamp = arrival_stamp(barrier_at(barrier, rank, "st.async", where));
     if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);
     BlockUnits& block = units_state().blocks[rank];
     if (block.exited == machine->launch->block_threads())
         fail(where, "st.async to block %u of the cluster, all of whose threads have returned", rank);
-    use_shared(rank, address, 16, true, true, "st.async", where);
-    const Push push{value, barrier, where, self(), checking() ? self()->clock.at[self()->slot]++ : 0};
+    use_shared(rank, address, 16, true, false, "st.async", where, stamp);
+    const Push push{value, barrier, where, self()};
     if (!settings().late) return perform(address, rank, push);
     std::memset(machine->blocks[rank].arena + address, POISON, 16);
     block.pushes.emplace(address, push);

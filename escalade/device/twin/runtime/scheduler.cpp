@@ -221,6 +221,8 @@ void work(Launch& launch) {
     machine->error.clear();
     const bool ticking = launch.request.limit_ms || launch.request.interruptible;
     std::optional<faults::Watching> watching(std::in_place, machine->watch, ticking);
+    machine->follows_registers = false;
+    if (launch.request.checks) machine->stacks.forget_touches();
     const dim3& grid = launch.sizes.grid;
     const uint3& cluster = launch.sizes.cluster;
     const uint32_t across = grid.x / cluster.x, down = grid.y / cluster.y;

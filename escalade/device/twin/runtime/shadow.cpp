@@ -50,7 +50,7 @@ std::string memory_name(uint32_t rank, uint32_t offset) {
 
 bool ordered(const Touch& touch) {  // before the running thread's present
     if (touch.cluster == machine->cluster)
-        return touch.slot == self()->slot || self()->clock.at[touch.slot] >= touch.clock;
+        return touch.slot == self()->slot || self()->clock.knows(touch.slot, touch.clock);
     const auto& others = self()->clock.others;
     const auto found = others.find(touch.cluster);
     return found != others.end() && touch.slot < found->second.size() && found->second[touch.slot] >= touch.clock;
@@ -60,11 +60,20 @@ bool races(const Touch& earlier, const Touch& now) {
     return earlier.cluster && earlier.bytes & now.bytes && !(earlier.kind & now.kind & ATOMIC) && !ordered(earlier);
 }
 
+bool is_agent(const Touch& touch) { return touch.slot >= state->launch->cluster_threads(); }
+
 template <class... Position>
 [[noreturn]] void report_race(const Access& access, const Touch& other, bool other_wrote, Position... position) {
-    report(access.site, text("race: %s %s, which %s %s at %s, and nothing orders the two",
-                             access.write ? "writes" : "reads", memory_name(position...).c_str(),
-                             name_of(other).c_str(), other_wrote ? "wrote" : "read", place(other.site).c_str()));
+    const char* verb = access.write ? "writes" : "reads";
+    const std::string memory = memory_name(position...), other_place = place(other.site);
+    if (is_agent(other) && other_wrote)
+        report(access.site, text("%s %s, to which the copy of %s is under way: nobody has waited for it", verb,
+                                 memory.c_str(), other_place.c_str()));
+    if (is_agent(other))
+        report(access.site, text("writes %s, which the operation of %s still has to read: nobody has waited for it",
+                                 memory.c_str(), other_place.c_str()));
+    report(access.site, text("race: %s %s, which %s %s at %s, and nothing orders the two", verb, memory.c_str(),
+                             name_of(other).c_str(), other_wrote ? "wrote" : "read", other_place.c_str()));
 }
 
 template <class... Position>
@@ -76,17 +85,22 @@ void touch(Cell& cell, const Access& access, uint8_t bytes, Position... position
                                  access.write ? "writes" : "reads", memory_name(position...).c_str(),
                                  place(cell.flight).c_str()));
     if (races(cell.written, now)) report_race(access, cell.written, true, position...);
+    const Touch kept = access.stamp.agent ? Touch{now.cluster, access.stamp.count, now.site, access.stamp.agent, bytes,
+                                                  now.kind}
+                                          : now;
     if (access.write) {
         for (Touch& read : cell.read) {
             if (races(read, now)) report_race(access, read, false, position...);
             read = {};
         }
-        cell.written = now;
-    } else if (!cell.read[0].cluster || ordered(cell.read[0])) {
-        cell.read[0] = now;
-    } else if (cell.read[0].slot / 32 != now.slot / 32 || cell.read[0].cluster != now.cluster) {
-        cell.read[1] = now;
+        cell.written = kept;
+        return;
     }
+    Touch& first = cell.read[0];
+    const bool same_cluster = first.cluster == kept.cluster;
+    if (!first.cluster || (same_cluster && first.slot == kept.slot) || ordered(first)) first = kept;
+    else if (!same_cluster || first.slot / 32 != kept.slot / 32 || is_agent(first) || is_agent(kept))
+        cell.read[1] = kept;
 }
 
 // Calls f(cell, which of its bytes, the first of them) for the cell, or for those of single bytes.
@@ -104,14 +118,19 @@ uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
 
 // ------------------------------------------------------------------ the two memories
 
-// A thread's own stores reach the copy engine and the tensor cores only after its proxy fence.
+// A thread's own stores reach the copy engine and the tensor cores only behind a proxy fence: one that the writer made
+// after them and before whatever tells the running thread of them, or one of the running thread's own.
 void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
     const Touch& written = cell.written;
-    if (written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()
-        || written.clock <= machine->threads[written.slot].proxy_fenced) return;
-    report(access.site, text("reads %s asynchronously, which %s wrote at %s without a proxy fence since",
-                             memory_name(rank, 2 * half).c_str(), name_of(written).c_str(),
-                             place(written.site).c_str()));
+    if (!written.cluster || written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()) return;
+    const auto& fences = machine->threads[written.slot].proxy_fences;
+    const auto next = std::lower_bound(fences.begin(), fences.end(), written.clock);
+    if (next != fences.end() && (written.slot == self()->slot || self()->clock.knows(written.slot, *next))) return;
+    const auto& own = self()->proxy_fenced;
+    if (written.slot < own.size() && own[written.slot] >= written.clock) return;
+    report(access.site, text("%s %s asynchronously, which %s wrote at %s without a proxy fence since",
+                             access.write ? "writes" : "reads", memory_name(rank, 2 * half).c_str(),
+                             name_of(written).c_str(), place(written.site).c_str()));
 }
 
 void access_shared(uint32_t rank, uint32_t offset, const Access& access) {
@@ -127,7 +146,7 @@ void access_shared(uint32_t rank, uint32_t offset, const Access& access) {
         each_part(state->shared[rank][half], bytes, state->shared_halves, [&](Cell& cell, uint8_t part, uint32_t byte) {
             if (!access.write && !cell.written.cluster && !cell.flight)
                 report(access.site, "reads " + memory_name(rank, 2 * half + byte) + ", which nothing wrote");
-            if (access.kind & ASYNCHRONOUS && !access.write) check_fenced(cell, rank, half, access);
+            if (access.kind & ASYNCHRONOUS && access.stamp.agent) check_fenced(cell, rank, half, access);
             touch(cell, access, part, rank, 2 * half + byte);
         });
     }
@@ -244,7 +263,10 @@ void access(const Access& access) {
         access_shared(block.rank, offset, access);
         return state->requests.count(access, true, offset);
     }
-    if (is_own(access.address)) return;
+    if (is_own(access.address)) {
+        if (machine->follows_registers) registers::touch(access.address, access.bytes, access.site);
+        return;
+    }
     check_bypass(access);
     access_global(access);
     // The card's allocations are aligned to more than a sector, the host's need not be.
@@ -286,14 +308,15 @@ void end_launch() {  // the cells stay, for what is asked about them afterwards
     one_launch.unlock();
 }
 
-void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where) {
+void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where,
+                  Stamp stamp) {
     if (!here) return;
-    access_shared(rank, offset, {0, bytes, write, asynchronous ? ASYNCHRONOUS : uint8_t(0), site_of(where)});
+    access_shared(rank, offset, {0, bytes, write, asynchronous ? ASYNCHRONOUS : uint8_t(0), site_of(where), stamp});
 }
 
-void touch_global(const void* address, uint32_t bytes, bool write, Where where) {
+void touch_global(const void* address, uint32_t bytes, bool write, Where where, Stamp stamp) {
     if (!here) return;
-    const Access access{reinterpret_cast<uintptr_t>(address), bytes, write, 0, site_of(where)};
+    const Access access{reinterpret_cast<uintptr_t>(address), bytes, write, 0, site_of(where), stamp};
     access_global(access);
 }
 

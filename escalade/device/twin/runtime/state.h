@@ -88,16 +88,27 @@ struct Launch {
     explicit Launch(const Request& request);
     unsigned block_threads() const { return sizes.block.x * sizes.block.y * sizes.block.z; }
     unsigned cluster_blocks() const { return sizes.cluster.x * sizes.cluster.y * sizes.cluster.z; }
+    unsigned cluster_threads() const { return cluster_blocks() * block_threads(); }
 };
 
 // ------------------------------------------------------------------ who runs
 
-// What a thread knows to have happened: a count for each thread of its cluster, and for threads of other
-// clusters whose atomics it has seen. Kept only for the checks.
+// What a thread knows to have happened: a count for each thread of its cluster, behind them one for each agent (see
+// below), and for threads of other clusters whose atomics it has seen. Kept only for the checks.
 struct Clock {
     std::vector<uint32_t> at;
     std::map<uint32_t, std::vector<uint32_t>> others;  // by cluster
     void join(const Clock& other);
+    void raise(uint32_t slot, uint32_t count);  // at least that count
+    bool knows(uint32_t slot, uint32_t count) const { return slot < at.size() && at[slot] >= count; }
+};
+
+// Somebody else than a thread who touches memory: what an mbarrier's copies write, what a warpgroup's products or a
+// thread's bulk stores read. An agent has a place in the clocks as a thread has. Its count is that of what must be waited
+// for (the barrier's phases, the products, the groups of stores), and a thread learns it by waiting and in no other way.
+struct Stamp {
+    uint16_t agent = 0;  // 0: the running thread itself
+    uint32_t count = 0;
 };
 
 struct Block;
@@ -125,7 +136,8 @@ struct Thread : Place, Fiber {
     unsigned slot = 0;    // in its cluster
     bool done = false, asleep = false;
     int cluster_phase = 0;      // of the cluster's barrier, that it has arrived for
-    uint32_t proxy_fenced = 0;  // its own count at its last fence.proxy.async
+    std::vector<uint32_t> proxy_fences;  // its own counts at each fence.proxy.async, ascending
+    std::vector<uint32_t> proxy_fenced;  // all that it knew at the last of them
     Waiting waiting;
     Clock clock;
     Clock fenced;  // as of its last __threadfence
@@ -197,6 +209,10 @@ struct Machine {  // one operating-system thread's
     std::shared_ptr<Units> units;
     uint32_t cluster = 0;  // its number, from 1: 0 is nobody
     faults::Watch watch;
+    // The time of wgmma's registers: the number of wgmma.fence so far. It never goes back, so what an earlier cluster
+    // left on the stacks is older than every fence of a later one.
+    uint32_t fences = 0;
+    bool follows_registers = false;  // there was one in this launch
 };
 
 extern thread_local Machine* machine __attribute__((tls_model("initial-exec")));
@@ -235,14 +251,20 @@ void end_cluster();
 void exit_thread(Thread& thread);
 }  // namespace units
 
+namespace registers {  // of wgmma (registers.cpp)
+void touch(uintptr_t address, uint32_t bytes, uint32_t site);
+}
+
 namespace checks {  // checks.cpp; called only if the launch asks for them
 void begin_launch(const Launch& launch);
 void begin_cluster();
 void end_launch();
 // The running thread touches shared memory of the cluster's block `rank`, or has it touched.
 // `asynchronous`: by the copy engine or the tensor cores, which need a proxy fence after a thread's own stores.
-void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where);
-void touch_global(const void* address, uint32_t bytes, bool write, Where where);
+// With a stamp an agent does the touching, and what it touches is its own until the stamp is known.
+void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where,
+                  Stamp stamp = {});
+void touch_global(const void* address, uint32_t bytes, bool write, Where where, Stamp stamp = {});
 // Bytes that an asynchronous copy will write belong to nobody until it is waited for.
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);

@@ -71,13 +71,13 @@ void for_each_chunk(const MapFields& map, u32 row_start, Move move) {
     for (u32 byte = 0; byte < row_bytes(map); byte += 16) move(swizzled(row_start + byte, map.swizzle), int(byte));
 }
 
-void tell_global(const MapFields& map, const int* at, const u16* taps, bool write, Where where) {
+void tell_global(const MapFields& map, const int* at, const u16* taps, bool write, Where where, Stamp stamp = {}) {
     if (!checking()) return;
     const Bounds bounds = inner_bounds(map, at[0]);
     for_each_row(map, at, taps, [&](u32, const unsigned char* row) {
         if (row && bounds.high > bounds.low)
             checks::touch_global(row + (long long)at[0] * map.element_bytes + bounds.low, bounds.high - bounds.low,
-                                 write, where);
+                                 write, where, stamp);
     });
 }
 
@@ -130,8 +130,8 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
     tell_global(load.map, load.at, load.taps, false, where);
     for (u32 target = 0; target < 32; ++target) {
         if (!(blocks >> target & 1)) continue;
-        barrier_at(barrier, target, "a load", where);
-        use_shared(target, destination, load.bytes, true, true, "a load", where);
+        const Stamp stamp = arrival_stamp(barrier_at(barrier, target, "a load", where));
+        use_shared(target, destination, load.bytes, true, true, "a load", where, stamp);
         if (settings().late) std::memset(machine->blocks[target].arena + destination, POISON, load.bytes);
     }
     release(load.clock);  // who sees the load completed has seen all up to its issue
@@ -140,28 +140,38 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
 }
 
 void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Where where) {
-    Store store{fields_of(map, rank, false, where), {}, source, 0, mine().store_group, where};
+    ThreadUnits& unit = mine();
+    Store store{fields_of(map, rank, false, where), {}, source, 0, unit.store_group, where};
     store.bytes = box_rows(store.map) * row_bytes(store.map);
     std::copy(at, at + rank, store.at);
     if (source % 128) fail(where, "a store from shared %#x, which is no multiple of 128", source);
-    use_shared(own_rank(), source, store.bytes, false, true, "a store", where);
-    tell_global(store.map, store.at, nullptr, true, where);
-    if (settings().late) mine().stores.push_back(store);
-    else perform(store);
+    const u32 count = unit.store_group + 1;
+    use_shared(own_rank(), source, store.bytes, false, true, "a store", where,
+               {uint16_t(agent_at(unit.store_reader)), count});
+    tell_global(store.map, store.at, nullptr, true, where, {uint16_t(agent_at(unit.store_writer)), count});
+    if (!settings().late) perform(store);
+    if (following()) unit.stores.push_back(store);
 }
 
 void tensor_store_close_group() { ++mine().store_group; }
 
-void tensor_store_wait(u32 pending) {
+void tensor_store_wait(u32 pending, bool sources_only) {
     ThreadUnits& unit = mine();
-    size_t done = 0;
-    for (; done < unit.stores.size() && unit.stores[done].group + pending < unit.store_group; ++done)
-        perform(unit.stores[done]);
-    unit.stores.erase(unit.stores.begin(), unit.stores.begin() + done);
+    if (unit.store_group <= pending) return;
+    const u32 done = unit.store_group - pending;  // groups
+    size_t over = 0;
+    for (; over < unit.stores.size() && unit.stores[over].group < done; ++over)
+        if (settings().late) perform(unit.stores[over]);
+    unit.stores.erase(unit.stores.begin(), unit.stores.begin() + over);
+    if (!checking() || !unit.store_reader) return;
+    self()->clock.raise(unit.store_reader, done);
+    if (!sources_only) self()->clock.raise(unit.store_writer, done);
 }
 
 void fence_proxy() {
-    if (checking()) self()->proxy_fenced = self()->clock.at[self()->slot]++;
+    if (!checking()) return;
+    self()->proxy_fences.push_back(self()->clock.at[self()->slot]++);
+    self()->proxy_fenced = self()->clock.at;
 }
 
 }  // namespace twin

@@ -44,35 +44,43 @@ struct Push {  // one thread's st.async of 16 bytes
     u32 barrier;
     Where where;
     const Thread* issuer;
-    u32 issued;  // the issuer's own count
 };
 
 struct Mbarrier {
     u32 expected = 0, pending = 0, phase = 0;  // phases completed
     long long bytes = 0;                       // still to come in this phase
+    u32 agent = 0;                             // of the copies that it counts, in the clocks; 0: none yet
     Sleepers sleepers;
     Clock arriving, completed;
 };
+
+constexpr int PRODUCT_ROWS = 64, ROWS_REGISTERS = 4, WARPGROUP_WARPS = 4;
 
 struct Product {  // one wgmma of a warpgroup: 64 x n, without the accumulators
     Element element;
     u64 a, b;
     int n;
     bool rows_transposed, columns_transposed;  // which operands are MN-major
+    bool rows_in_registers;
     Where where;
     int taken = 0;
-    std::vector<float> values;  // empty: not computed yet
+    unsigned computed = 0;        // of which warps' rows
+    std::vector<float> values;
+    std::vector<u32> registers;   // of all 128 threads, if the rows are there
 };
 
-struct Fragment {  // a thread's part of a product that it has yet to take
+struct Fragment {  // a thread's part of a product that it has yet to wait for
     float* d;
+    int registers;
     u64 product;
     bool accumulate;
-    u32 group;
+    u32 group, fence;  // the thread's last wgmma.fence before it
+    Where where;
 };
 
 struct Warpgroup {
     u64 first = 0;  // number of products.front()
+    u32 agent = 0;  // of its products, in the clocks
     std::deque<Product> products;
 };
 
@@ -81,9 +89,11 @@ struct ThreadUnits {
     u32 copy_group = 0;
     std::vector<Store> stores;
     u32 store_group = 0;
+    u32 store_reader = 0, store_writer = 0;  // its stores' agents
     std::vector<Fragment> fragments;
     u64 products = 0;
     u32 product_group = 0;
+    u32 wgmma_fence = 0;  // when the last one was; 0: there was none
 };
 
 struct BlockUnits {
@@ -97,6 +107,7 @@ struct Units {
     std::vector<ThreadUnits> threads;  // by slot
     std::vector<BlockUnits> blocks;    // by rank
     std::vector<Load> loads;           // in flight
+    u32 agents = 0;                    // in use
     Gathering cluster;
     int exited = 0;          // threads of the cluster
     int exited_arrived = 0;  // more of them, which had come to its barrier before
@@ -105,15 +116,29 @@ struct Units {
 inline Units& units_state() { return *machine->units; }
 inline ThreadUnits& mine() { return units_state().threads[self()->slot]; }
 
-// Ends the run if the bytes are outside shared memory, or in use by an operation in flight; tells the checks.
-void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where);
+// An agent's place in the clocks, given to it when it is first needed.
+u32 agent_at(u32& agent);
+
+// Ends the run if the bytes are outside shared memory, or in use by an operation in flight.
+void check_flights(u32 rank, u32 offset, u32 bytes, bool write, const char* what, Where where);
+// The same, and tells the checks.
+void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where,
+                Stamp stamp = {});
+inline bool following() { return settings().late || checking(); }  // what has not been waited for
 
 Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where);
+Stamp arrival_stamp(Mbarrier& barrier);
 void complete_if_done(Mbarrier& barrier);
 void perform(const Load& load);
 void perform(u32 destination, u32 rank, const Push& push);
 bool still_reads(const Product& product, u32 offset, u32 bytes);
 void leave_cluster(const Thread& thread);
+
+namespace registers {  // of accumulators, registers.cpp
+void fence();
+void begin(const Fragment& fragment, const u32* rows);  // a wgmma will write them
+void end(const Fragment& fragment);                     // it has been waited for, and is no longer among the thread's
+}  // namespace registers
 
 inline u32 swizzled(u32 address, u32 mode) { return address ^ (((address >> 7) & ((1u << mode) - 1)) << 4); }
 inline bool overlap(u32 a, u32 a_bytes, u32 b, u32 b_bytes) { return a < b + b_bytes && b < a + a_bytes; }

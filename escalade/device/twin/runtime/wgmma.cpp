@@ -7,11 +7,13 @@
 namespace twin {
 namespace {
 
-constexpr int ROWS = 64, CHUNK_BYTES = 16, DEPTH_BYTES = 32;  // every wgmma takes 32 bytes of each row
+constexpr int CHUNK_BYTES = 16, DEPTH_BYTES = 32;  // every wgmma takes 32 bytes of each row
+constexpr u64 DESCRIPTOR_BITS = 0xC00E3FFF3FFF3FFFull;  // the others are reserved
 
-// From a descriptor. K-major, a row of memory holds elements along K, and `stride` leads to the next 8 rows.
-// Transposed (MN-major, of 16-bit elements), a row holds 64 elements along M or N of one k; `stride` leads to the next
-// 8 of K, `leading` to the next 64 along M or N.
+// From a descriptor. K-major, a row of memory holds elements along K: 16 bytes of them, and `leading` leads to the next
+// 16 bytes, or with a swizzle 32, 64 or 128 bytes; `stride` leads to the next 8 rows. Transposed (MN-major, of 16-bit
+// elements), a row holds 64 elements along M or N of one k; `stride` leads to the next 8 of K, `leading` to the next 64
+// along M or N.
 struct Operand {
     u32 start, leading, stride, mode;
     bool transposed;
@@ -19,11 +21,26 @@ struct Operand {
         : start((descriptor & 0x3FFF) << 4), leading((descriptor >> 16 & 0x3FFF) << 4),
           stride((descriptor >> 32 & 0x3FFF) << 4), mode((4 - (descriptor >> 62)) & 3), transposed(transposed) {}
     u32 pitch() const { return 16u << mode; }
-    // visit(offset, bytes) for the ranges that it lies in.
+    u32 chunk(int row, int number) const {  // where 16 bytes of a row are, K-major
+        const u32 linear = start + row / 8 * stride + row % 8 * pitch() + number * (mode ? CHUNK_BYTES : leading);
+        return swizzled(linear, mode);
+    }
+    u32 chunk_of_k(int row, int k) const {  // where 8 rows of one k are, transposed
+        return swizzled(start + row / 64 * leading + k / 8 * stride + k % 8 * pitch() + row % 64 * 2, mode);
+    }
+    // visit(offset) for the chunks of 16 bytes that hold rows from `first` to `last`.
+    template <class Visit>
+    void for_each_chunk(int first, int last, Visit visit) const {
+        for (int row = first; row < last; row += transposed ? 8 : 1)
+            for (int i = 0; i < (transposed ? 16 : DEPTH_BYTES / CHUNK_BYTES); ++i)
+                visit(transposed ? chunk_of_k(row, i) : chunk(row, i));
+    }
+    // visit(offset, bytes) for the ranges that it lies in, and more.
     template <class Visit>
     void for_each_range(int rows, Visit visit) const {
-        const u32 first = start & ~(pitch() - 1);
-        if (!transposed) return visit(first, (rows / 8 - 1) * stride + 8 * pitch());
+        const u32 first = start & ~(pitch() - 1), group = (rows / 8 - 1) * stride + 8 * pitch();
+        if (!transposed && mode) return visit(first, group);
+        if (!transposed) return visit(first, group), visit(first + leading, group);
         for (int block = 0; block * 64 < rows; ++block) visit(first + block * leading, stride + 8 * pitch());
     }
 };
@@ -56,54 +73,66 @@ int elements(Element element, const unsigned char* chunk, float* values) {  // o
 template <class Put>
 void for_each_element(Element element, const Operand& operand, int rows, Put put) {
     float values[CHUNK_BYTES];
+    const unsigned char* arena = self()->owner->arena;
     if (operand.transposed) {
         for (int k = 0; k < 16; ++k)
             for (int row = 0; row < rows; row += 8) {
-                const u32 linear = operand.start + row / 64 * operand.leading + k / 8 * operand.stride +
-                                   k % 8 * operand.pitch() + row % 64 * 2;
-                elements(element, self()->owner->arena + swizzled(linear, operand.mode), values);
+                elements(element, arena + operand.chunk_of_k(row, k), values);
                 for (int i = 0; i < 8; ++i) put(row + i, k, values[i]);
             }
         return;
     }
     for (int row = 0; row < rows; ++row)
         for (int chunk = 0; chunk < DEPTH_BYTES / CHUNK_BYTES; ++chunk) {
-            const u32 first = operand.start + row / 8 * operand.stride + row % 8 * operand.pitch();
-            const u32 linear = first + chunk * CHUNK_BYTES;
-            const int count = elements(element, self()->owner->arena + swizzled(linear, operand.mode), values);
+            const int count = elements(element, arena + operand.chunk(row, chunk), values);
             for (int i = 0; i < count; ++i) put(row, chunk * count + i, values[i]);
         }
 }
 
-void compute(Product& product) {
-    float a[ROWS][DEPTH_BYTES], b[DEPTH_BYTES][256];
-    const Operand rows(product.a, product.rows_transposed), columns(product.b, product.columns_transposed);
-    rows.for_each_range(ROWS, [&](u32 offset, u32 bytes) {
-        use_shared(own_rank(), offset, bytes, false, true, "wgmma (rows)", product.where);
-    });
-    columns.for_each_range(product.n, [&](u32 offset, u32 bytes) {
-        use_shared(own_rank(), offset, bytes, false, true, "wgmma (columns)", product.where);
-    });
-    for_each_element(product.element, rows, ROWS, [&](int row, int k, float value) { a[row][k] = value; });
-    for_each_element(product.element, columns, product.n, [&](int row, int k, float value) { b[k][row] = value; });
+// The rows of a warp from its lanes' registers, which hold them as mma's do.
+template <class Put>
+void for_each_register(const Product& product, int warp, Put put) {
+    float values[CHUNK_BYTES];
+    for (int lane = 0; lane < 32; ++lane) {
+        const u32* registers = &product.registers[(warp * 32 + lane) * ROWS_REGISTERS];
+        elements(product.element, reinterpret_cast<const unsigned char*>(registers), values);
+        for (int i = 0; i < 8; ++i)
+            put(16 * warp + lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2, values[i]);
+    }
+}
+
+constexpr unsigned ALL_WARPS = (1 << WARPGROUP_WARPS) - 1;
+
+void compute(Product& product, int warp) {
+    float a[PRODUCT_ROWS][DEPTH_BYTES], b[DEPTH_BYTES][256];
+    const auto put_row = [&](int row, int k, float value) { a[row][k] = value; };
+    if (product.rows_in_registers) for_each_register(product, warp, put_row);
+    else for_each_element(product.element, {product.a, product.rows_transposed}, PRODUCT_ROWS, put_row);
+    for_each_element(product.element, {product.b, product.columns_transposed}, product.n,
+                     [&](int row, int k, float value) { b[k][row] = value; });
     const int depth = DEPTH_BYTES / bytes_of(product.element);
-    product.values.assign(ROWS * product.n, 0.f);
-    for (int m = 0; m < ROWS; ++m) {
+    product.values.resize(PRODUCT_ROWS * product.n);
+    const int first = product.rows_in_registers ? 16 * warp : 0;
+    const int last = product.rows_in_registers ? first + 16 : PRODUCT_ROWS;
+    for (int m = first; m < last; ++m) {
         float* sum = &product.values[m * product.n];
         for (int k = 0; k < depth; ++k)
             for (int n = 0; n < product.n; ++n) sum[n] += a[m][k] * b[k][n];
     }
+    product.computed |= product.rows_in_registers ? 1u << warp : ALL_WARPS;
 }
 
 Warpgroup& warpgroup() { return units_state().blocks[own_rank()].warpgroups[self()->number / 128]; }
+
+int own_warp() { return self()->number / 32 % WARPGROUP_WARPS; }
 
 // This thread's registers of a product: 4*block + 2*half + i is row 16*warp + 8*half + lane/4, column
 // 8*block + 2*(lane%4) + i.
 void apply(const Fragment& fragment) {
     Warpgroup& group = warpgroup();
     Product& product = group.products[fragment.product - group.first];
-    if (product.values.empty()) compute(product);
-    const int warp = self()->number / 32 % 4, row = 16 * warp + lane() / 4;
+    if (!(product.computed >> own_warp() & 1)) compute(product, own_warp());
+    const int row = 16 * own_warp() + lane() / 4;
     for (int half = 0; half < 2; ++half) {
         const float* values = &product.values[(row + 8 * half) * product.n + 2 * (lane() % 4)];
         for (int block = 0; block < product.n / 8; ++block)
@@ -116,40 +145,94 @@ void apply(const Fragment& fragment) {
     while (!group.products.empty() && group.products.front().taken == 128) group.products.pop_front(), ++group.first;
 }
 
-}  // namespace
+// ------------------------------------------------------------------ checks
 
-bool still_reads(const Product& product, u32 offset, u32 bytes) {
-    const Operand a(product.a, product.rows_transposed), b(product.b, product.columns_transposed);
-    bool found = false;
-    const auto look = [&](u32 first, u32 length) { found = found || overlap(first, length, offset, bytes); };
-    a.for_each_range(ROWS, look);
-    b.for_each_range(product.n, look);
-    return found;
+void check_descriptor(u64 descriptor, bool transposed, Where where) {
+    if (descriptor & ~DESCRIPTOR_BITS)
+        fail(where, "the wgmma descriptor %#llx has reserved bits set: an address or an offset is too large for its field",
+             descriptor);
+    if (descriptor >> 49 & 7)
+        fail(where, "the twin knows wgmma operands with base offset 0; this descriptor is %#llx", descriptor);
+    if (transposed && descriptor >> 62 != 1)
+        fail(where, "the twin knows transposed wgmma operands that are swizzled within 128 bytes");
+    if (!transposed && descriptor >> 62 && (descriptor >> 16 & 0x3FFF) > 1)
+        fail(where, "the leading offset of a swizzled K-major operand is not used, and 1 stands for that; this descriptor is"
+             " %#llx", descriptor);
 }
 
-void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where, bool rows_transposed,
-                 bool columns_transposed) {
-    for (u64 descriptor : {a, b})
-        if (!(descriptor >> 62) || descriptor >> 49 & 7)
-            fail(where, "the twin knows wgmma operands that are swizzled, with base offset 0; this descriptor is %#llx",
-                 descriptor);
-    if ((rows_transposed && a >> 62 != 1) || (columns_transposed && b >> 62 != 1))
-        fail(where, "the twin knows transposed wgmma operands that are swizzled within 128 bytes");
+// Tells the checks what this warp's part of a product reads: all columns, and its own rows.
+void tell_operands(const Product& product, Stamp stamp) {
+    const auto read = [&](u32 offset) {
+        checks::touch_shared(own_rank(), offset, CHUNK_BYTES, false, true, product.where, stamp);
+    };
+    const int first = product.rows_transposed ? 0 : 16 * own_warp();
+    if (!product.rows_in_registers)
+        Operand(product.a, product.rows_transposed).for_each_chunk(first, product.rows_transposed ? 64 : first + 16, read);
+    Operand(product.b, product.columns_transposed).for_each_chunk(0, product.n, read);
+}
+
+void check_operands(const Product& product) {
+    const auto look = [&](const char* what) {
+        return [&, what](u32 offset, u32 bytes) { check_flights(own_rank(), offset, bytes, false, what, product.where); };
+    };
+    if (!product.rows_in_registers)
+        Operand(product.a, product.rows_transposed).for_each_range(PRODUCT_ROWS, look("wgmma (rows)"));
+    Operand(product.b, product.columns_transposed).for_each_range(product.n, look("wgmma (columns)"));
+}
+
+Fragment issue(const Product& wanted, float* d, bool accumulate, const u32* rows = nullptr) {
+    const Where where = wanted.where;
+    if (!wanted.rows_in_registers) check_descriptor(wanted.a, wanted.rows_transposed, where);
+    check_descriptor(wanted.b, wanted.columns_transposed, where);
     if (self()->number / 128 * 128 + 128 > machine->launch->block_threads())
         fail(where, "wgmma in a warpgroup of fewer than 128 threads");
     Warpgroup& group = warpgroup();
     const u64 number = mine().products++;
     if (number == group.first + group.products.size()) {
-        group.products.push_back({element, a, b, n, rows_transposed, columns_transposed, where, 0, {}});
+        check_operands(wanted);
+        group.products.push_back(wanted);
     } else {
         const Product& product = group.products[number - group.first];
-        if (product.a != a || product.b != b || product.n != n || product.where.line != where.line)
+        if (product.a != wanted.a || product.b != wanted.b || product.n != wanted.n || product.where.line != where.line)
             fail(where, "the threads of a warpgroup disagree about their wgmma number %llu (another is at %s)", number,
                  place(product.where).c_str());
     }
-    const Fragment fragment{d, number, accumulate, mine().product_group};
-    if (settings().late) mine().fragments.push_back(fragment);
-    else apply(fragment);
+    const Fragment fragment{d, wanted.n / 2, number, accumulate, mine().product_group, mine().wgmma_fence, where};
+    registers::begin(fragment, rows);
+    if (checking() && !lane()) tell_operands(wanted, {uint16_t(agent_at(group.agent)), u32(number + 1)});
+    return fragment;
+}
+
+void finish_issue(const Fragment& fragment) {
+    if (following()) mine().fragments.push_back(fragment);
+    if (!settings().late) apply(fragment);
+}
+
+}  // namespace
+
+bool still_reads(const Product& product, u32 offset, u32 bytes) {
+    bool found = false;
+    if (product.computed == ALL_WARPS) return false;
+    const auto look = [&](u32 first, u32 length) { found = found || overlap(first, length, offset, bytes); };
+    if (!product.rows_in_registers) Operand(product.a, product.rows_transposed).for_each_range(PRODUCT_ROWS, look);
+    Operand(product.b, product.columns_transposed).for_each_range(product.n, look);
+    return found;
+}
+
+void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where, bool rows_transposed,
+                 bool columns_transposed) {
+    finish_issue(issue({element, a, b, n, rows_transposed, columns_transposed, false, where}, d, accumulate));
+}
+
+// The warp meets, because each lane has a part of the rows.
+void wait::wgmma_from_registers(Element element, float* d, int n, const u32* a, u64 b, bool accumulate, Where where) {
+    const Fragment fragment = issue({element, 0, b, n, false, false, true, where}, d, accumulate, a);
+    Warpgroup& group = warpgroup();
+    auto& registers = group.products[fragment.product - group.first].registers;
+    registers.resize(128 * ROWS_REGISTERS);
+    std::copy(a, a + ROWS_REGISTERS, &registers[self()->number % 128 * ROWS_REGISTERS]);
+    collective(~0u, nullptr, nullptr, "wgmma", where);
+    finish_issue(fragment);
 }
 
 void wgmma_close_group() { ++mine().product_group; }
@@ -158,8 +241,18 @@ void wgmma_wait_groups(u32 pending) {
     ThreadUnits& unit = mine();
     size_t done = 0;
     for (; done < unit.fragments.size() && unit.fragments[done].group + pending < unit.product_group; ++done)
-        apply(unit.fragments[done]);
+        if (settings().late) apply(unit.fragments[done]);
+    if (!done) return;
+    if (checking()) self()->clock.raise(agent_at(warpgroup().agent), u32(unit.fragments[done - 1].product + 1));
+    const std::vector<Fragment> over(unit.fragments.begin(), unit.fragments.begin() + done);
     unit.fragments.erase(unit.fragments.begin(), unit.fragments.begin() + done);
+    if (checking())
+        for (const Fragment& fragment : over) registers::end(fragment);
+}
+
+void wait::wgmma_fence(Where where) {
+    warp_barrier(~0u, "wgmma.fence", where);
+    registers::fence();
 }
 
 }  // namespace twin

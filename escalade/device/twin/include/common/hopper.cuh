@@ -17,7 +17,7 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
                  u32 blocks, Where where);
 void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Where where);
 void tensor_store_close_group();
-void tensor_store_wait(u32 pending);
+void tensor_store_wait(u32 pending, bool sources_only);
 void fence_proxy();
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where);
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where);
@@ -28,6 +28,8 @@ void wgmma_wait_groups(u32 pending);
 
 namespace wait {
 
+void wgmma_fence(Where where);
+void wgmma_from_registers(Element element, float* d, int n, const u32* a, u64 b, bool accumulate, Where where);
 bool mbarrier(u32 barrier, u32 parity, Where where);
 void cluster_arrive(bool orders, Where where);
 void cluster_wait(Where where);
@@ -98,9 +100,9 @@ inline void tma_store_4d(const TensorMap& map, u32 source, int c, int w, int h, 
     twin::tensor_store_close_group();
 }
 template <int PENDING>
-void tma_store_wait_read() { twin::tensor_store_wait(PENDING); }
+void tma_store_wait_read() { twin::tensor_store_wait(PENDING, true); }
 template <int PENDING>
-void tma_store_wait() { twin::tensor_store_wait(PENDING); }
+void tma_store_wait() { twin::tensor_store_wait(PENDING, false); }
 inline void prefetch_map(const TensorMap&) {}
 
 // ------------------------------------------------------------------ fences, barriers, roles
@@ -155,7 +157,7 @@ inline void push_cluster(u32 address, u32 barrier, u32 rank, float4 v, TWIN_WHER
 
 // .sync.aligned: the warp goes on when all its lanes have come. Kernels build on that when one lane then
 // frees a stage for the warp.
-inline void wgmma_fence(TWIN_WHERE) { twin::wait::warp_barrier(~0u, "wgmma.fence", where); }
+inline void wgmma_fence(TWIN_WHERE) { twin::wait::wgmma_fence(where); }
 inline void wgmma_commit() { twin::wgmma_close_group(); }
 template <int PENDING>
 void wgmma_wait(TWIN_WHERE) {
@@ -209,37 +211,11 @@ inline u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
     return u64((address & 0x3FFFF) >> 4) | u64(k_stride >> 4) << 16 | u64(row_stride >> 4) << 32;
 }
 
-namespace twin {
-
-// At once, warp by warp: a product of every 8 columns, whose fragments a lane finds in an operand without swizzle or
-// with 128-byte-swizzled rows.
-template <size_t REGISTERS>
-void wgmma_from_registers(Element element, float (&d)[REGISTERS], const u32 (&a)[4], u64 b, bool accumulate,
-                          Where where) {
-    const u32 start = (b & 0x3FFF) << 4, k_stride = (b >> 16 & 0x3FFF) << 4, row_stride = (b >> 32 & 0x3FFF) << 4;
-    const u32 lane = threadIdx.x % 32;
-    const bool swizzled_rows = b >> 62 == 1;
-    if (!accumulate)
-        for (float& sum : d) sum = 0.f;
-    for (u32 block = 0; block < REGISTERS / 4; ++block) {
-        u32 columns[2];
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 first = start + block * row_stride + lane % 4 * 4, row = lane / 4;
-            const u32 linear = first + (swizzled_rows ? half * 16 + row * 128 : half * k_stride + row * 16);
-            const u32 address = swizzled_rows ? linear ^ (linear >> 3 & 0x70) : linear;
-            std::memcpy(&columns[half], shared_bytes(address, own_rank(), 4, false, where), 4);
-        }
-        wait::multiply(element, &d[4 * block], a, columns, where);
-    }
-}
-
-}  // namespace twin
-
 template <size_t REGISTERS>
 void wgmma_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_from_registers(twin::Element::f16, d, a, b, accumulate, where);
+    twin::wait::wgmma_from_registers(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where);
 }
 template <size_t REGISTERS>
 void wgmma_bf16_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
-    twin::wgmma_from_registers(twin::Element::bf16, d, a, b, accumulate, where);
+    twin::wait::wgmma_from_registers(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where);
 }
