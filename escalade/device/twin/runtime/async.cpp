@@ -140,8 +140,14 @@ bool units::idle() {
 void units::exit_thread(Thread& thread) {
     leave_cluster(thread);
     BlockUnits& block = units_state().blocks[thread.owner->rank];
-    if (++block.exited == machine->launch->block_threads() && !block.pushes.empty())
+    const bool last = ++block.exited == machine->launch->block_threads();
+    if (checking()) block.left.join(thread.clock);
+    if (last && !block.pushes.empty())
         fail(block.pushes.begin()->second.where, "the block has returned before its st.async has come");
+    for (const auto& [slot, visit] : block.visits)
+        if (last && !block.left.knows(slot, visit.count))
+            fail(visit.where, "the block has returned, and none of its threads waited for what happens here in its shared "
+                 "memory");
     const ThreadUnits& unit = units_state().threads[thread.slot];
     if (!unit.stores.empty())
         fail(unit.stores.front().where, "returns while the store may still read shared memory");
@@ -149,7 +155,34 @@ void units::exit_thread(Thread& thread) {
         fail(unit.fragments.front().where, "returns with %zu wgmma not waited for", unit.fragments.size());
 }
 
+namespace {
+
+// setmaxnreg: all of a warpgroup together, and no more registers than the block was started with.
+void check_registers(unsigned rank) {
+    const unsigned threads = machine->launch->block_threads(), started = std::min(65536 / threads, 255u) / 8 * 8;
+    unsigned sum = 0;
+    const auto registers = [&](unsigned number) { return units_state().threads[rank * threads + number].registers; };
+    for (unsigned number = 0; number < threads; ++number) {
+        if (registers(number) != registers(number / 128 * 128))
+            fail({}, "setmaxnreg: threads %u and %u of a warpgroup hold %u and %u registers (0: as at the start)",
+                 number / 128 * 128, number, registers(number / 128 * 128), registers(number));
+        sum += registers(number) ? registers(number) : started;
+    }
+    if (sum > threads * started)
+        fail({}, "setmaxnreg: the warps want %u registers, a block of %u threads is started with at most %u", sum, threads,
+             threads * started);
+}
+
+}  // namespace
+
 void units::end_cluster() {
+    for (unsigned rank = 0; rank < units_state().blocks.size(); ++rank) {
+        check_registers(rank);
+        for (const auto& [address, barrier] : units_state().blocks[rank].barriers)
+            if (barrier.bytes)
+                fail(barrier.where, "the block has returned, and its mbarrier at shared %#x still waits for %lld bytes",
+                     address, barrier.bytes);
+    }
     for (const BlockUnits& block : units_state().blocks)
         for (const Warpgroup& group : block.warpgroups)
             if (!group.products.empty())

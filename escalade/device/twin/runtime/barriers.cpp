@@ -28,6 +28,15 @@ void acquire(const Clock& clock) {
     if (here && checking()) self()->clock.join(clock);
 }
 
+bool knows_proxy_fence(uint32_t slot, uint32_t count) {
+    if (slot >= machine->threads.size()) return true;
+    const auto& fences = machine->threads[slot].proxy_fences;
+    const auto next = std::lower_bound(fences.begin(), fences.end(), count);
+    if (next != fences.end() && (slot == self()->slot || self()->clock.knows(slot, *next))) return true;
+    const auto& own = self()->proxy_fenced;
+    return slot < own.size() && own[slot] >= count;
+}
+
 unsigned lane() { return self()->number % 32; }
 
 unsigned warp_lanes() {
@@ -59,11 +68,31 @@ bool has_come(const Thread& thread, Where barrier) {
     return std::any_of(thread.barriers.begin(), thread.barriers.end(), [&](Where w) { return same(w, barrier); });
 }
 
-Gathering& arrive(int id, int threads, Where where) {
+// A named barrier counts whoever comes. That it counts those who are meant needs an order between its rounds: who comes
+// must know that the round before is over.
+void check_round(Gathering& barrier, int id, bool waits, Where where) {
+    const unsigned threads = machine->launch->block_threads(), number = self()->number;
+    barrier.visitors.resize(threads);
+    Gathering::Visitor& own = barrier.visitors[number];
+    if (own.came == barrier.round)
+        fail(where, "comes to barrier %d a second time, before it has opened", id);
+    const uint32_t before = barrier.round - 1;
+    const unsigned first = self()->slot - number;
+    for (unsigned other = 0; before && own.waited != before && other < threads; ++other)
+        if (barrier.visitors[other].came == before && other != number
+            && !self()->clock.knows(first + other, barrier.visitors[other].count))
+            fail(where, "barrier %d, at which thread %u was in the round before, and nothing orders the two", id, other);
+    own = {barrier.round, waits ? barrier.round : own.waited, self()->clock.at[self()->slot]};
+}
+
+Gathering& arrive(int id, int threads, bool waits, Where where) {
     if (faults::stack_nearly_full()) fail(where, "%s", faults::overflow_text().c_str());
     if (id < 0 || id > 15) fail(where, "barrier %d; a block has 0 to 15", id);
     Gathering& barrier = self()->owner->barriers[id];
-    const int expected = threads ? threads : int(machine->launch->block_threads());
+    const int present = int(machine->launch->block_threads()), expected = threads ? threads : present;
+    if (threads % 32 || threads < 0 || threads > (present + 31) / 32 * 32)
+        fail(where, "barrier %d for %d threads; it counts whole warps of 32, and the block has %d threads", id, threads,
+             present);
     if (barrier.arrived && barrier.expected != expected)
         fail(where, "barrier %d is used with %d and with %d threads", id, barrier.expected, expected);
     // bar.sync does not mind where it is called from; __syncthreads promises that all are at the same place.
@@ -74,6 +103,7 @@ Gathering& arrive(int id, int threads, Where where) {
     barrier.whole = !threads;
     barrier.where = where;
     if (barrier.whole && checking() && !has_come(*self(), where)) self()->barriers.push_back(where);
+    if (checking() && threads) check_round(barrier, id, waits, where);
     release(barrier.clock);
     ++barrier.arrived;
     return barrier;
@@ -101,6 +131,7 @@ void open(Gathering& barrier, const Block& block) {
     barrier.result = barrier.votes;
     barrier.came = barrier.arrived;
     barrier.arrived = barrier.votes = 0;
+    ++barrier.round;
     if (barrier.whole) barrier.clock.join(block.returned_clock);
     acquire(barrier.clock);
     wake(barrier.sleepers, barrier.clock);
@@ -110,7 +141,7 @@ void open(Gathering& barrier, const Block& block) {
 }  // namespace
 
 int wait::block_barrier(int id, int threads, bool predicate, Vote vote, Where where) {
-    Gathering& barrier = arrive(id, threads, where);
+    Gathering& barrier = arrive(id, threads, true, where);
     barrier.votes += predicate;
     if (all_came(barrier, *self()->owner))
         open(barrier, *self()->owner);
@@ -121,7 +152,7 @@ int wait::block_barrier(int id, int threads, bool predicate, Vote vote, Where wh
 }
 
 void wait::block_arrive(int id, int threads, Where where) {
-    Gathering& barrier = arrive(id, threads, where);
+    Gathering& barrier = arrive(id, threads, false, where);
     if (all_came(barrier, *self()->owner)) open(barrier, *self()->owner);
 }
 

@@ -9,6 +9,8 @@ u32 cluster_blocks() { return u32(machine->blocks.size()); }
 
 namespace {
 
+constexpr u32 MOST_COUNTED = (1 << 20) - 1;  // of arrivals, and of bytes
+
 u64 mark(u32 barrier) { return 0x6D62617272696572ull ^ barrier; }  // what a barrier's eight bytes hold
 
 std::string mbarrier_state(const Waiting& waiting) {
@@ -32,6 +34,67 @@ Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where) {
     return found->second;
 }
 
+namespace {
+
+// Whether the running thread has waited for that phase of the cluster's barrier, or knows of one of its block that has.
+bool knows_cluster_phase(int phase) {
+    if (self()->cluster_seen >= phase) return true;
+    for (const Thread& thread : machine->threads)
+        if (thread.owner == self()->owner && thread.cluster_seen >= phase
+            && self()->clock.knows(thread.slot, thread.cluster_seen_at)) return true;
+    return false;
+}
+
+bool knows_started(u32 rank) {
+    if (knows_cluster_phase(1)) return true;
+    const unsigned per_block = machine->launch->block_threads();
+    for (unsigned slot = rank * per_block; slot < (rank + 1) * per_block; ++slot)
+        if (self()->clock.knows(slot, 1)) return true;
+    return false;
+}
+
+}  // namespace
+
+void visit(u32 rank, const char* what, Where where, Stamp stamp) {
+    if (rank >= machine->blocks.size())
+        fail(where, "%s in block %u of a cluster of %zu", what, rank, machine->blocks.size());
+    const bool other = rank != own_rank();
+    if (!other && !stamp.agent) return;
+    BlockUnits& block = units_state().blocks[rank];
+    if (block.exited == machine->launch->block_threads())
+        fail(where, "%s in block %u of the cluster, all of whose threads have returned", what, rank);
+    if (!checking()) return;
+    if (other && !(self()->met >> rank & 1)) {
+        if (!knows_started(rank))
+            fail(where, "%s in block %u of the cluster, which need not have started: no barrier of the cluster before it",
+                 what, rank);
+        self()->met |= 1u << rank;
+    }
+    const u32 slot = stamp.agent ? stamp.agent : self()->slot;
+    block.visits[slot] = {stamp.agent ? stamp.count : self()->clock.at[slot], where};
+}
+
+void check_initialised(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where) {
+    if (!checking()) return;
+    const bool own = barrier.initialiser == self()->slot;
+    const bool shown = barrier.shown && knows_cluster_phase(int(barrier.shown));
+    const std::string begun = place(barrier.where);
+    if (!own && !shown && !self()->clock.knows(barrier.initialiser, barrier.initialised))
+        fail(where, "%s on the mbarrier at shared %#x%s, and nothing orders it after the barrier's initialisation at %s",
+             what, address, rank == own_rank() ? "" : " of another block", begun.c_str());
+    if (!asynchronous || knows_proxy_fence(barrier.initialiser, barrier.initialised)) return;
+    if (!barrier.fenced || !(own || shown || self()->clock.knows(barrier.initialiser, barrier.fenced)))
+        fail(where, "%s on the mbarrier at shared %#x, which was initialised at %s with no fence.mbarrier_init or "
+             "fence.proxy.async since", what, address, begun.c_str());
+}
+
+void fence_mbarrier_init() {
+    if (!checking()) return;
+    const u32 count = self()->clock.at[self()->slot]++;
+    for (auto& [address, barrier] : units_state().blocks[own_rank()].barriers)
+        if (barrier.initialiser == self()->slot && !barrier.fenced) barrier.fenced = count;
+}
+
 // Of what the barrier counts in its present phase: known to whoever has waited for that.
 Stamp arrival_stamp(Mbarrier& barrier) { return {uint16_t(agent_at(barrier.agent)), barrier.phase + 1}; }
 
@@ -47,15 +110,28 @@ void complete_if_done(Mbarrier& barrier) {
 void mbarrier_init(u32 barrier, u32 arrivals, Where where) {
     use_shared(own_rank(), barrier, 8, true, true, "mbarrier.init", where);
     if (barrier % 8) fail(where, "an mbarrier at shared %#x, which is no multiple of 8", barrier);
+    if (!arrivals || arrivals > MOST_COUNTED)
+        fail(where, "an mbarrier for %u arrivals; it counts 1 to %u", arrivals, MOST_COUNTED);
+    auto& barriers = units_state().blocks[own_rank()].barriers;
+    if (const auto found = barriers.find(barrier); found != barriers.end())
+        fail(where, "mbarrier.init on shared %#x, where an mbarrier is in use since %s", barrier,
+             place(found->second.where).c_str());
     Mbarrier fresh;
     fresh.expected = fresh.pending = arrivals;
-    units_state().blocks[own_rank()].barriers[barrier] = fresh;
+    fresh.where = where;
+    fresh.initialiser = self()->slot;
+    fresh.initialised = checking() ? self()->clock.at[self()->slot] : 0;
+    barriers[barrier] = fresh;
     const u64 bytes = mark(barrier);
     std::memcpy(self()->owner->arena + barrier, &bytes, 8);
 }
 
 void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where) {
+    if (rank != own_rank()) visit(rank, "an arrival", where);
     Mbarrier& b = barrier_at(barrier, rank, "an arrival", where);
+    check_initialised(b, barrier, rank, false, "an arrival", where);
+    if (bytes > MOST_COUNTED)
+        fail(where, "%u bytes expected at the mbarrier at shared %#x, which counts up to %u", bytes, barrier, MOST_COUNTED);
     if (b.pending < arrivals)
         fail(where, "more arrivals at mbarrier %#x than the %u it was initialised for", barrier, b.expected);
     release(b.arriving);
@@ -66,6 +142,7 @@ void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where
 
 bool wait::mbarrier(u32 barrier, u32 parity, Where where) {
     Mbarrier* b = &barrier_at(barrier, own_rank(), "a wait", where);
+    check_initialised(*b, barrier, own_rank(), false, "a wait", where);
     while ((b->phase & 1) == parity) {
         sleep(b->sleepers, {"an mbarrier", where, b, parity, mbarrier_state});
         b = &barrier_at(barrier, own_rank(), "a wait", where);
@@ -100,6 +177,8 @@ void open_cluster_if_all() {
 void wait::cluster_arrive(bool orders, Where) {
     Gathering& cluster = units_state().cluster;
     if (orders) release(cluster.clock);
+    for (auto& [address, barrier] : units_state().blocks[own_rank()].barriers)
+        if (barrier.fenced && !barrier.shown && barrier.initialiser == self()->slot) barrier.shown = cluster.result + 1;
     ++cluster.arrived;
     self()->cluster_phase = cluster.result + 1;
     open_cluster_if_all();
@@ -117,10 +196,13 @@ void wait::cluster_wait(Where where) {
     while (self()->cluster_phase > cluster.result)
         sleep(cluster.sleepers, {"the cluster's barrier", where, nullptr, 0, cluster_state});
     acquire(cluster.completed);
+    if (!checking()) return;
+    self()->cluster_seen = self()->cluster_phase;
+    self()->cluster_seen_at = self()->clock.at[self()->slot]++;
 }
 
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where) {
-    if (rank >= machine->blocks.size()) fail(where, "block %u of a cluster of %zu", rank, machine->blocks.size());
+    visit(rank, write ? "st.shared" : "ld.shared", where);
     if (address % bytes) fail(where, "%u bytes at shared %#x, which is no multiple of %u", bytes, address, bytes);
     use_shared(rank, address, bytes, write, false, write ? "st.shared" : "ld.shared", where);
     return machine->blocks[rank].arena + address;
@@ -137,16 +219,17 @@ void perform(u32 destination, u32 rank, const Push& push) {
 }
 
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
-    const Stamp stamp = arrival_stamp(barrier_at(barrier, rank, "st.async", where));
+    if (rank != own_rank()) visit(rank, "st.async", where);
+    Mbarrier& counted = barrier_at(barrier, rank, "st.async", where);
+    check_initialised(counted, barrier, rank, false, "st.async", where);
+    const Stamp stamp = arrival_stamp(counted);
+    visit(rank, "st.async", where, stamp);
     if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);
-    BlockUnits& block = units_state().blocks[rank];
-    if (block.exited == machine->launch->block_threads())
-        fail(where, "st.async to block %u of the cluster, all of whose threads have returned", rank);
     use_shared(rank, address, 16, true, false, "st.async", where, stamp);
     const Push push{value, barrier, where, self()};
     if (!settings().late) return perform(address, rank, push);
     std::memset(machine->blocks[rank].arena + address, POISON, 16);
-    block.pushes.emplace(address, push);
+    units_state().blocks[rank].pushes.emplace(address, push);
 }
 
 }  // namespace twin

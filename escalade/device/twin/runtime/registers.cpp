@@ -21,7 +21,7 @@ bool overlaps(const Fragment& fragment, const float* d, int registers) {
 
 void mark(const Fragment& fragment) {
     for (int i = 0; i < fragment.registers; ++i)
-        if (u32* word = machine->stacks.touched(reinterpret_cast<uintptr_t>(fragment.d + i))) *word = machine->fences | IN_FLIGHT;
+        if (u32* word = machine->stacks.touched(reinterpret_cast<uintptr_t>(fragment.d + i))) *word |= IN_FLIGHT;
 }
 
 }  // namespace

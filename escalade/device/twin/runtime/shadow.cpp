@@ -118,16 +118,11 @@ uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
 
 // ------------------------------------------------------------------ the two memories
 
-// A thread's own stores reach the copy engine and the tensor cores only behind a proxy fence: one that the writer made
-// after them and before whatever tells the running thread of them, or one of the running thread's own.
+// A thread's own stores reach the copy engine and the tensor cores only behind a proxy fence.
 void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
     const Touch& written = cell.written;
     if (!written.cluster || written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()) return;
-    const auto& fences = machine->threads[written.slot].proxy_fences;
-    const auto next = std::lower_bound(fences.begin(), fences.end(), written.clock);
-    if (next != fences.end() && (written.slot == self()->slot || self()->clock.knows(written.slot, *next))) return;
-    const auto& own = self()->proxy_fenced;
-    if (written.slot < own.size() && own[written.slot] >= written.clock) return;
+    if (knows_proxy_fence(written.slot, written.clock)) return;
     report(access.site, text("%s %s asynchronously, which %s wrote at %s without a proxy fence since",
                              access.write ? "writes" : "reads", memory_name(rank, 2 * half).c_str(),
                              name_of(written).c_str(), place(written.site).c_str()));

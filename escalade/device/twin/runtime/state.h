@@ -136,6 +136,9 @@ struct Thread : Place, Fiber {
     unsigned slot = 0;    // in its cluster
     bool done = false, asleep = false;
     int cluster_phase = 0;      // of the cluster's barrier, that it has arrived for
+    int cluster_seen = 0;       // the last phase that it has waited for
+    uint32_t cluster_seen_at = 0;  // its own count then
+    uint32_t met = 0;           // blocks of the cluster that it knows to have started
     std::vector<uint32_t> proxy_fences;  // its own counts at each fence.proxy.async, ascending
     std::vector<uint32_t> proxy_fenced;  // all that it knew at the last of them
     Waiting waiting;
@@ -156,6 +159,12 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
     Where where = {};
     Sleepers sleepers;
     Clock clock, completed;
+    struct Visitor {  // of a named barrier, for the checks
+        uint32_t came = 0, waited = 0;  // the last of the barrier's rounds that it came to, and waited in
+        uint32_t count = 0;             // its own when it came
+    };
+    std::vector<Visitor> visitors;  // by thread
+    uint32_t round = 1;
 };
 
 struct Meeting {  // a warp's collective
@@ -227,6 +236,9 @@ void wake(Sleepers& list, const Clock& clock);  // the woken have seen all that 
 void release(Clock& clock);                     // `clock` learns what the running thread did
 void acquire(const Clock& clock);
 void leave_block(Thread& thread);  // it returns: whom the others no longer wait for
+// Whether what a thread wrote at that count of its own is known to lie before a fence.proxy.async: one that the writer
+// made after it and before whatever told the running thread, or one of the running thread's own.
+bool knows_proxy_fence(uint32_t slot, uint32_t count);
 uint32_t random_below(uint32_t limit);
 
 // Places behind the arena, of parts that were moved there.

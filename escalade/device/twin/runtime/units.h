@@ -50,6 +50,10 @@ struct Mbarrier {
     u32 expected = 0, pending = 0, phase = 0;  // phases completed
     long long bytes = 0;                       // still to come in this phase
     u32 agent = 0;                             // of the copies that it counts, in the clocks; 0: none yet
+    u32 initialiser = 0, initialised = 0;      // a thread, and its count then
+    u32 fenced = 0;                            // its count at the fence.mbarrier_init that followed; 0: none
+    u32 shown = 0;                             // the cluster's barrier behind that fence, which shows it to all; 0: none
+    Where where = {};                          // it was initialised
     Sleepers sleepers;
     Clock arriving, completed;
 };
@@ -94,13 +98,21 @@ struct ThreadUnits {
     u64 products = 0;
     u32 product_group = 0;
     u32 wgmma_fence = 0;  // when the last one was; 0: there was none
+    u32 registers = 0;    // by setmaxnreg; 0: as many as the kernel started with
+};
+
+struct Visit {  // to a block's shared memory, by another block's thread or by an agent
+    u32 count;
+    Where where;
 };
 
 struct BlockUnits {
     std::map<u32, Mbarrier> barriers;
     std::vector<Warpgroup> warpgroups;
     std::map<u32, Push> pushes;  // in flight to this block, by destination
-    unsigned exited = 0;         // threads
+    std::map<u32, Visit> visits;  // the last of each slot
+    unsigned exited = 0;          // threads
+    Clock left;                   // what those knew
 };
 
 struct Units {
@@ -126,7 +138,13 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
                 Stamp stamp = {});
 inline bool following() { return settings().late || checking(); }  // what has not been waited for
 
+// A thread touches the shared memory of another block, or an agent any block's: that block must have started, and may not
+// leave before.
+void visit(u32 rank, const char* what, Where where, Stamp stamp = {});
 Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where);
+// Ends the run if the running thread cannot know that the barrier has been initialised; `asynchronous`: nor can the copy
+// engine.
+void check_initialised(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where);
 Stamp arrival_stamp(Mbarrier& barrier);
 void complete_if_done(Mbarrier& barrier);
 void perform(const Load& load);

@@ -250,6 +250,8 @@ void wgmma_wait_groups(u32 pending) {
         for (const Fragment& fragment : over) registers::end(fragment);
 }
 
+void set_registers(u32 count) { mine().registers = count; }
+
 void wait::wgmma_fence(Where where) {
     warp_barrier(~0u, "wgmma.fence", where);
     registers::fence();

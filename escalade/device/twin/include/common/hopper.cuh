@@ -19,6 +19,8 @@ void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Whe
 void tensor_store_close_group();
 void tensor_store_wait(u32 pending, bool sources_only);
 void fence_proxy();
+void fence_mbarrier_init();
+void set_registers(u32 count);
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where);
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where);
 void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate, Where where,
@@ -55,7 +57,7 @@ inline bool barrier_try_wait(u32 barrier, u32 parity, TWIN_WHERE) {
     return twin::wait::mbarrier(barrier, parity, where);
 }
 inline void barrier_wait(u32 barrier, u32 parity, TWIN_WHERE) { twin::wait::mbarrier(barrier, parity, where); }
-inline void fence_barrier_init() {}
+inline void fence_barrier_init() { twin::fence_mbarrier_init(); }
 [[noreturn]] inline void fault(TWIN_WHERE) { twin::fail(where, "fault()"); }
 
 // ------------------------------------------------------------------ bulk tensor copies
@@ -124,9 +126,12 @@ inline void cluster_sync(TWIN_WHERE) {
 inline u32 cluster_rank() { return twin::own_rank(); }
 inline u32 cluster_size() { return twin::cluster_blocks(); }
 template <int REGISTERS>
-void release_registers() {}
+void release_registers() {
+    static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256);
+    twin::set_registers(REGISTERS);
+}
 template <int REGISTERS>
-void claim_registers() {}
+void claim_registers() { release_registers<REGISTERS>(); }
 
 inline void store_shared(u32 address, float4 v, TWIN_WHERE) {
     std::memcpy(twin::shared_bytes(address, twin::own_rank(), 16, true, where), &v, 16);
