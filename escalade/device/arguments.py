@@ -59,6 +59,16 @@ class ArgumentList:
         for flag, value in self._flags:
             value.value = settled if isinstance(flag, Settled) else relayed
 
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """The weights that the launch has been told are settled."""
+        return tuple(
+            name
+            for flag, value in self._flags
+            if isinstance(flag, Settled) and value.value
+            for name in flag.weights
+        )
+
     def encode_into(self, room: Any, tensor_map: TensorMap, address: int) -> None:
         encoded = self._encode(tensor_map, address)
         ctypes.memmove(room, encoded, len(encoded))

@@ -87,8 +87,11 @@ class Im2colMap:
 class Settled:
     """A 32-bit integer: 1 where weights were written before the launch in front began, as in the plan of a network.
 
-    A kernel may then read them without waiting for that launch.
+    A kernel may then read them without waiting for that launch; all else waits.
     """
+
+    weights: tuple[str, ...] = ("weight",)
+    """The names of the buffers that the kernel takes it for, and no others."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,8 @@ class Recipe:
         def argument(one: Argument) -> Argument:
             if isinstance(one, Buffer):
                 return moved(one)
+            if isinstance(one, Settled):
+                return Settled(tuple(moved(Buffer(name)).name for name in one.weights))
             return replace(one, buffer=moved(one.buffer)) if isinstance(one, TiledMap | Im2colMap) else one
 
         def step(one: KernelCall | ConstantCopy) -> KernelCall | ConstantCopy:

@@ -221,6 +221,8 @@ class _TwinLaunch:
                 order=self._options.order,
                 buffers=tuple(self._sizes.values()),
                 unwritten=self.unwritten,
+                overlap=call.overlap,
+                settled=tuple(self._sizes[name] for name in self.arguments.settled if name in self._sizes),
             )
         except LaunchError as error:
             raise type(error)(f"{self.what}: {error}") from error

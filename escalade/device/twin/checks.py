@@ -103,14 +103,15 @@ def _head(
     variables = contents.shared_variables
     numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, waits(library), 1)
     head = struct.pack(
-        "=22IQ",
+        "=24IQ",
         *numbers,
         round(1000 * limit()),
+        False,
         False,
         len(variables),
         contents.thread_local_bytes,
         buffer_count,
-        *(0, 0),
+        *(0, 0, 0),
         contents.loaded_bytes,
     )
     for variable in variables:

@@ -122,8 +122,8 @@ class _Variable(ctypes.Structure):
 
 
 _COUNTS = (
-    *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible"),
-    *("variable_count", "static_bytes", "buffer_count", "parameter_count", "unwritten_count"),
+    *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible", "overlap"),
+    *("variable_count", "static_bytes", "buffer_count", "parameter_count", "unwritten_count", "settled_count"),
 )
 
 
@@ -138,6 +138,7 @@ class _Request(ctypes.Structure):
         ("variables", ctypes.POINTER(_Variable)),
         ("buffers", ctypes.POINTER(_Range)),
         ("unwritten", ctypes.POINTER(_Unwritten)),
+        ("settled", ctypes.POINTER(_Range)),
         ("library", _Range),
     ]
 
@@ -175,13 +176,17 @@ class TwinKernel:
         order: Order = IN_TURN,
         buffers: Sequence[tuple[int, int]] = (),
         unwritten: Unwritten | None = None,
+        overlap: bool = False,
+        settled: Sequence[tuple[int, int]] = (),
         limit_s: float | None = None,
     ) -> None:
         """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
 
         Arguments are ctypes values. `buffers` are the address and size of all memory that the kernel may
         touch. A kernel built with checks is held to them, and to write what is `unwritten` before it reads it; it
-        runs on copies of them that lie far apart, and if it fails they are as they were before. A kernel that
+        runs on copies of them that lie far apart, and if it fails they are as they were before. With `overlap` it
+        may start before the launch in front has finished, so with checks it has to wait for that before it touches
+        any of them, but for reading those that are `settled`. A kernel that
         computes for `limit_s` seconds without one of its threads returning is taken to have no end; None stands for
         `limit()`, 0 for no limit.
         """
@@ -204,17 +209,20 @@ class TwinKernel:
             os.cpu_count() or 1,
             round(1000 * (limit() if limit_s is None else limit_s)),
             _interruptible(),
+            overlap,
             len(self._variables),
             self._elf.thread_local_bytes,
             len(ranges),
             len(arguments),
             len(unwritten),
+            len(settled),
             self._entry_address,
             ctypes.addressof(addresses),
             (ctypes.c_uint32 * max(1, len(arguments)))(*map(ctypes.sizeof, arguments)),
             self._variables,
             (_Range * max(1, len(ranges)))(*(_Range(*each) for each in ranges)),
             unwritten.fields,
+            (_Range * max(1, len(settled)))(*(_Range(*each, 0) for each in settled)),
             _Range(self._base, self._elf.loaded_bytes),
         )
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))

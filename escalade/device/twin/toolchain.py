@@ -77,7 +77,7 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
     if checks:
         # Without scalar replacement a float4 moves as one access, as on the card.
         options += ["-fsanitize=thread", "-DTWIN_CHECKS", "-fno-tree-sra", "-fno-tree-vectorize"]
-        options += ["--param", "tsan-instrument-func-entry-exit=0"]
+        options += ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
         # g++ does not tell of what a call stores in place of its result, nor of an argument that it takes from memory.
         # So a structure goes through a temporary, whose copy it tells of, and a pointer stays one.
         options += ["-fno-elide-constructors", "-fno-ipa-sra"]

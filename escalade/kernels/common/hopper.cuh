@@ -2,6 +2,7 @@
 // copies (TMA), clusters, named barriers, register hand-over, wgmma.
 #pragma once
 
+#include "common/descriptors.cuh"
 #include "common/ptx.cuh"
 
 struct __align__(64) TensorMap { unsigned char opaque[128]; };  // a CUtensorMap, passed by value as __grid_constant__
@@ -251,15 +252,6 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
 }
 
-// A K-major operand in 128-byte-swizzled rows, its tile aligned to 1024 bytes.
-//   bits 0-13 start >> 4 | 16-29 leading offset >> 4 (unused here) | 32-45 stride between groups of
-//   8 rows >> 4 | 49-51 base offset 0 | 62-63 swizzle mode, 1 = 128 bytes
-// Going 32 bytes along K inside the row, as far as a product goes, adds 2 to the start's field.
-__device__ __forceinline__ u64 operand_descriptor(u32 address) {
-    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32)
-           | (u64(1) << 62);
-}
-
 #define REGISTERS_0 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -321,16 +313,6 @@ DEFINE_WGMMA(wgmma_bf16, "16", "bf16", ", 0, 0")
 DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")    // of fp32 elements, whose low 13 bits it ignores
 DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
 
-// An MN-major operand, where the elements of one k lie together: 128-byte-swizzled rows of 64, a row for each k, groups
-// of 8 rows one behind another, from 1024-byte boundaries on; the next 64 along M or N begin `block_stride` bytes
-// further.
-//   bits 0-13 start >> 4 | 16-29 block_stride >> 4 | 32-45 stride between groups of 8 rows >> 4 | 62-63 swizzle mode 1
-// Going 16 along K adds 2048 bytes: 128 in the start's field.
-__device__ __forceinline__ u64 transposed_descriptor(u32 address, u32 block_stride) {
-    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(block_stride >> 4) << 16) | (u64(1024 >> 4) << 32)
-           | (u64(1) << 62);
-}
-
 DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
 DEFINE_WGMMA(wgmma_bf16_transposed, "16", "bf16", ", 1, 1")
 DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")  // A alone
@@ -339,14 +321,6 @@ DEFINE_WGMMA(wgmma_columns_transposed, "16", "f16", ", 0, 1")  // B alone
 DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
-
-// A K-major operand without swizzle. Its rows are 16 bytes apart in groups of 8, `row_stride` bytes from group to
-// group; the second half of k lies `k_stride` bytes after the first. Rows and halves may overlap.
-//   bits 0-13 start >> 4 | 16-29 k_stride >> 4 | 32-45 row_stride >> 4 | 62-63 swizzle mode 0
-// Moving the start by n bytes adds n / 16.
-__device__ __forceinline__ u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
-    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(k_stride >> 4) << 16) | (u64(row_stride >> 4) << 32);
-}
 
 #define REGISTERS_0_TO_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define REGISTERS_32_TO_55 \

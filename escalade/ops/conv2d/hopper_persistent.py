@@ -240,7 +240,7 @@ def product(
             windows.shape(filters),
             shortcut_shape(shortcut),
             placement,
-            Settled(),
+            Settled((weight, shortcut_weight)),
             Relayed(),
         ),
         shared_bytes=config.shared_bytes(output_bytes),

@@ -246,7 +246,7 @@ class StreamedWindow(WindowRung):
                 Buffer("bias", optional=True),
                 Buffer("y"),
                 tiling.shape,
-                Settled(),
+                Settled((weight.name,)),
                 Relayed(),
             ),
             shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages, config.splits),

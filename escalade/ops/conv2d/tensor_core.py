@@ -233,7 +233,7 @@ class FusedEpilogue(Conv2dRung):
                 Buffer("tickets", optional=True),
                 arguments.shape(prepared.shape),
                 arguments.shortcut_shape(problem),
-                Settled(),
+                Settled((prepared.weight.name, "shortcut_weight")),
                 Relayed(),
             ),
             shared_bytes=config.shared_bytes,

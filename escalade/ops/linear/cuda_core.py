@@ -210,7 +210,7 @@ class WarpPerOutput(Rung[LinearProblem]):
                 1,
             ),
             (warps * 32, 1, 1),
-            (*arguments(problem), Settled()),
+            (*arguments(problem), Settled(("weight", "bias"))),
             shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
             overlap=True,
         )

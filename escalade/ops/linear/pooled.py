@@ -129,7 +129,7 @@ class Pooled(Rung[LinearProblem]):
             (config.threads, 1, 1),
             (
                 Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"),
-                p.out_features, Settled(),
+                p.out_features, Settled(("weight", "bias")),
             ),
             shared_bytes=p.batch * p.in_features * (groups * 4 + ELEMENT_BYTES[p.dtype]),
             overlap=True,

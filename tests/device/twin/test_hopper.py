@@ -363,7 +363,7 @@ def test_blocks_push_into_each_others_shared_memory(order: Order, blocks: int) -
         (("barrier_init(address, 1);\n        barrier_expect(address, 32 * 16);", ""), False, "no mbarrier"),
         (("push_cluster(own,", "push_cluster(own + 4,"), False, "no multiple of 16"),
         (("(cluster_rank() + 1) % cluster_size()", "4"), False, "cluster of 4"),
-        (("cluster_wait();", "cluster_wait();\n    if (cluster_rank() == 1) return;"), False, "have returned"),
+        (("cluster_wait();", "cluster_wait();\n    if (cluster_rank() == 1) return;"), False, "have returned|none of its threads waited"),
     ],
 )  # fmt: skip
 def test_what_can_go_wrong_with_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:

@@ -1,23 +1,24 @@
 // Atomics: really atomic, because blocks run on several cores.
 #pragma once
 
+#include "collectives.h"
 #include "language.h"
 
 namespace twin {
 
-void atomic_access(void* address, unsigned bytes, Where where);  // told to the checks
+void atomic_access(void* address, unsigned bytes, Scope scope, Where where);  // told to the checks
 
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
 // change(old) is stored in one step; returns what was there. Works on the bits, so that any small type will do.
 template <class T, class Change>
-__attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* address, Change change, Where where) {
+__attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* address, Change change, Scope scope, Where where) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
 #ifdef TWIN_CHECKS
-    atomic_access(address, sizeof(T), where);
+    atomic_access(address, sizeof(T), scope, where);
 #endif
-    (void)where;
+    (void)scope, (void)where;
     auto* bits = reinterpret_cast<Bits<T>*>(address);
     Bits<T> seen = __atomic_load_n(bits, __ATOMIC_RELAXED), wanted;
     T old, fresh;
@@ -36,14 +37,16 @@ using Same = std::type_identity_t<T>;
 
 }  // namespace twin
 
-#define TWIN_ATOMIC(name, expression)                                                             \
+#define TWIN_SCOPED_ATOMIC(name, expression, scope)                                               \
     template <class T>                                                                            \
     T name(T* address, twin::Same<T> value, TWIN_WHERE) {                                         \
         return twin::atomic_update(                                                               \
-            address, [&](T old) __attribute__((no_sanitize("thread"))) -> T { return expression; }, where); \
-    }                                                                                             \
-    template <class T>                                                                            \
-    T name##_block(T* address, twin::Same<T> value, TWIN_WHERE) { return name(address, value, where); }
+            address, [&](T old) __attribute__((no_sanitize("thread"))) -> T { return expression; }, scope, where); \
+    }
+#define TWIN_ATOMIC(name, expression)                                   \
+    TWIN_SCOPED_ATOMIC(name, expression, twin::Scope::device)           \
+    TWIN_SCOPED_ATOMIC(name##_system, expression, twin::Scope::device)  \
+    TWIN_SCOPED_ATOMIC(name##_block, expression, twin::Scope::block)
 TWIN_ATOMIC(atomicAdd, old + value)
 TWIN_ATOMIC(atomicSub, old - value)
 TWIN_ATOMIC(atomicMin, value < old ? value : old)
@@ -55,13 +58,19 @@ TWIN_ATOMIC(atomicXor, old ^ value)
 TWIN_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 TWIN_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef TWIN_ATOMIC
+#undef TWIN_SCOPED_ATOMIC
 
-template <class T>
-T atomicCAS(T* address, twin::Same<T> expected, twin::Same<T> value, TWIN_WHERE) {
-    return twin::atomic_update(address, [&](T old) __attribute__((no_sanitize("thread"))) -> T {
-        return old == expected ? value : old;
-    }, where);
-}
+#define TWIN_COMPARE_AND_SWAP(name, scope)                                                     \
+    template <class T>                                                                         \
+    T name(T* address, twin::Same<T> expected, twin::Same<T> value, TWIN_WHERE) {              \
+        return twin::atomic_update(address, [&](T old) __attribute__((no_sanitize("thread"))) -> T { \
+            return old == expected ? value : old;                                              \
+        }, scope, where);                                                                      \
+    }
+TWIN_COMPARE_AND_SWAP(atomicCAS, twin::Scope::device)
+TWIN_COMPARE_AND_SWAP(atomicCAS_system, twin::Scope::device)
+TWIN_COMPARE_AND_SWAP(atomicCAS_block, twin::Scope::block)
+#undef TWIN_COMPARE_AND_SWAP
 
 // Two or four floats, each added atomically by itself, as the card does.
 inline float2 atomicAdd(float2* address, float2 value, TWIN_WHERE) {

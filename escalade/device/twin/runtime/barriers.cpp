@@ -44,10 +44,19 @@ unsigned warp_lanes() {
     return left >= 32 ? ~0u : (1u << left) - 1;
 }
 
-void fence() {
+void fence(Scope scope) {
     if (!checking()) return;
-    self()->fenced = self()->clock;
-    ++self()->clock.at[self()->slot];
+    Thread& thread = *self();
+    thread.clock.join(thread.observed);
+    thread.fenced_in_block = thread.clock;
+    if (scope == Scope::device) thread.fenced = thread.clock;
+    ++thread.clock.at[thread.slot];
+}
+
+void wait_for_launch_in_front() {
+    if (!checking()) return;
+    self()->waited = true;
+    self()->waited_at = self()->clock.at[self()->slot]++;
 }
 
 namespace {

@@ -12,7 +12,10 @@ namespace twin::checks {
 // A place in the kernel: an offset in its library, or, with the highest bit, a number in `wheres`.
 typedef uint32_t Site;
 
-constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2, UNCOUNTED = 4;  // the last: not a memory request of its own
+constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2;
+constexpr uint8_t UNCOUNTED = 4;  // not a memory request of its own
+constexpr uint8_t IN_BLOCK = 8;   // atomic for the threads of a block alone
+constexpr uint8_t VOLATILE = 16;
 
 struct Touch {
     uint32_t cluster = 0;  // numbered from 1; 0: nobody
@@ -66,14 +69,20 @@ class Requests {  // requests.cpp
     std::map<Site, Total> totals;
 };
 
+struct Released {  // what fences published before an atomic
+    std::map<uint32_t, std::vector<uint32_t>> to_all;             // by cluster
+    std::map<std::pair<uint32_t, uint32_t>, Clock> to_block;      // by cluster and rank
+};
+
 struct State {
     const Launch* launch = nullptr;
     std::vector<std::vector<Cell>> shared;                               // by rank
     std::deque<std::array<Cell, 2>> shared_halves, global_halves;
     std::unordered_map<uintptr_t, std::unique_ptr<std::vector<Cell>>> pages;  // of global memory
-    std::unordered_map<uintptr_t, std::map<uint32_t, std::vector<uint32_t>>> released;  // by atomics, at an address
+    std::unordered_map<uintptr_t, Released> released;  // by atomics, at an address
     std::vector<Relocation::Move> moves;  // of the buffers, for what is asked after the launch
     std::vector<Unwritten> unwritten;     // where the buffers are now
+    std::vector<Range> settled;           // likewise
     std::vector<Where> wheres;
     Requests requests;
 };
@@ -87,6 +96,7 @@ bool is_written(uintptr_t address);          // by this launch
 [[noreturn]] void report(Site site, const std::string& message);
 void access(const Access& access);
 void check_written(const Access& access);  // unwritten.cpp
+void volatile_access(const Access& access);
 // What an instrumented kernel does, by its address and that of the call that tells of it.
 void hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller);
 

@@ -9,7 +9,9 @@ namespace twin {
 unsigned lane();
 unsigned warp_lanes();
 uint32_t shared_offset(const void* pointer, Where where);
-void fence();
+// Of fences and atomics: who is meant to see them.
+enum class Scope { block, device };
+void fence(Scope scope);
 
 // What can hand over to another thread stands in this namespace. A kernel whose object file names none of
 // it runs as a plain loop over its threads (see build.py).
@@ -74,9 +76,9 @@ inline int __syncthreads_or(int predicate, TWIN_WHERE) {
 inline void __syncwarp(unsigned mask = ~0u, TWIN_WHERE) {
     twin::wait::warp_barrier(mask, "__syncwarp", where);
 }
-inline void __threadfence() { twin::fence(); }
-inline void __threadfence_block() { twin::fence(); }
-inline void __threadfence_system() { twin::fence(); }
+inline void __threadfence() { twin::fence(twin::Scope::device); }
+inline void __threadfence_block() { twin::fence(twin::Scope::block); }
+inline void __threadfence_system() { twin::fence(twin::Scope::device); }
 inline void __nanosleep(unsigned, TWIN_WHERE) { twin::wait::yield(where); }
 inline size_t __cvta_generic_to_shared(const void* pointer, TWIN_WHERE) { return twin::shared_offset(pointer, where); }
 [[noreturn]] inline void __trap(TWIN_WHERE) { twin::fail(where, "__trap()"); }

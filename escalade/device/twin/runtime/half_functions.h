@@ -39,7 +39,7 @@ TWIN_UNARY(rint, std::nearbyint(v))
 #undef TWIN_UNARY
 
 inline TWIN_T atomicAdd(TWIN_T* address, TWIN_T value, TWIN_WHERE) {
-    return twin::atomic_update(address, [&](TWIN_T old) { return TWIN_FROM(TWIN_TO(old) + TWIN_TO(value)); }, where);
+    return twin::atomic_update(address, [&](TWIN_T old) { return TWIN_FROM(TWIN_TO(old) + TWIN_TO(value)); }, twin::Scope::device, where);
 }
 inline TWIN_T2 atomicAdd(TWIN_T2* address, TWIN_T2 value, TWIN_WHERE) {
     return {atomicAdd(&address->x, value.x, where), atomicAdd(&address->y, value.y, where)};

@@ -14,7 +14,7 @@ void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool
     if (aligned && address % bytes)
         report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
                           size_t(address), bytes));
-    access({address, bytes, write, kind, site});
+    (kind & VOLATILE ? volatile_access : access)({address, bytes, write, kind, site});
     check_stray();
 }
 
@@ -38,8 +38,8 @@ void checks::check_stray() {
 
 namespace {
 
-void hook(void* pointer, size_t bytes, bool write, bool aligned, void* caller) {
-    twin::checks::hook(pointer, uint32_t(bytes), write, aligned, 0, caller);
+void hook(void* pointer, size_t bytes, bool write, bool aligned, void* caller, bool is_volatile = false) {
+    twin::checks::hook(pointer, uint32_t(bytes), write, aligned, is_volatile ? twin::checks::VOLATILE : 0, caller);
 }
 
 }  // namespace
@@ -50,12 +50,12 @@ extern "C" {
 #define TWIN_HOOKS(N)                                                                       \
     void __tsan_read##N(void* p) { hook(p, N, false, true, CALLER); }                       \
     void __tsan_write##N(void* p) { hook(p, N, true, true, CALLER); }                       \
-    void __tsan_volatile_read##N(void* p) { hook(p, N, false, true, CALLER); }              \
-    void __tsan_volatile_write##N(void* p) { hook(p, N, true, true, CALLER); }              \
+    void __tsan_volatile_read##N(void* p) { hook(p, N, false, true, CALLER, true); }        \
+    void __tsan_volatile_write##N(void* p) { hook(p, N, true, true, CALLER, true); }        \
     void __tsan_unaligned_read##N(void* p) { hook(p, N, false, false, CALLER); }            \
     void __tsan_unaligned_write##N(void* p) { hook(p, N, true, false, CALLER); }            \
-    void __tsan_unaligned_volatile_read##N(void* p) { hook(p, N, false, false, CALLER); }   \
-    void __tsan_unaligned_volatile_write##N(void* p) { hook(p, N, true, false, CALLER); }
+    void __tsan_unaligned_volatile_read##N(void* p) { hook(p, N, false, false, CALLER, true); }   \
+    void __tsan_unaligned_volatile_write##N(void* p) { hook(p, N, true, false, CALLER, true); }
 TWIN_HOOKS(1)
 TWIN_HOOKS(2)
 TWIN_HOOKS(4)

@@ -55,23 +55,23 @@ bool knows_started(u32 rank) {
 
 }  // namespace
 
-void visit(u32 rank, const char* what, Where where, Stamp stamp) {
+void check_present(u32 rank, const char* what, Where where) {
     if (rank >= machine->blocks.size())
         fail(where, "%s in block %u of a cluster of %zu", what, rank, machine->blocks.size());
-    const bool other = rank != own_rank();
-    if (!other && !stamp.agent) return;
-    BlockUnits& block = units_state().blocks[rank];
-    if (block.exited == machine->launch->block_threads())
+    if (rank == own_rank()) return;
+    if (units_state().blocks[rank].exited == machine->launch->block_threads())
         fail(where, "%s in block %u of the cluster, all of whose threads have returned", what, rank);
-    if (!checking()) return;
-    if (other && !(self()->met >> rank & 1)) {
-        if (!knows_started(rank))
-            fail(where, "%s in block %u of the cluster, which need not have started: no barrier of the cluster before it",
-                 what, rank);
-        self()->met |= 1u << rank;
-    }
+    if (!checking() || self()->met >> rank & 1) return;
+    if (!knows_started(rank))
+        fail(where, "%s in block %u of the cluster, which need not have started: no barrier of the cluster before it", what,
+             rank);
+    self()->met |= 1u << rank;
+}
+
+void visit(u32 rank, Stamp stamp, Where where) {
+    if (!checking() || (rank == own_rank() && !stamp.agent)) return;
     const u32 slot = stamp.agent ? stamp.agent : self()->slot;
-    block.visits[slot] = {stamp.agent ? stamp.count : self()->clock.at[slot], where};
+    units_state().blocks[rank].visits[slot] = {stamp.agent ? stamp.count : self()->clock.at[slot], where};
 }
 
 void check_initialised(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where) {
@@ -127,7 +127,8 @@ void mbarrier_init(u32 barrier, u32 arrivals, Where where) {
 }
 
 void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where) {
-    if (rank != own_rank()) visit(rank, "an arrival", where);
+    check_present(rank, "an arrival", where);
+    visit(rank, {}, where);
     Mbarrier& b = barrier_at(barrier, rank, "an arrival", where);
     check_initialised(b, barrier, rank, false, "an arrival", where);
     if (bytes > MOST_COUNTED)
@@ -202,7 +203,8 @@ void wait::cluster_wait(Where where) {
 }
 
 unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where where) {
-    visit(rank, write ? "st.shared" : "ld.shared", where);
+    check_present(rank, write ? "st.shared" : "ld.shared", where);
+    visit(rank, {}, where);
     if (address % bytes) fail(where, "%u bytes at shared %#x, which is no multiple of %u", bytes, address, bytes);
     use_shared(rank, address, bytes, write, false, write ? "st.shared" : "ld.shared", where);
     return machine->blocks[rank].arena + address;
@@ -219,11 +221,11 @@ void perform(u32 destination, u32 rank, const Push& push) {
 }
 
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
-    if (rank != own_rank()) visit(rank, "st.async", where);
+    check_present(rank, "st.async", where);
     Mbarrier& counted = barrier_at(barrier, rank, "st.async", where);
     check_initialised(counted, barrier, rank, false, "st.async", where);
     const Stamp stamp = arrival_stamp(counted);
-    visit(rank, "st.async", where, stamp);
+    visit(rank, stamp, where);
     if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);
     use_shared(rank, address, 16, true, false, "st.async", where, stamp);
     const Push push{value, barrier, where, self()};

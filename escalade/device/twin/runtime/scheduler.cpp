@@ -72,6 +72,7 @@ void run_block_in_turn() {
     for (uint32_t number : order) {
         set_place(thread, *thread.owner, number);
         if (request.checks) thread.clock.at.assign(thread.clock.at.size(), 0), thread.clock.at[thread.slot] = 1;
+        thread.waited = false;
         request.entry(request.parameters);
         checks::check_stray();
         machine->watch.returned = machine->watch.returned + 1;

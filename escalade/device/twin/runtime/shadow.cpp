@@ -56,8 +56,17 @@ bool ordered(const Touch& touch) {  // before the running thread's present
     return found != others.end() && touch.slot < found->second.size() && found->second[touch.slot] >= touch.clock;
 }
 
+bool same_block(const Touch& one, const Touch& other) {
+    const unsigned per_block = state->launch->block_threads();
+    return one.cluster == other.cluster && one.slot / per_block == other.slot / per_block;
+}
+
+bool both_atomic(const Touch& one, const Touch& other) {
+    return one.kind & other.kind & ATOMIC && (!((one.kind | other.kind) & IN_BLOCK) || same_block(one, other));
+}
+
 bool races(const Touch& earlier, const Touch& now) {
-    return earlier.cluster && earlier.bytes & now.bytes && !(earlier.kind & now.kind & ATOMIC) && !ordered(earlier);
+    return earlier.cluster && earlier.bytes & now.bytes && !both_atomic(earlier, now) && !ordered(earlier);
 }
 
 bool is_agent(const Touch& touch) { return touch.slot >= state->launch->cluster_threads(); }
@@ -171,8 +180,27 @@ Cell& global_cell(uintptr_t half) {
     return (*last_page)[half % (PAGE_BYTES / 2)];
 }
 
+// A launch that may start early knows what the one in front left behind only after waiting for it: itself, or a thread
+// that it has heard from. Weights may be declared settled.
+void check_waited(const Access& access) {
+    const Request& request = state->launch->request;
+    Thread& own = *self();
+    if (!request.overlap || own.waited || access.address - request.library.start < request.library.bytes) return;
+    for (const Thread& thread : machine->threads)
+        if (thread.waited && own.clock.knows(thread.slot, thread.waited_at)) {
+            own.waited = true;
+            own.waited_at = own.clock.at[own.slot]++;
+            return;
+        }
+    for (const Range& weights : state->settled)
+        if (!access.write && access.address - weights.start < weights.bytes) return;
+    report(access.site, text("%s %s before wait_for_previous_launch: the launch in front may not have finished",
+                             access.write ? "writes" : "reads", memory_name(access.address).c_str()));
+}
+
 void access_global(const Access& access) {
     check_bounds(access);
+    check_waited(access);
     if (!state->unwritten.empty()) check_written(access);
     const uintptr_t end = access.address + access.bytes;
     for (uintptr_t half = access.address / 2; half <= (end - 1) / 2; ++half)
@@ -280,6 +308,10 @@ void begin_launch(const Launch& launch) {
         kept->unwritten.push_back(launch.request.unwritten[i]);
         kept->unwritten.back().start = launch.relocation->moved_to(kept->unwritten.back().start);
     }
+    for (uint32_t i = 0; i < launch.request.settled_count; ++i) {
+        kept->settled.push_back(launch.request.settled[i]);
+        kept->settled.back().start = launch.relocation->moved_to(kept->settled.back().start);
+    }
     state = kept.get();
 }
 
@@ -326,23 +358,65 @@ void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes) {
 
 }  // namespace checks
 
-// A fence and then an atomic publish what came before the fence; an atomic at the same address sees it.
-void atomic_access(void* address, unsigned bytes, Where where) {
-    using namespace checks;
-    access({reinterpret_cast<uintptr_t>(address), bytes, true, ATOMIC, site_of(where)});
-    auto& published = state->released[reinterpret_cast<uintptr_t>(address)];
-    Clock& clock = self()->clock;
+namespace checks {
+namespace {
+
+std::pair<uint32_t, uint32_t> own_block() { return {machine->cluster, self()->owner->rank}; }
+
+// What those who came to the address before have published, as far as an access of that scope can see it.
+Clock seen_at(uintptr_t address, Scope scope) {
+    Released& released = state->released[address];
     Clock seen;
-    for (auto& [cluster, counts] : published) (cluster == machine->cluster ? seen.at : seen.others[cluster]) = counts;
-    clock.join(seen);
-    const Clock& fenced = self()->fenced;
-    if (fenced.at.empty()) return;
+    if (const auto found = released.to_block.find(own_block()); found != released.to_block.end()) seen = found->second;
+    if (scope == Scope::block) return seen;
+    for (auto& [cluster, counts] : released.to_all) {
+        Clock one;
+        (cluster == machine->cluster ? one.at : one.others[cluster]) = counts;
+        seen.join(one);
+    }
+    return seen;
+}
+
+void publish_at(uintptr_t address, Scope scope) {
+    Released& released = state->released[address];
+    const Thread& thread = *self();
+    if (!thread.fenced_in_block.at.empty()) released.to_block[own_block()].join(thread.fenced_in_block);
+    if (scope == Scope::block || thread.fenced.at.empty()) return;
     Clock merged;
-    merged.at = published[machine->cluster];
-    merged.others = published;
-    merged.join(fenced);
-    published = merged.others;
-    published[machine->cluster] = merged.at;
+    merged.at = released.to_all[machine->cluster];
+    merged.others = released.to_all;
+    merged.join(thread.fenced);
+    released.to_all = merged.others;
+    released.to_all[machine->cluster] = merged.at;
+}
+
+}  // namespace
+
+// On the card a volatile access is a relaxed one of the widest scope: two of them do not race, and they order nothing
+// else unless there is a fence before the write and one after the read. In shared memory, where a barrier is what is
+// meant, it counts as any other.
+void volatile_access(const Access& access) {
+    for (const Block& block : machine->blocks)
+        if (access.address - reinterpret_cast<uintptr_t>(block.arena) < state->launch->layout.room_bytes)
+            return checks::access(access);
+    if (is_own(access.address)) return checks::access(access);
+    Access relaxed = access;
+    relaxed.kind = ATOMIC;
+    checks::access(relaxed);
+    if (access.write) publish_at(access.address, Scope::device);
+    else self()->observed.join(seen_at(access.address, Scope::device));
+}
+
+}  // namespace checks
+
+// A fence and then an atomic publish what came before the fence, to those whom both are meant for; an atomic at the same
+// address sees it.
+void atomic_access(void* pointer, unsigned bytes, Scope scope, Where where) {
+    using namespace checks;
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    access({address, bytes, true, uint8_t(scope == Scope::block ? ATOMIC | IN_BLOCK : ATOMIC), site_of(where)});
+    self()->clock.join(seen_at(address, scope));
+    publish_at(address, scope);
 }
 
 }  // namespace twin

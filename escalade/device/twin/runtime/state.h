@@ -50,14 +50,16 @@ struct Request {  // filled by launch.py, in this order
     uint32_t workers;       // operating-system threads
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
     uint32_t interruptible; // by SIGINT, whose handler is called as well
-    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count;
+    uint32_t overlap;       // may start before the launch in front has ended (programmatic dependent launch)
+    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, settled_count;
     void (*entry)(void**);
     void** parameters;
     const uint32_t* parameter_bytes;  // for the checks
     const Variable* variables;  // ascending
     const Range* buffers;       // ascending; none: any address is taken for one
     const Unwritten* unwritten;
-    Range library;  // the kernel's own code and constants
+    const Range* settled;  // weights that no launch in front writes
+    Range library;         // the kernel's own code and constants
 };
 
 // The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.
@@ -143,7 +145,10 @@ struct Thread : Place, Fiber {
     std::vector<uint32_t> proxy_fenced;  // all that it knew at the last of them
     Waiting waiting;
     Clock clock;
-    Clock fenced;  // as of its last __threadfence
+    Clock fenced, fenced_in_block;  // as of its last fence for the device, and for its block at least
+    Clock observed;                 // what volatile reads have shown it, which a fence makes it know
+    bool waited = false;            // for the launch in front (griddepcontrol.wait)
+    uint32_t waited_at = 0;         // its own count then
     std::vector<Where> barriers;  // of its block, that it has come to; kept only for the checks
     std::shared_ptr<const Bypass> bypass;
     const checks::Stray* stray = nullptr;  // the index outside an array that it has just computed

@@ -130,11 +130,11 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
     tell_global(load.map, load.at, load.taps, false, where);
     for (u32 target = 0; target < 32; ++target) {
         if (!(blocks >> target & 1)) continue;
-        if (target != own_rank()) visit(target, "a load", where);
+        check_present(target, "a load", where);
         Mbarrier& counted = barrier_at(barrier, target, "a load", where);
         check_initialised(counted, barrier, target, true, "a load", where);
         const Stamp stamp = arrival_stamp(counted);
-        visit(target, "a load", where, stamp);
+        visit(target, stamp, where);
         use_shared(target, destination, load.bytes, true, true, "a load", where, stamp);
         if (settings().late) std::memset(machine->blocks[target].arena + destination, POISON, load.bytes);
     }

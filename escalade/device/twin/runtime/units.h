@@ -138,9 +138,10 @@ void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, 
                 Stamp stamp = {});
 inline bool following() { return settings().late || checking(); }  // what has not been waited for
 
-// A thread touches the shared memory of another block, or an agent any block's: that block must have started, and may not
-// leave before.
-void visit(u32 rank, const char* what, Where where, Stamp stamp = {});
+// Ends the run if another block of the cluster may not have started, or has left.
+void check_present(u32 rank, const char* what, Where where);
+// The running thread touches the shared memory of another block, or an agent that of any: the block may not leave before.
+void visit(u32 rank, Stamp stamp, Where where);
 Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where);
 // Ends the run if the running thread cannot know that the barrier has been initialised; `asynchronous`: nor can the copy
 // engine.

@@ -3,6 +3,7 @@
 // wgmma.cpp).
 #pragma once
 
+#include "common/descriptors.cuh"
 #include "common/ptx.cuh"
 
 struct __align__(64) TensorMap { unsigned char opaque[128]; };  // encoded by tensor_map.py
@@ -170,11 +171,6 @@ void wgmma_wait(TWIN_WHERE) {
     twin::wait::warp_barrier(~0u, "wgmma.wait_group", where);
 }
 
-// A K-major operand in 128-byte-swizzled rows, its groups of 8 rows 1024 bytes apart.
-inline u64 operand_descriptor(u32 address) {
-    return u64((address & 0x3FFFF) >> 4) | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
-}
-
 template <size_t REGISTERS>
 void wgmma(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wgmma_issue(twin::Element::f16, d, 2 * REGISTERS, a, b, accumulate, where);
@@ -192,11 +188,6 @@ void wgmma_e4m3(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE)
     twin::wgmma_issue(twin::Element::e4m3, d, 2 * REGISTERS, a, b, accumulate, where);
 }
 
-// An MN-major operand in 128-byte-swizzled rows of 64, one for each k; the next 64 begin block_stride bytes further.
-inline u64 transposed_descriptor(u32 address, u32 block_stride) {
-    return u64((address & 0x3FFFF) >> 4) | u64(block_stride >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
-}
-
 #define TWIN_TRANSPOSED(NAME, ELEMENT, ROWS, COLUMNS) \
     template <size_t REGISTERS> \
     void NAME(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) { \
@@ -211,10 +202,6 @@ TWIN_TRANSPOSED(wgmma_bf16_columns_transposed, bf16, false, true)
 #undef TWIN_TRANSPOSED
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
-
-inline u64 overlapping_descriptor(u32 address, u32 k_stride, u32 row_stride) {
-    return u64((address & 0x3FFFF) >> 4) | u64(k_stride >> 4) << 16 | u64(row_stride >> 4) << 32;
-}
 
 template <size_t REGISTERS>
 void wgmma_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {

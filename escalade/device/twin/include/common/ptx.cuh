@@ -17,6 +17,7 @@ namespace twin {
 void copy_async(u32 shared, const void* global, u32 bytes, bool inside, Where where);
 void copy_async_close_group();
 void copy_async_wait_groups(u32 pending);
+void wait_for_launch_in_front();
 
 enum class Element { f16, bf16, tf32, e4m3 };
 
@@ -189,12 +190,12 @@ inline int thread_number() { return static_cast<int>(threadIdx.x); }
 inline int anew(int value) { return value; }
 
 inline u32 take_ticket(u32* count, u32 blocks, TWIN_WHERE) {
-    twin::fence();
+    twin::fence(twin::Scope::device);
     return atomicInc(count, blocks - 1, where);
 }
 
 // ------------------------------------------------------------------ programmatic dependent launch
 
-// Launches run one after another here, so what the one before has written is always there.
-inline void wait_for_previous_launch() {}
+// Launches run one after another here, so what the one before has written is always there; the checks look who waits.
+inline void wait_for_previous_launch() { twin::wait_for_launch_in_front(); }
 inline void let_next_launch_start() {}
