@@ -59,9 +59,10 @@ void registers::begin(const Fragment& fragment, const u32* rows) {
     }
     for (int i = 0; i < fragment.registers && !follows_another; ++i) {
         const u32* word = machine->stacks.touched(reinterpret_cast<uintptr_t>(fragment.d + i));
-        if (word && *word >= unit.wgmma_fence && !(*word & IN_FLIGHT))
+        const bool untouched = __builtin_bit_cast(u32, fragment.d[i]) == UNTOUCHED;
+        if (word && *word >= unit.wgmma_fence && !(*word & IN_FLIGHT) && !untouched)
             fail(fragment.where, "accumulator register %d was read or written after the last wgmma.fence", i);
-        if (fragment.accumulate && __builtin_bit_cast(u32, fragment.d[i]) == UNTOUCHED)
+        if (fragment.accumulate && untouched)
             fail(fragment.where, "adds to accumulator register %d, which nothing wrote", i);
     }
     for (int i = 0; i < ROWS_REGISTERS && rows; ++i) {
