@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import pytest
 import torch
 
-from escalade.device.twin import Order, TwinError, build
+from escalade.device.program import KERNELS
+from escalade.device.twin import Order, TwinError, build, toolchain
 from escalade.device.twin.tensor_map import encode_tiled
 from tests.device.twin.support import ORDERS
 
@@ -51,16 +53,18 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
     float sums[32], spoiled = 0.f;
     for (int step = 0; step < steps; ++step) {
         const int stage = step % 2, round = step / 2;
-        if (mistake != NO_FULL_WAIT && !(mistake == SAME_PARITY && step == 2)) barrier_wait(full + 8 * stage, round & 1);
-        else if (mistake == SAME_PARITY) barrier_wait(full + 8 * stage, 0);
+        if (mistake != NO_FULL_WAIT)
+            barrier_wait(full + 8 * stage, mistake == SAME_PARITY && step == 2 ? 0 : round & 1);
         if (mistake == CLEARED_BEFORE_FENCE)
             for (float& sum : sums) if (!step) sum = 0.f;
         if (mistake != NO_WGMMA_FENCE && !(mistake == NO_SECOND_FENCE && step)) wgmma_fence();
         if (mistake == CLEARED_AFTER_FENCE)
             for (float& sum : sums) sum = 0.f;
-        u64 rows = operand_descriptor(tiles + stage * STAGE), columns = operand_descriptor(tiles + stage * STAGE + PANEL);
+        u64 rows = operand_descriptor(tiles + stage * STAGE);
+        u64 columns = operand_descriptor(tiles + stage * STAGE + PANEL);
         if (mistake == LEADING_OFFSET) rows += u64(63) << 16;
         if (mistake == RESERVED_BITS) rows |= u64(1) << 14;
+        if (mistake == STRIDE) columns -= u64(512 >> 4) << 32;
         for (int k = 0; k < 4; ++k)
             wgmma(sums, rows + 2 * k, columns + 2 * k,
                   mistake == NEVER_CLEARED || mistake == CLEARED_BEFORE_FENCE || step || k);
@@ -138,11 +142,12 @@ MISTAKES = {
     "NO_STORE_WAIT": "may still read shared memory",
     "RESULT_READ": "under way",
 }
+WRONG = ("STRIDE",)  # nothing to report, but another result
 FINE = (
     *("NONE", "FENCED_BY_PROXY", "CLEARED_BEFORE_FENCE", "PROXY_FENCE_OF_THE_COPIER"),
     *("SOURCE_WRITTEN_AFTER_WAIT", "WHOLE_WAIT"),
 )
-NAMES = ("NONE", *MISTAKES, *FINE[1:])
+NAMES = ("NONE", *MISTAKES, *WRONG, *FINE[1:])
 
 
 class _Map(ctypes.Structure):
@@ -178,6 +183,20 @@ def test_a_product_with_a_mistake_is_reported_in_every_order(mistake: str) -> No
     for order in ORDERS:
         with pytest.raises(TwinError, match=MISTAKES[mistake]):
             _multiply(mistake, order)
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_descriptor_leads_to_where_it_says(mistake: str) -> None:
+    with pytest.raises(AssertionError, match="not close"):
+        _multiply(mistake, Order())
+
+
+def test_descriptors_are_those_of_the_kernels() -> None:
+    """A mistake in them then shows on the twin."""
+    names = re.findall(r"u64 (\w+)\(", (KERNELS / "common" / "descriptors.cuh").read_text())
+    assert len(names) == 3
+    for file in (toolchain.STAND_INS / "common").glob("*.cuh"):
+        assert not [name for name in names if name in file.read_text()]
 
 
 # ---------------------------------------------------------------- clusters
@@ -261,7 +280,8 @@ def test_blocks_of_a_cluster_that_do_not_are_reported_in_every_order(mistake: st
 # Warps meet at barrier `id`; those from `boundary` on come with other_id and other_count.
 MEETING = r"""
 #include "common/hopper.cuh"
-extern "C" __global__ void meeting(float* y, int boundary, int id, int count, int other_id, int other_count, int rounds) {
+extern "C" __global__ void meeting(float* y, int boundary, int id, int count, int other_id, int other_count,
+                                   int rounds) {
     __shared__ float tile[128];
     tile[threadIdx.x] = threadIdx.x;
     for (int round = 0; round < rounds; ++round) {

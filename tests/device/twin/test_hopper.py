@@ -11,7 +11,7 @@ import torch
 from escalade.device.twin import Order, TwinError, build
 from escalade.device.twin.tensor_map import encode_im2col, encode_tiled
 from escalade.errors import UnsupportedError
-from tests.device.twin.support import ORDERS, planted
+from tests.device.twin.support import ORDERS, launch, planted
 
 # d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth a stage.
 PRODUCT = r"""
@@ -291,6 +291,41 @@ def test_products_of_one_transposed_operand(prefix: str, storage: torch.dtype, w
     torch.testing.assert_close(d.double(), a.double() @ b.double().T, rtol=1e-5, atol=1e-5)
 
 
+# d[64][32] = a[64][16] * b[32][16]^T without a swizzle: 8 rows of 8 elements one behind another, the second 8 elements
+# GAP bytes further, the next 8 rows 128 bytes.
+UNSWIZZLED = r"""
+#include "common/hopper.cuh"
+constexpr u32 GAP = 1280;
+__device__ void put(unsigned char* panel, const u16* from, int rows) {
+    for (int i = threadIdx.x; i < rows * 16; i += 128)
+        *reinterpret_cast<u16*>(panel + i % 16 / 8 * GAP + i / 16 / 8 * 128 + i / 16 % 8 * 16 + i % 8 * 2) = from[i];
+}
+extern "C" __global__ void panel(const u16* a, const u16* b, float* d) {
+    __shared__ __align__(128) unsigned char rows[2 * GAP], columns[2 * GAP];
+    put(rows, a, 64);
+    put(columns, b, 32);
+    fence_async_proxy();
+    __syncthreads();
+    float sums[16];
+    wgmma_fence();
+    wgmma(sums, overlapping_descriptor(shared_address(rows), GAP, 128),
+          overlapping_descriptor(shared_address(columns), GAP, 128), 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < 16; ++i)
+        d[(16 * warp + 8 * (i / 2 % 2) + lane / 4) * 32 + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sums[i];
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS[::2], ids=str)
+def test_products_of_operands_without_a_swizzle(order: Order) -> None:
+    a, b, d = torch.randn(64, 16).half(), torch.randn(32, 16).half(), torch.full((64, 32), float("nan"))
+    launch(build(UNSWIZZLED, "panel", checks=True), 1, 128, (a, b, d), order=order)
+    torch.testing.assert_close(d.double(), a.double() @ b.double().T, rtol=1e-5, atol=1e-5)
+
+
 CLUSTER = r"""
 #include "common/hopper.cuh"
 extern "C" __global__ void exchange(const float4* x, float4* y) {
@@ -363,7 +398,8 @@ def test_blocks_push_into_each_others_shared_memory(order: Order, blocks: int) -
         (("barrier_init(address, 1);\n        barrier_expect(address, 32 * 16);", ""), False, "no mbarrier"),
         (("push_cluster(own,", "push_cluster(own + 4,"), False, "no multiple of 16"),
         (("(cluster_rank() + 1) % cluster_size()", "4"), False, "cluster of 4"),
-        (("cluster_wait();", "cluster_wait();\n    if (cluster_rank() == 1) return;"), False, "have returned|none of its threads waited"),
+        (("cluster_wait();", "cluster_wait();\n    if (cluster_rank() == 1) return;"), False,
+         "have returned|none of its threads waited"),
     ],
 )  # fmt: skip
 def test_what_can_go_wrong_with_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
 from escalade.device.run import Executable, TwinOptions
-from escalade.device.program import Program
 from escalade.device.twin import Order, TwinError, build
 from escalade.errors import LaunchError
 from escalade.ops.linear import Linear, LinearProblem
@@ -179,7 +179,9 @@ def _linear(edit: tuple[str, str] | None, settled: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_recipe_tells_the_twin_what_may_be_read_early(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_tells_the_twin_what_may_be_read_early(
+    settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _linear(None, settled, monkeypatch)
 
 

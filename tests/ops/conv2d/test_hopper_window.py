@@ -90,13 +90,19 @@ def test_stages_and_panels_are_reused_without_a_race(stages: int, residual: bool
 
 
 BUGS = {
-    "no wait for a full stage": ("        ring.wait_full();\n", "is in flight|under way|nothing wrote|disagree"),
+    "no wait for a full stage": (
+        "        ring.wait_full();\n",
+        "is in flight|under way|nothing wrote|disagree",
+    ),
     "no wait for an empty stage": ("        ring.wait_empty();\n", "more arrivals"),
     "no wait for the weights": (
         "        barrier_wait(memory.weights_full + r * 8, 0);",
         "is in flight|under way|nothing wrote",
     ),
-    "no wait for the products": ("        wgmma_wait<0>();\n", "still has to read|not waited for|nobody has waited"),
+    "no wait for the products": (
+        "        wgmma_wait<0>();\n",
+        "still has to read|not waited for|nobody has waited",
+    ),
     "no turns": (
         "        turns.wait();\n",
         "is in flight|under way|nothing wrote|more arrivals|still has to read",
