@@ -174,7 +174,7 @@ class Depthwise(Conv2dRung):
             Program.of("conv2d/depthwise.cu", "conv2d_depthwise", constants),
             (config.blocks(p), 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(), arguments.shape(p), Settled()),
+            (*arguments.tensors(), arguments.shape(p), Settled(("weight", "bias"))),
             overlap=True,
         )
         return Recipe((call,))

@@ -283,11 +283,18 @@ class Persistent(ChainRung):
             "VECTOR_IN": widest_vector(p.dtype, p.layers[0].features),
             "VECTOR_OUT": widest_vector(p.dtype, p.outputs),
         }
+        parameters = chain.parameters(p)
         call = KernelCall(
             Program.of("mlp/persistent.cu", "mlp_persistent", constants),
             (min(SMS, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
             (config.teams * config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), p.batch, Settled(), *chain.parameters(p)),
+            (
+                Buffer("x"),
+                Buffer("y"),
+                p.batch,
+                Settled(tuple(parameter.name for parameter in parameters)),
+                *parameters,
+            ),
             shared_bytes=planned.shared_bytes,
             overlap=True,
         )

@@ -55,7 +55,7 @@ void fence(Scope scope) {
 
 void wait_for_launch_in_front() {
     if (!checking()) return;
-    self()->waited = true;
+    machine->launch->waited = self()->waited = true;
     self()->waited_at = self()->clock.at[self()->slot]++;
 }
 

@@ -291,6 +291,9 @@ std::string run(const Request& request, Relocation* relocation) {
     work(launch);
     for (std::thread& helper : helpers) helper.join();
     if (request.checks) checks::end_launch();
+    // One that nobody waits in may end before the launch in front, and the launch behind waits for it alone.
+    if (request.checks && request.overlap && launch.error.empty() && !launch.waited)
+        launch.error = "no thread called wait_for_previous_launch, in a launch that overlaps the one in front";
     return launch.error;
 }
 

@@ -83,6 +83,7 @@ struct Launch {
     std::vector<uint32_t> order;  // of clusters
     std::atomic<size_t> next{0};
     std::atomic<bool> failed{false};
+    bool waited = false;  // a thread did, for the launch in front; kept only for the checks
     const int interrupts = faults::interrupts();
     Relocation* relocation = nullptr;  // only with checks
     std::mutex mutex;
