@@ -123,7 +123,8 @@ class _Variable(ctypes.Structure):
 
 _COUNTS = (
     *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible", "overlap"),
-    *("variable_count", "static_bytes", "buffer_count", "parameter_count", "unwritten_count", "settled_count"),
+    *("variable_count", "static_bytes", "buffer_count", "parameter_count"),
+    *("unwritten_count", "settled_count"),
 )
 
 
@@ -186,9 +187,8 @@ class TwinKernel:
         touch. A kernel built with checks is held to them, and to write what is `unwritten` before it reads it; it
         runs on copies of them that lie far apart, and if it fails they are as they were before. With `overlap` it
         may start before the launch in front has finished, so with checks it has to wait for that before it touches
-        any of them, but for reading those that are `settled`. A kernel that
-        computes for `limit_s` seconds without one of its threads returning is taken to have no end; None stands for
-        `limit()`, 0 for no limit.
+        any of them, but for reading those that are `settled`. A kernel that computes for `limit_s` seconds without
+        one of its threads returning is taken to have no end; None stands for `limit()`, 0 for no limit.
         """
         if not all(grid):
             raise LaunchError(
