@@ -15,14 +15,21 @@ from escalade.device.twin import assembly, elf, prefix, toolchain
 SCHEMA = "twin 1"
 RUNTIME_NAME = "escalade-twin.so"
 _WAITS = "twin_waits"
+_UNSET = "twin_unset"
+USUALLY_UNSET = "pattern"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def kernel_library(
-    source: str, entry: str, name: str, checks: bool = False, sanitize: bool = False
+    source: str,
+    entry: str,
+    name: str,
+    checks: bool = False,
+    sanitize: bool = False,
+    unset: str = USUALLY_UNSET,
 ) -> pathlib.Path:
     """The shared library of one kernel, from the cache if it was built before."""
-    options = toolchain.kernel_options(checks, sanitize)
+    options = toolchain.kernel_options(checks, sanitize, unset)
     key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
 
     def make(path: pathlib.Path) -> None:
@@ -34,23 +41,33 @@ def kernel_library(
         # The runtime, if it is not there yet, is built while g++ works on the kernel.
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
-            prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), f"{entry} of {name}")
+            what = f"{entry} of {name}"
+            usual = unset == USUALLY_UNSET
+            warnings = prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), what, usual)
             compiled = text.read_text()
-            text.write_text(assembly.prepare(compiled, checks) + _flag(assembly.can_wait(compiled)))
+            flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
+            text.write_text(assembly.prepare(compiled, checks) + flags)
             toolchain.run([*linking, library.result()], f"the assembly of {entry}")
         text.unlink()
 
     return default_cache().file(key, ".so", make)
 
 
-def _flag(waits: bool) -> str:
-    """Whether the kernel needs fibers, as an absolute symbol: the loader reads it from the file."""
-    return f"\t.globl\t{_WAITS}\n\t.set\t{_WAITS}, {int(waits)}\n"
+def _flag(name: str, value: bool) -> str:
+    """Something about the kernel, as an absolute symbol: the loader reads it from the file."""
+    return f"\t.globl\t{name}\n\t.set\t{name}, {int(value)}\n"
 
 
 def waits(library: pathlib.Path) -> bool:
+    """Whether the kernel needs fibers."""
     symbol = elf.read(library).symbol(_WAITS)
     return symbol is None or bool(symbol.value)
+
+
+def may_read_unset(library: pathlib.Path) -> bool:
+    """Whether g++ warned of a variable that may be read before it is set; it often warns where all is well."""
+    symbol = elf.read(library).symbol(_UNSET)
+    return symbol is not None and bool(symbol.value)
 
 
 @cache

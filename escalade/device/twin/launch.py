@@ -8,14 +8,14 @@ import pathlib
 import re
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from escalade import outside
 from escalade.device.twin import elf, toolchain
-from escalade.device.twin.build import kernel_library, runtime_library, waits
+from escalade.device.twin.build import kernel_library, may_read_unset, runtime_library, waits
 from escalade.errors import CompileError, LaunchError, TwinError
 
 Size3 = tuple[int, int, int]
@@ -61,6 +61,8 @@ class AccessStatistics:
         )
 
 
+_UNSET_BITS = b"\xfe\xfe"  # of g++'s -ftrivial-auto-var-init=pattern; in a float -1.7e38
+_USUAL_BYTES = bytes(byte for byte in range(256) if byte & 0x70 != 0x70)  # the highest of floats below 1e29
 LIMIT_VARIABLE = "ESCALADE_TWIN_LIMIT"
 _LIMIT_S = 120.0
 _LONGEST_LIMIT_S = 4e6
@@ -147,7 +149,11 @@ class _Request(ctypes.Structure):
 class TwinKernel:
     """A kernel on the CPU. Made by `escalade.device.twin.build`."""
 
-    def __init__(self, path: pathlib.Path, entry: str, checks: bool) -> None:
+    def __init__(
+        self, path: pathlib.Path, entry: str, checks: bool, zeroed: Callable[[], TwinKernel] | None = None
+    ) -> None:
+        self._zeroed = zeroed  # the same kernel, where variables that are never set hold zeros
+        self._may_read_unset = may_read_unset(path)
         self.path = path
         self.entry = entry
         self.checks = checks
@@ -225,11 +231,58 @@ class TwinKernel:
             (_Range * max(1, len(settled)))(*(_Range(*each, 0) for each in settled)),
             _Range(self._base, self._elf.loaded_bytes),
         )
+        before = contents(buffers) if self._zeroed else []
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
         if report:
             raise TwinError(f"{self.entry}: {self.source_places(report)}")
         if self.checks:
             self._statistics = self._take(self._runtime.twin_statistics())
+        if self._zeroed and self._suspects(before, contents(buffers)):
+            again = partial(
+                *(self._zeroed().launch, grid, block, arguments),
+                shared_bytes=shared_bytes,
+                cluster=cluster,
+                order=order,
+                buffers=buffers,
+                limit_s=limit_s,
+            )
+            self._compare_unset(again, buffers, before)
+
+    def _suspects(self, before: Sequence[bytes], after: Sequence[bytes]) -> bool:
+        """Whether it is worth a second launch: g++ warned, or results look as if they came of unset variables."""
+        return self._may_read_unset or any(
+            new != old and _strangeness(new) > _strangeness(old)
+            for old, new in zip(before, after, strict=True)
+        )
+
+    def _compare_unset(
+        self, again: Callable[[], None], buffers: Sequence[tuple[int, int]], before: Sequence[bytes]
+    ) -> None:
+        """Raises TwinError if results depend on what is in variables that the kernel never set."""
+        first = contents(buffers)
+        _put(buffers, before)
+        try:
+            again()
+        except TwinError as error:
+            raise TwinError(
+                f"{self.entry} reads a variable that it never set; where that holds zeros: {error}"
+            ) from error
+        second = contents(buffers)
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            if one != other:
+                at = next(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+                place = self.place_of_writer(buffers[index][0] + at)
+                _put(buffers, before)
+                raise TwinError(
+                    f"{self.entry}: {place}: writes byte {at} of buffer {index}, "
+                    "which depends on a variable that was never set"
+                )
+        _put(buffers, first)
+
+    def place_of_writer(self, address: int) -> str:
+        """The line of the store that came last to an address, in the last checked launch of this process."""
+        kernel = self._zeroed() if self._zeroed else self
+        return kernel.source_places(kernel._take(self._runtime.twin_writer(address)))
 
     def constant(self, name: str) -> tuple[int, int]:
         """Address and bytes of a `__constant__` variable, so that the host can fill it."""
@@ -304,6 +357,22 @@ def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
     return {offset: places.get(int(offset, 16), offset) for offset in offsets}
 
 
+def contents(buffers: Sequence[tuple[int, int]]) -> list[bytes]:
+    return [ctypes.string_at(address, size) for address, size in buffers]
+
+
+def _strangeness(data: bytes) -> int:
+    """How many places hold the bits of unset variables, or floats as large as those and what is made of them."""
+    return data.count(_UNSET_BITS) + len(data[3::4].translate(None, _USUAL_BYTES))
+
+
+def _put(buffers: Sequence[tuple[int, int]], values: Sequence[bytes]) -> None:
+    """Only where there is something else: what a kernel only reads need not be writable."""
+    for (address, size), value in zip(buffers, values, strict=True):
+        if ctypes.string_at(address, size) != value:
+            ctypes.memmove(address, value, size)
+
+
 def _short(place: str) -> str:
     """Without the compiler's working folder."""
     return re.sub(r"^.*/twin-[^/]*/", "", place)
@@ -326,7 +395,9 @@ def plain_name(mangled: str) -> str:
 def _runtime() -> ctypes.CDLL:
     """Loaded once: a second copy would have a running thread of its own, which kernels know nothing of."""
     library = ctypes.CDLL(str(runtime_library()))
-    library.twin_launch.restype = library.twin_statistics.restype = ctypes.c_void_p
+    for function in (library.twin_launch, library.twin_statistics, library.twin_writer):
+        function.restype = ctypes.c_void_p
+    library.twin_writer.argtypes = [ctypes.c_size_t]
     library.twin_unwritten.restype = ctypes.c_uint64
     library.twin_unwritten.argtypes = [ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
     library.twin_free.argtypes = [ctypes.c_void_p]
@@ -346,5 +417,13 @@ def build(source: str, entry: str, *, name: str = "kernel.cu", checks: bool = Fa
         raise CompileError(f"{name} does not define {entry}")
     path = kernel_library(source, entry, name, checks)
     if path not in _kernels:
-        _kernels[path] = TwinKernel(path, entry, checks)
+        zeroed = partial(_zeroed, source, entry, name) if checks else None
+        _kernels[path] = TwinKernel(path, entry, checks, zeroed)
+    return _kernels[path]
+
+
+def _zeroed(source: str, entry: str, name: str) -> TwinKernel:
+    path = kernel_library(source, entry, name, checks=True, unset="zero")
+    if path not in _kernels:
+        _kernels[path] = TwinKernel(path, entry, checks=True)
     return _kernels[path]

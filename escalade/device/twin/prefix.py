@@ -34,22 +34,32 @@ def text(source: str) -> str:
 
 
 def compile_to_assembly(
-    source: str, file: str, result: pathlib.Path, options: Sequence[str], interface: str, what: str
-) -> None:
-    """One run of g++ over `source`, which it knows as `file`; `interface` stands for what the headers say."""
+    source: str,
+    file: str,
+    result: pathlib.Path,
+    options: Sequence[str],
+    interface: str,
+    what: str,
+    precompiled: bool = True,
+) -> str:
+    """One run of g++ over `source`, which it knows as `file`, and its warnings.
+
+    `interface` stands for what the headers say; what is made once need not have them `precompiled`.
+    """
     begin = text(source)
     files = {file: source, FILE: begin}
     command: list[str | pathlib.Path] = [*options, "-include", FILE, "-x", "c++", "-S", "-o", result, file]
     key = cache_key(interface, begin, repr(options))
-    compiled = _compiled(key, begin, options)
+    compiled = _compiled(key, begin, options) if precompiled else None
     if compiled:
         try:
             return toolchain.run(command, what, files, {f"{FILE}.gch": compiled})
         except CompileError:
             pass  # The source is wrong, most likely: then the plain way says so too.
-    toolchain.run(command, what, files)
+    warnings = toolchain.run(command, what, files)
     if compiled:  # g++ took the text and not what it made of it
         _made[key] = None
+    return warnings
 
 
 def _compiled(key: str, begin: str, options: Sequence[str]) -> pathlib.Path | None:

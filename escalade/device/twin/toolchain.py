@@ -59,8 +59,11 @@ def runtime_options() -> tuple[str, ...]:
     return (*_COMMON, "-O2", "-g1", *_includes())
 
 
-def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, ...]:
-    """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h)."""
+def kernel_options(checks: bool = False, sanitize: bool = False, unset: str = "pattern") -> tuple[str, ...]:
+    """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h).
+
+    With checks, variables that are not set have the bits of `unset`: "pattern" or "zero".
+    """
     options = [
         *_COMMON,
         "-O1",  # a quarter less of g++'s time than with -O2, and kernels run no longer: the runtime is most of it
@@ -83,8 +86,8 @@ def kernel_options(checks: bool = False, sanitize: bool = False) -> tuple[str, .
         options += ["-fno-elide-constructors", "-fno-ipa-sra"]
         # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
         options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
-        # What a kernel leaves unset is known by its bits (runtime/registers.cpp).
-        options += ["-ftrivial-auto-var-init=pattern"]
+        # What a kernel leaves unset is known by its bits (runtime/registers.cpp, launch.py).
+        options += [f"-ftrivial-auto-var-init={unset}", "-Wuninitialized", "-Wmaybe-uninitialized"]
     # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
     options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:
@@ -108,8 +111,8 @@ def run(
     what: str,
     sources: Mapping[str, str] | None = None,
     links: Mapping[str, pathlib.Path] | None = None,
-) -> None:
-    """One run of g++ in a folder that holds `sources`, and `links` to other files, and nothing else.
+) -> str:
+    """One run of g++ in a folder that holds `sources`, and `links` to other files, and nothing else; its warnings.
 
     So quoted includes are looked up on the include path only, as NVRTC does.
     """
@@ -126,6 +129,7 @@ def run(
         if full:
             raise OSError(full, os.strerror(full))
         raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
+    return done.stderr
 
 
 def nvidia_headers() -> pathlib.Path:

@@ -92,7 +92,7 @@ extern State* state;
 Site site_of(Where where);
 std::string place(Site site);
 std::string memory_name(uintptr_t address);  // "byte 4 of buffer 1"
-bool is_written(uintptr_t address);          // by this launch
+const Touch* written_by(uintptr_t address);  // the last in this launch; null: nobody
 [[noreturn]] void report(Site site, const std::string& message);
 void access(const Access& access);
 void check_written(const Access& access);  // unwritten.cpp

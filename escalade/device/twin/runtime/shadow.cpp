@@ -256,11 +256,12 @@ std::string near_buffer(uintptr_t address, uint32_t bytes) {
     return text("0x%zx is near none of them", size_t(address));
 }
 
-bool is_written(uintptr_t address) {
+const Touch* written_by(uintptr_t address) {
     const auto page = state->pages.find(address / PAGE_BYTES);
-    if (page == state->pages.end()) return false;
+    if (page == state->pages.end()) return nullptr;
     const Cell& cell = (*page->second)[address / 2 % (PAGE_BYTES / 2)];
-    return (cell.halves ? cell.halves[address % 2] : cell).written.cluster;
+    const Touch& written = (cell.halves ? cell.halves[address % 2] : cell).written;
+    return written.cluster ? &written : nullptr;
 }
 
 Site site_of(Where where) {

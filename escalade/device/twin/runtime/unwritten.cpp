@@ -21,17 +21,29 @@ void check_written(const Access& access) {
 
 namespace twin {
 
+namespace {
+
+uintptr_t moved_to(uintptr_t address) {
+    for (const Relocation::Move& move : checks::state->moves)
+        if (address - move.from < move.bytes) return address - move.from + move.to;
+    return address;
+}
+
+}  // namespace
+
+// Where the last launch wrote that byte; the caller frees it.
+extern "C" char* twin_writer(uintptr_t address) {
+    const checks::Touch* writer = checks::state ? checks::written_by(moved_to(address)) : nullptr;
+    return strdup(writer ? checks::place(writer->site).c_str() : "somewhere");
+}
+
 // The first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
 extern "C" uint64_t twin_unwritten(uintptr_t start, uint64_t bytes, uint64_t from) {
     using namespace checks;
     if (!state) return from;
-    for (const Relocation::Move& move : state->moves)
-        if (start - move.from < move.bytes) {
-            start = start - move.from + move.to;
-            break;
-        }
+    start = moved_to(start);
     for (; from < bytes; ++from)
-        if (!is_written(start + from)) return from;
+        if (!written_by(start + from)) return from;
     return bytes;
 }
 

@@ -1,0 +1,78 @@
+"""Variables that a kernel reads before it sets them: reported where a result depends on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.device.cache import default_cache
+from escalade.device.twin import build
+from tests.device.twin.support import launch, planted, report_of
+
+SOURCE = r"""
+struct Pair { float first, second; };
+extern "C" __global__ void unset(const float* x, float* y, int* counts, signed char* bytes, int some) {
+    const int i = threadIdx.x;
+    float sum = 0.f, best = -1e30f, terms[4] = {};
+    int count = 0;
+    Pair pair{};
+    for (int j = 0; j < some; ++j) {
+        sum += x[j];
+        best = fmaxf(best, x[j] - 2.f);
+        terms[j] = x[j];
+        if (x[j] > 0.5f) ++count;
+    }
+    pair.first = sum;
+    y[i] = sum + best + terms[0] * terms[3] + pair.first * 3.f + pair.second;
+    counts[i] = count + 1;
+    bytes[i] = (signed char)(count + 1);
+}
+"""
+BUGS = {
+    "a sum": ("float sum = 0.f,", "float sum,"),
+    "a maximum": ("best = -1e30f,", "best,"),
+    "one of an array": ("terms[4] = {}", "terms[4]"),
+    "a counter": ("int count = 0;", "int count;"),
+    "a member": ("Pair pair{};", "Pair pair;"),
+}
+
+
+def _tensors() -> tuple[torch.Tensor, ...]:
+    x = torch.rand(4)
+    return x, torch.zeros(32), torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int8)
+
+
+def test_a_kernel_that_sets_all_it_reads_passes_and_is_built_once() -> None:
+    x, y, counts, bytes_ = _tensors()
+    kernel = build(SOURCE, "unset", checks=True)
+    made = default_cache().misses
+    launch(kernel, 1, 32, (x, y, counts, bytes_, 3))
+    assert default_cache().misses == made
+    assert counts.tolist() == [int((x[:3] > 0.5).sum()) + 1] * 32
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_result_of_a_variable_that_was_never_set_is_reported(bug: str) -> None:
+    values = _tensors()
+    report = report_of(planted(SOURCE, BUGS[bug]), "unset", 1, 32, (*values, 3))
+    assert "which depends on a variable that was never set" in report and "unset: kernel.cu:1" in report
+    assert not any(tensor.any() for tensor in values[1:])
+
+
+def test_a_variable_that_no_result_depends_on_is_left_alone() -> None:
+    """g++ warns of it, and of many that are always set in time; so its word is not enough."""
+    source = planted(SOURCE, ("int count = 0;", "int other; if (some > 1) other = some; int count = 0;"))
+    source = planted(
+        source, ("counts[i] = count + 1;", "counts[i] = count + 1 + (some > 1 ? other : 0) - some;")
+    )
+    x, y, counts, bytes_ = _tensors()
+    launch(build(source, "unset", checks=True), 1, 32, (x, y, counts, bytes_, 3))
+    assert counts.tolist() == [int((x[:3] > 0.5).sum()) + 1] * 32
+
+
+def test_results_with_the_same_bits_are_no_report() -> None:
+    """-2 in every byte: what unset variables hold, and a result like any other."""
+    source = r"""extern "C" __global__ void twos(signed char* y) { y[threadIdx.x] = -2; }"""
+    y = torch.zeros(32, dtype=torch.int8)
+    launch(build(source, "twos", checks=True), 1, 32, (y,))
+    assert y.eq(-2).all()
