@@ -16,7 +16,6 @@ SCHEMA = "twin 1"
 RUNTIME_NAME = "escalade-twin.so"
 _WAITS = "twin_waits"
 _UNSET = "twin_unset"
-USUALLY_UNSET = "pattern"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
@@ -26,10 +25,13 @@ def kernel_library(
     name: str,
     checks: bool = False,
     sanitize: bool = False,
-    unset: str = USUALLY_UNSET,
+    zeroed: bool = False,
 ) -> pathlib.Path:
-    """The shared library of one kernel, from the cache if it was built before."""
-    options = toolchain.kernel_options(checks, sanitize, unset)
+    """The shared library of one kernel, from the cache if it was built before.
+
+    With `zeroed`, variables that are not set hold zeros, else, with checks, g++'s pattern.
+    """
+    options = toolchain.kernel_options(checks, sanitize, zeroed)
     key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
 
     def make(path: pathlib.Path) -> None:
@@ -42,8 +44,7 @@ def kernel_library(
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
             what = f"{entry} of {name}"
-            usual = unset == USUALLY_UNSET
-            warnings = prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), what, usual)
+            warnings = prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), what, not zeroed)
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
             text.write_text(assembly.prepare(compiled, checks) + flags)

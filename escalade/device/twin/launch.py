@@ -239,7 +239,10 @@ class TwinKernel:
             self._statistics = self._take(self._runtime.twin_statistics())
         if self._zeroed and self._suspects(before, contents(buffers)):
             again = partial(
-                *(self._zeroed().launch, grid, block, arguments),
+                self._zeroed().launch,
+                grid,
+                block,
+                arguments,
                 shared_bytes=shared_bytes,
                 cluster=cluster,
                 order=order,
@@ -423,7 +426,7 @@ def build(source: str, entry: str, *, name: str = "kernel.cu", checks: bool = Fa
 
 
 def _zeroed(source: str, entry: str, name: str) -> TwinKernel:
-    path = kernel_library(source, entry, name, checks=True, unset="zero")
+    path = kernel_library(source, entry, name, checks=True, zeroed=True)
     if path not in _kernels:
         _kernels[path] = TwinKernel(path, entry, checks=True)
     return _kernels[path]

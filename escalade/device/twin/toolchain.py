@@ -59,10 +59,10 @@ def runtime_options() -> tuple[str, ...]:
     return (*_COMMON, "-O2", "-g1", *_includes())
 
 
-def kernel_options(checks: bool = False, sanitize: bool = False, unset: str = "pattern") -> tuple[str, ...]:
+def kernel_options(checks: bool = False, sanitize: bool = False, zeroed: bool = False) -> tuple[str, ...]:
     """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h).
 
-    With checks, variables that are not set have the bits of `unset`: "pattern" or "zero".
+    With checks, variables that are not set hold a pattern, or zeros if `zeroed`.
     """
     options = [
         *_COMMON,
@@ -87,7 +87,8 @@ def kernel_options(checks: bool = False, sanitize: bool = False, unset: str = "p
         # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
         options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
         # What a kernel leaves unset is known by its bits (runtime/registers.cpp, launch.py).
-        options += [f"-ftrivial-auto-var-init={unset}", "-Wuninitialized", "-Wmaybe-uninitialized"]
+        options += [f"-ftrivial-auto-var-init={'zero' if zeroed else 'pattern'}"]
+        options += ["-Wuninitialized", "-Wmaybe-uninitialized"]
     # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
     options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:

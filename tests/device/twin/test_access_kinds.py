@@ -58,8 +58,8 @@ struct Wrapped {{ __half value; Three others[2]; }};
 template <class T> struct Holder {{ T value; }};
 // Neither is inlined, and g++ cannot see what they do.
 template <class T> __noinline__ __device__ T made(int v) {{
-    T value;
-    asm("" : "=m"(value) : "r"(v));
+    T value = T();
+    asm("" : "+m"(value) : "r"(v));
     return value;
 }}
 template <class T> __noinline__ __device__ int used(T value) {{

@@ -44,10 +44,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         what: str,
         sources: Mapping[str, str] | None = None,
         links: Mapping[str, pathlib.Path] | None = None,
-    ) -> None:
+    ) -> str:
         # g++ says why where it does not take what it once made.
         seen.append([*(sources or {}), *(links or {})])
-        real(["-Winvalid-pch", "-Werror=invalid-pch", *arguments], what, sources, links)
+        return real(["-Winvalid-pch", "-Werror=invalid-pch", *arguments], what, sources, links)
 
     monkeypatch.setattr(toolchain, "run", run)
     return seen
@@ -108,10 +108,10 @@ def test_a_kernel_is_built_where_gxx_refuses_to_make_headers(
 ) -> None:
     real = toolchain.run
 
-    def run(arguments: Sequence[str | pathlib.Path], what: str, *files: Any) -> None:
+    def run(arguments: Sequence[str | pathlib.Path], what: str, *files: Any) -> str:
         if "c++-header" in arguments:
             raise CompileError("no precompiled headers here")
-        real(arguments, what, *files)
+        return real(arguments, what, *files)
 
     monkeypatch.setattr(toolchain, "run", run)
     halves()
@@ -139,11 +139,11 @@ def test_a_failure_that_only_the_compiled_headers_have_is_not_repeated(
         what: str,
         sources: Mapping[str, str] | None = None,
         links: Mapping[str, pathlib.Path] | None = None,
-    ) -> None:
+    ) -> str:
         if links:
             tries.append(what)
             raise CompileError("had to relocate PCH")
-        real(arguments, what, sources)
+        return real(arguments, what, sources)
 
     monkeypatch.setattr(toolchain, "run", run)
     halves()
