@@ -16,7 +16,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 THREAD = "escalade-stream"
 PATIENCE = 0.5
 """Seconds that a producer has to give its last batch, once nobody wants it; then its thread is left to itself."""
+AWAKE = 0.2
+"""Seconds that whoever iterates waits at a time."""
 _HOST = torch.device("cpu")
 logger = logging.getLogger("escalade")
 
@@ -64,7 +66,7 @@ def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[An
     thread = threading.Thread(target=feeder.run, args=(batches,), name=THREAD, daemon=True)
     thread.start()
     try:
-        while not isinstance(number := feeder.sent.get(), _End):
+        while not isinstance(number := _received(feeder.sent), _End):
             results = slots[number].receive()
             feeder.free.put(number)
             yield pytree.tree_unflatten(results, engine._structure)
@@ -76,6 +78,15 @@ def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[An
             if lanes is not None:
                 lanes.synchronize()
             slots.clear()  # a thread that is left to itself keeps nothing of them
+
+
+def _received(sent: SimpleQueue[int | _End]) -> int | _End:
+    """What the feeder sends next. The wait is in short pieces: where a library has set a handler after which waits go
+    on, Ctrl-C would come only when one ends.
+    """
+    while True:
+        with contextlib.suppress(Empty):
+            return sent.get(timeout=AWAKE)
 
 
 @dataclass

@@ -183,7 +183,6 @@ COLOUR = (204, 102, 51)  # which the usual palette has
         ("RGBA", "tif", COLOUR),
         ("CMYK", "tif", COLOUR),
         ("CMYK", "jpg", COLOUR),
-        ("YCbCr", "tif", COLOUR),
         ("YCbCr", "jpg", COLOUR),
         ("LAB", "tif", (119, 119, 119)),
     ],

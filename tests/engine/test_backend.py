@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -35,6 +36,13 @@ def model() -> nn.Module:
     return Small().eval()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def named() -> None:
+    """A checkout that is run without being installed has no entry point to find it by."""
+    if "escalade" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(backend.escalade_backend, name="escalade")
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
@@ -56,6 +64,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 
 def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> None:
+    if not entry_points(group="torch_dynamo_backends", name="escalade"):
+        pytest.skip("escalade is run from its sources, not installed")
     assert "escalade" in torch._dynamo.list_backends()
     compiled = torch.compile(model, backend="escalade")
     x = torch.randn(2, 3, 8, 8)

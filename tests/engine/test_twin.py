@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch import nn
 
 from escalade import models
 from escalade.device import run
-from escalade.engine import reference
+from escalade.engine import program, reference
+from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes import pooled
@@ -135,7 +137,12 @@ def test_orders_and_types_between_kernels_and_pytorch(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself PyTorch takes TF32 for convolutions, and what a process sets is not the plan's business."""
+    """By itself PyTorch takes TF32 for convolutions on a GPU, and what a process sets is not the plan's business."""
+
+    def as_on_a_gpu(dtype: str, device: torch.device) -> AbstractContextManager[None]:
+        return own_arithmetic(dtype, torch.device("cuda"))
+
+    monkeypatch.setattr(program, "own_arithmetic", as_on_a_gpu)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []
