@@ -15,9 +15,16 @@ __all__ = ["Engine", "compile", "load", "ops"]
 def __getattr__(name: str) -> Any:
     """The public names come when they are first used: compiler processes and `--help` do without PyTorch."""
     import importlib
+    import random
 
-    if name == "ops":
-        return importlib.import_module("escalade.ops")
-    if name in __all__:
-        return getattr(importlib.import_module("escalade.engine"), name)
+    drawn = random.getstate()
+    try:
+        if name == "ops":
+            return importlib.import_module("escalade.ops")
+        if name in __all__:
+            return getattr(importlib.import_module("escalade.engine"), name)
+    finally:
+        random.setstate(
+            drawn
+        )  # Rich draws a number when it is imported, and the caller may have chosen a seed
     raise AttributeError(f"module 'escalade' has no attribute {name!r}")

@@ -54,8 +54,11 @@ def capture(
 
     def run() -> Graph:
         try:
-            with undisturbed(model, given.devices, autocast), torch.compiler.set_stance("force_eager"):
-                return _graph(Original(model, ours), given)
+            with (
+                undisturbed(model, given.devices, autocast) as outside,
+                torch.compiler.set_stance("force_eager"),
+            ):
+                return _graph(Original(model, ours, outside), given)
         except RecursionError as error:
             raise CaptureError(
                 f"{type(model).__name__} holds objects inside each other more deeply than Python can follow"

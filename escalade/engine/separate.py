@@ -12,7 +12,7 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -30,16 +30,21 @@ _lru_cache = type(functools.lru_cache(lambda: None))
 class Original:
     """A model as the caller has it, and the tensors that all its copies share: copies themselves, of each one."""
 
-    def __init__(self, model: nn.Module, ours: Iterable[torch.Tensor] = ()) -> None:
-        """Tensors of the model that are `ours` nobody else has, and they need no copying."""
+    def __init__(
+        self, model: nn.Module, ours: Iterable[torch.Tensor] = (), outside: Mapping[int, Any] | None = None
+    ) -> None:
+        """Tensors of the model that are `ours` nobody else has, and they need no copying. Nor do objects that lie
+        `outside` of it, by identity.
+        """
         self._model = model
+        self._outside = outside or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
         self._alive: list[Any] = []
 
     def copied(self, made: Made = lambda tensor: tensor) -> nn.Module:
         """Another copy in evaluation mode, with what `made` makes of each tensor in its place."""
-        maker = _Copier(lambda tensor: made(self._tensor(tensor)))
+        maker = _Copier(lambda tensor: made(self._tensor(tensor)), self._outside)
         self._alive.append(maker)  # weak references among the copies need somebody to hold what they point at
         model: nn.Module = maker.of(self._model)
         with contextlib.suppress(
@@ -58,6 +63,10 @@ class Original:
             raise UnsupportedError(
                 "the model has parameters without a size yet (lazy modules): call it once with an input, then compile "
                 "it"
+            )
+        if tensor.is_meta:
+            raise UnsupportedError(
+                "the model has weights on the meta device, which holds no numbers; load them, then compile it"
             )
         with torch._C.DisableTorchFunctionSubclass():
             numbers = self._numbers(tensor).detach()
@@ -91,13 +100,13 @@ class _Copier:
     what a container, a closure, a bound method or an object of the caller's own classes holds.
     """
 
-    def __init__(self, tensor: Made) -> None:
+    def __init__(self, tensor: Made, outside: Mapping[int, Any]) -> None:
         self._tensor = tensor
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, Any] = dict(outside)
         self._alive: list[Any] = []
 
     def of(self, value: Any) -> Any:
-        if value is None or issubclass(type(value), _ATOMS):
+        if value is None or type(value) is object or issubclass(type(value), _ATOMS):
             return value
         if id(value) not in self._made:
             self._keep(value, self._copy(value))

@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -39,9 +39,11 @@ _cached = type(functools.lru_cache(lambda: None))
 
 
 @contextmanager
-def undisturbed(model: nn.Module, devices: Iterable[torch.device], autocast: bool) -> Iterator[None]:
+def undisturbed(
+    model: nn.Module, devices: Iterable[torch.device], autocast: bool
+) -> Iterator[Mapping[int, Any]]:
     """Copies of the model may run: without gradients, without warnings, and without the caller's autocast unless that
-    is wanted.
+    is wanted. What is put back, by identity, need not be copied: code that names it must find it in the model too.
     """
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)
@@ -57,7 +59,7 @@ def undisturbed(model: nn.Module, devices: Iterable[torch.device], autocast: boo
         stack.enter_context(torch.no_grad())
         if not autocast:
             stack.enter_context(without_autocast())
-        yield
+        yield outside.named
 
 
 @contextmanager
@@ -124,6 +126,7 @@ class _Outside:
 
     def __init__(self, model: nn.Module) -> None:
         self._alone = threading.active_count() == 1
+        self.named: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._alive: list[Any] = []
         self._undo: list[Callable[[bool], None]] = []
@@ -131,8 +134,7 @@ class _Outside:
             self._look_at(type(module))
             for attribute in list(vars(module).values()):
                 for each in attribute.values() if type(attribute) in _HOOKS else (attribute,):
-                    if isinstance(each, _CODE):  # what else a module holds has been copied
-                        self._look_at(each)
+                    self._look_at_attribute(each)
 
     def put_back(self) -> None:
         alone = self._alone and threading.active_count() == 1
@@ -140,10 +142,23 @@ class _Outside:
             with contextlib.suppress(Exception):  # of a class that guards its attributes: the others' turn
                 undo(alone)
 
-    def _look_at(self, value: Any) -> None:
+    def _look_at_attribute(self, value: Any) -> None:
+        """What a module holds is copied; what the functions among it name is not."""
+        if isinstance(value, functools.partial):
+            self._look_at_attribute(value.func)
+        elif isinstance(value, types.MethodType):
+            self._look_at_attribute(value.__func__)
+        elif isinstance(value, types.FunctionType) and _is_the_models(value):
+            self._globals(value)
+
+    def _look_at(self, value: Any, named: bool = True) -> None:
         """Remembers what can be changed of it; code is followed to what it names."""
         kind = type(value)  # not `isinstance`, for which some objects stand in for others
-        if id(value) in self._seen or value is None or issubclass(kind, torch.Tensor):
+        if value is None or issubclass(kind, torch.Tensor):
+            return
+        if named and not issubclass(kind, nn.Module):
+            self.named[id(value)] = value
+        if id(value) in self._seen:
             return
         self._seen.add(id(value))
         self._alive.append(value)
@@ -164,14 +179,23 @@ class _Outside:
                 if _is_the_models(each):
                     self._class(each)
         elif kind in _CONTAINERS:
-            self._container(value)
+            self._container(value, named)
         elif issubclass(kind, nn.Module):  # one that the code names, which the model does not hold
             self._look_at(kind)
-            self._look_at(value.__dict__)
+            self._look_at(value.__dict__, named=False)
         elif _is_the_models(kind) and "__dict__" in dir(kind):
-            self._look_at(value.__dict__)
+            self._look_at(value.__dict__, named)
 
     def _function(self, function: types.FunctionType) -> None:
+        self._globals(function)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._look_at(value)
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it has no value yet
+                self._undo.append(functools.partial(_put_cell, cell, cell.cell_contents))
+                self._look_at(cell.cell_contents)
+
+    def _globals(self, function: types.FunctionType) -> None:
         code = _Code(function.__code__)
         names = function.__globals__
         for name in code.writes & names.keys():
@@ -181,12 +205,6 @@ class _Outside:
                 self._package(names[name], code)
             else:
                 self._look_at(names[name])
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._look_at(value)
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it has no value yet
-                self._undo.append(functools.partial(_put_cell, cell, cell.cell_contents))
-                self._look_at(cell.cell_contents)
 
     def _package(self, package: types.ModuleType, code: _Code) -> None:
         if package.__name__.partition(".")[0] in _KNOWN:
@@ -203,16 +221,15 @@ class _Outside:
         for value in before.values():
             self._look_at(value)
 
-    def _container(self, value: Any) -> None:
+    def _container(self, value: Any, named: bool) -> None:
         copied = value.copy()
         self._undo.append(functools.partial(_put_items, value, copied))
         for item in copied.values() if isinstance(copied, dict) else copied:
-            self._look_at(item)
+            self._look_at(item, named)
 
 
 _CONTAINERS = (dict, list, set, deque)
 _HOOKS = (dict, OrderedDict)
-_CODE = (types.FunctionType, types.MethodType, functools.partial)
 _DESCRIBING = ("__dict__", "__weakref__", "__doc__", "__annotations__")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import random
 import threading
@@ -298,6 +299,23 @@ def traced() -> nn.Module:
     return torch.fx.GraphModule({"shift": torch.arange(float(SIZE))}, graph)
 
 
+MISSING = object()
+CONFIG = Store()
+
+
+def _compares(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What the model holds is what the code names."""
+    same = self.default is MISSING and self.config is CONFIG and self.act is _activation
+    return self.act(self.first(x)) if same else x
+
+
+def _closure() -> Function:
+    slope = [0.5]
+    return lambda x: torch.where(x > 0, x, x * slope[0])
+
+
+_activation = _closure()
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -315,6 +333,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a cached function": remembering,
     "attributes of the class": OfTheClass,
     "globals": lambda: Model(_uses_globals),
+    "what is a global too": lambda: Model(_compares, default=MISSING, config=CONFIG, act=_activation),
     "random numbers": lambda: Model(
         _draws, generator=torch.Generator(), dice=random.Random(1), numbers=np.random.default_rng(1)
     ),
@@ -401,6 +420,7 @@ FAILING: dict[str, Callable[[], nn.Module]] = {
     "state": lambda: Model(_state, cache=None, total=nn.Buffer(torch.zeros(()))),
     "a number as a result": lambda: Model(lambda self, x: (_cached(self, x), 3), cache=None),
     "weights that are not finite": lambda: Model(_cached, cache=torch.full((SIZE,), float("nan"))),
+    "no contents": lambda: nn.Linear(SIZE, SIZE, device="meta"),
     "lazy modules": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.LazyLinear(3)),
     "TorchScript": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), torch.jit.script(nn.Linear(SIZE, SIZE))),
     "traced TorchScript": lambda: torch.jit.trace(nn.Linear(SIZE, SIZE), torch.ones(1, SIZE)),
@@ -524,3 +544,15 @@ def test_weights_are_not_copied_twice() -> None:
     graph = capture(nn.Sequential(layer, nn.ReLU(), layer), (torch.randn(2, SIZE),))
     storages = {tensor.untyped_storage().data_ptr() for tensor in graph.constants.values()}
     assert len(storages) == 2 and layer.weight.untyped_storage().data_ptr() not in storages
+
+
+def test_imports_draw_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public names come when they are first used, and with them packages that draw one."""
+
+    def draws(name: str) -> Any:
+        random.random()
+        return types.SimpleNamespace(compile=capture)
+
+    monkeypatch.setattr(importlib, "import_module", draws)
+    with untouched():
+        assert escalade.__getattr__("compile") is capture

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # which adds filters for warnings when it is first imported
 from torch.nn.parameter import is_lazy
 
 
@@ -51,7 +52,7 @@ def _visit(value: Any, path: str, found: dict[str, Any], seen: dict[int, str]) -
         return
     seen[id(value)] = path
     if isinstance(value, torch.Tensor):
-        if not is_lazy(value):
+        if not is_lazy(value) and not value.is_meta:
             found[path] += _tensor(value)
         return
     parts: dict[str, Any] = {}
