@@ -1,0 +1,94 @@
+"""Kernels load 16 bytes at a time: whatever tensors an operator is given, its kernels get memory that begins there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from escalade import ops
+from escalade.device.recipe import Recipe
+from escalade.ops import call
+from escalade.ops.mlp.problem import MlpProblem, parse_layers
+
+
+def shifted(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A view into another tensor that begins at its second element."""
+    elements = torch.Size(sizes).numel()
+    tensor = torch.ones(elements + 1, dtype=dtype)[1:].view(sizes)
+    assert tensor.data_ptr() % 16
+    return tensor
+
+
+LAYERS = "8-4br_4-8b"
+PARAMETERS = [torch.Size(size) for size in MlpProblem(2, parse_layers(LAYERS)).sizes.values()]
+
+CALLS: dict[str, Callable[[torch.dtype], Any]] = {
+    "adaptive_avg_pool2d": lambda t: ops.adaptive_avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
+    "add": lambda t: ops.add(shifted(2, 8, 6, 6, dtype=t), shifted(2, 8, 6, 6, dtype=t)),
+    "batch_norm": lambda t: ops.batch_norm(
+        shifted(2, 8, 6, 6, dtype=t), shifted(8), shifted(8), shifted(8), shifted(8),
+        residual=shifted(2, 8, 6, 6, dtype=t),
+    ),
+    "batch_statistics": lambda t: ops.batch_statistics(shifted(2, 8, 6, 6, dtype=t)),
+    "conv2d": lambda t: ops.conv2d(
+        shifted(2, 8, 6, 6, dtype=t), shifted(16, 8, 3, 3, dtype=t), shifted(16, dtype=t),
+        shifted(2, 16, 4, 4, dtype=t),
+    ),
+    "conv2d_input_gradient": lambda t: ops.conv2d_input_gradient(
+        shifted(2, 16, 4, 4, dtype=t), shifted(16, 8, 3, 3, dtype=t), (6, 6), shifted(2, 8, 6, 6, dtype=t)
+    ),
+    "conv2d_weight_gradient": lambda t: ops.conv2d_weight_gradient(
+        shifted(2, 8, 6, 6, dtype=t), shifted(2, 16, 4, 4, dtype=t), 3, bias=True
+    ),
+    "few_channels": lambda t: ops.few_channels(
+        shifted(2, 1, 8, 8, dtype=t), shifted(8, 1, 3, 3, dtype=t), shifted(8, dtype=t)
+    ),
+    "linear": lambda t: ops.linear(shifted(2, 8, dtype=t), shifted(4, 8, dtype=t), shifted(4, dtype=t)),
+    "max_pool2d": lambda t: ops.max_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
+    "mlp": lambda t: ops.mlp(shifted(2, 8, dtype=t), [shifted(*s, dtype=t) for s in PARAMETERS], LAYERS),
+    "mlp_backward": lambda t: ops.mlp_backward(
+        shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), [shifted(*s, dtype=t) for s in PARAMETERS], LAYERS,
+        input_gradient=True,
+    ),
+    "quantise": lambda t: ops.quantise(shifted(2, 8, dtype=t), torch.ones(1)),
+    "relu": lambda t: ops.relu(shifted(2, 8, dtype=t)),
+    "relu_": lambda t: ops.relu_(shifted(2, 8, dtype=t)),
+    "softmax": lambda t: ops.softmax(shifted(2, 8, dtype=t)),
+    "top_k": lambda t: ops.top_k(shifted(2, 8, dtype=t), 2),
+}  # fmt: skip
+
+
+class Recording:
+    """In the place of what runs kernels: it looks at what it is given, and runs nothing."""
+
+    given: dict[str, int]
+
+    def __init__(self, recipe: Recipe, device: torch.device, *_: Any) -> None:
+        self.recipe, self.device = recipe, device
+
+    def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
+        Recording.given |= {name: t.data_ptr() for name, t in tensors.items() if t is not None}
+
+    def release(self) -> None: ...
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_are_given_aligned_memory(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "Executable", Recording)
+    monkeypatch.setattr(call._local, "ready", {}, raising=False)
+    monkeypatch.setattr(Recording, "given", {}, raising=False)
+    CALLS[name](dtype)
+    assert Recording.given
+    assert not {tensor: address for tensor, address in Recording.given.items() if address % 16}
+
+
+def test_every_operator_is_here() -> None:
+    functions = {name for name in ops.__all__ if name[0].islower() and name != "operation"}
+    assert functions == set(CALLS)
