@@ -1,4 +1,4 @@
-"""For every rung of conv2d a problem that it takes, and why there is none for those that have none."""
+"""For every rung of convolutions a problem that it takes, and why there is none for those that have none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from escalade.ops import OPERATIONS, Rung
 from escalade.ops.conv2d import Conv2dProblem
+from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 
-CONV2D = OPERATIONS["conv2d"]
+CONV2D, INPUT_GRADIENT = OPERATIONS["conv2d"], OPERATIONS["conv2d_input_gradient"]
 ARCHITECTURE = "sm_90a"
 """The only one that all rungs are for."""
 
@@ -44,3 +45,20 @@ def problem_for(
 def beyond_32_bits(rung: Rung[Conv2dProblem]) -> Conv2dProblem | None:
     """One whose outputs are more than 2^31."""
     return problem_for(rung, BEYOND_SIZE, None)
+
+
+def input_gradient_beyond_32_bits(
+    rung: Rung[Conv2dInputGradientProblem],
+) -> Conv2dInputGradientProblem | None:
+    """One whose results are more than 2^31, of a convolution with a stride of 2."""
+    for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1"):
+        forward = Conv2dProblem.parse(name.format(BEYOND_SIZE))
+        images = 2**31 // forward.input_elements + 4
+        for dtype in ("fp16", "fp32", "tf32"):
+            for layout in INPUT_GRADIENT.layouts:
+                problem = Conv2dInputGradientProblem(
+                    replace(forward, batch=images, dtype=dtype, layout=layout)
+                )
+                if rung.refusal(problem, ARCHITECTURE) is None:
+                    return problem
+    return None

@@ -1,0 +1,68 @@
+"""Gradients of convolutions whose images only a GPU has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from escalade.bench.verify import compare
+from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
+from escalade.ops.accuracy import relative_error
+from escalade.ops.conv2d.reference import MEMORY_FORMAT, STORAGE
+from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
+from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits
+from tests.support import label, with_batch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("rung", INPUT_GRADIENT.ladder.rungs, ids=label)
+def test_every_rung_of_the_input_gradient_beyond_32_bits(
+    rung: Rung[Conv2dInputGradientProblem], much_memory: Callable[[int], None], cuda: torch.device, seed: int
+) -> None:
+    """A stride of 2: results are placed between others, in an image past 2^31 elements."""
+    problem = input_gradient_beyond_32_bits(rung)
+    assert problem is not None and problem.elements > 2**31
+    recipe = rung.recipe(problem, rung.configs(problem)[0])
+    much_memory(problem.bytes + sum(workspace.bytes for workspace in recipe.workspaces))
+    f, one = problem.forward, with_batch(problem, 1)
+    weight = INPUT_GRADIENT.inputs(one, cuda, seed)["weight"]
+    gradient = torch.empty(
+        (f.batch, f.filters, f.output_height, f.output_width),
+        dtype=STORAGE[problem.dtype], device=cuda, memory_format=MEMORY_FORMAT[problem.layout],
+    )  # fmt: skip
+    for chunk in gradient.split(512):
+        chunk.normal_()
+    dx = conv2d_input_gradient(
+        gradient, weight, (f.height, f.width), stride=f.stride, padding=f.padding, tf32=problem.dtype == "tf32",
+        rung=rung.name,
+    )  # fmt: skip
+    for first in (0, f.batch // 2, f.batch - 1):
+        inputs = {"gradient": gradient[first : first + 1], "weight": weight}
+        expected = INPUT_GRADIENT.reference(one, inputs)
+        allowed = rung.tolerance(one, relative_error(INPUT_GRADIENT.peer(one, inputs), expected))
+        assert compare(dx[first : first + 1], expected, allowed)[0] == "", f"image {first}"
+
+
+@pytest.mark.parametrize("rung", [rung.name for rung in OPERATIONS["conv2d_weight_gradient"].ladder])
+def test_every_rung_of_the_weight_gradient_beyond_32_bits(
+    rung: str, much_memory: Callable[[int], None], cuda: torch.device
+) -> None:
+    """All images but the last are zeros: a wrapped offset would miss what the last one adds."""
+    channels, filters = (8, 64) if rung == "few_channels" else (64, 64)
+    batch = 2**31 // (64 * 128 * 128) + 4
+    much_memory(2 * batch * (channels + filters) * 128 * 128)
+    layout = torch.channels_last
+    x = torch.empty(batch, channels, 128, 128, device=cuda, dtype=torch.float16, memory_format=layout).zero_()
+    gradient = torch.empty(batch, filters, 128, 128, device=cuda, dtype=torch.float16, memory_format=layout)
+    gradient.zero_()
+    x[-1].normal_()
+    gradient[-1].normal_().div_(128)
+    assert max(x.numel(), gradient.numel()) > 2**31
+    found, of_bias = conv2d_weight_gradient(x, gradient, 3, padding=1, bias=True, rung=rung)
+    alone, of_bias_alone = conv2d_weight_gradient(x[-1:], gradient[-1:], 3, padding=1, bias=True, rung=rung)
+    assert of_bias is not None and of_bias_alone is not None
+    torch.testing.assert_close(found, alone, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(of_bias, of_bias_alone, rtol=2e-3, atol=2e-3)
