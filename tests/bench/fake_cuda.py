@@ -32,7 +32,7 @@ class Card:
         self.recording: Graph | None = None
         self.allocated = self.peak = 0
 
-    def kernel(self, us: float, work: Callable[[], None] = lambda: None) -> None:
+    def kernel(self, us: float, work: Callable[[], object] = lambda: None) -> None:
         """Takes so long on the GPU, and does the work."""
         if self.recording is not None:
             self.recording.steps.append((us, work))
@@ -74,7 +74,7 @@ class Card:
 
 class Graph:
     def __init__(self, card: Card) -> None:
-        self.steps: list[tuple[float, Callable[[], None]]] = []
+        self.steps: list[tuple[float, Callable[[], object]]] = []
         self.fresh: list[torch.Tensor] = []
         self._card = card
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import Peer, WrongPeer, error_of, torch_conv2d
 from escalade.bench.timing import L2_MULTIPLE, Arm, Timing
 from escalade.bench.verify import Case
+from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.conv2d import Conv2dProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -282,3 +284,26 @@ def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
     for inputs in seen:
         for name in ("x", "weight", "residual"):
             assert inputs[name].is_contiguous(memory_format=expected), name
+
+
+# What a kernel takes
+
+
+def test_resources_are_those_of_the_kernel_with_the_most_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two kernels of 128 threads: 3 blocks of 60 registers, 5 of 40; the second spills 16 bytes."""
+    config = rung("one").configs(PROBLEM)[2]
+    (call,), (other,) = (one.recipe(PROBLEM, config).steps for one in (rung("one"), rung("two", slip=2.0)))
+    assert isinstance(call, KernelCall) and isinstance(other, KernelCall)
+    packing = replace(call, weights_only=True)
+    fat, thin = (
+        SimpleNamespace(
+            resources=SimpleNamespace(registers=registers, spill_bytes=spilt),
+            occupancy=lambda threads, shared, blocks=blocks: blocks,
+        )
+        for registers, spilt, blocks in ((60, 0, 3), (40, 16, 5))
+    )
+    loaded = {call.program: fat, other.program: thin}
+    monkeypatch.setattr(arms.cuda, "load", lambda program, index: loaded[program])
+    found = arms.resources(Recipe((packing, other, call)), torch.device("cuda", 0))
+    assert found == (60, 16, 3 * 128 / 2048)
+    assert arms.resources(Recipe((packing,)), torch.device("cuda", 0)) == (None, None, None)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench import arms, figures
+from escalade.bench import arms, figures, ladder
 from escalade.bench.arms import Settings
 from escalade.bench.ceilings import Ceilings
 from escalade.bench.ladder import climb
+from escalade.bench.peers import Peer
 from escalade.bench.store import Record
 from escalade.bench.timing import Arm, Timing
+from escalade.bench.verify import Case
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -113,6 +115,43 @@ def test_figures_of_a_timing() -> None:
     assert found.gbps == pytest.approx(2000.0)
     assert found.peak_pct == pytest.approx(0.5)
     assert found.floor_us == pytest.approx(2000.0), "bytes bound it: 8 GB at 4 TB/s"
+
+
+def test_an_idea_s_gain_is_how_many_times_faster_it_makes_its_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, without = rung("one"), rung("one-without-idea")
+    monkeypatch.setattr(ladder, "ablations", lambda operation: {"one": {"idea": without}})
+    times = {"one": 10.0, "one-without-idea": 25.0}
+
+    def fake(given: list[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
+        return {arm.name: Timing(times[arm.name.split()[0]], 9.0, 26.0, 5, "graph") for arm in given}
+
+    monkeypatch.setattr(arms, "time_interleaved", fake)
+    found = {r.rung: r for r in ladder.ablate(Scale(whole), ScaleProblem(100), CPU)}
+    assert found["one-without-idea"].gain == 2.5 and found["one-without-idea"].gain_over == "one"
+    assert found["one"].gain is None and found["one"].workload == "scale_ablation"
+
+
+def test_a_climb_leaves_wrong_peers_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    operation = Scale(rung("one"))
+
+    def wrong(problem: ScaleProblem, inputs: Any) -> torch.Tensor:
+        return 2.1 * inputs["x"]
+
+    def refuses(problem: ScaleProblem, inputs: Any) -> torch.Tensor:
+        raise RuntimeError("no such kernel\nmore of it")
+
+    offered = (
+        Peer("right", "nchw", operation.peer),
+        Peer("wrong", "nchw", wrong),
+        Peer("no", "nchw", refuses),
+    )
+    monkeypatch.setattr(ladder, "peers", lambda operation, problem: offered)
+    case = Case(operation, ScaleProblem(100), CPU, 0)
+    found = ladder.verified_peers(operation, case, Settings(), said.append)
+    assert [(peer.system, error) for peer, error in found] == [("right", 0.0)]
+    assert said[0].startswith("scale_100 fp32: wrong is wrong: its error is 5.0")
+    assert said[1] == "scale_100 fp32: no refuses: no such kernel"
 
 
 @pytest.mark.gpu

@@ -344,6 +344,22 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
     assert summary.summary(found[2:]) is None
 
 
+def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() -> None:
+    problem = Conv2dProblem.square(64, 64, 8, 3, layout="nhwc", dtype="fp16")
+    layer = Layer("conv2d", problem, 3)
+    ours = [replace(timed("escalade", us, problem), tflops=us) for us in (12.0, 8.0, 10.0)]
+    peers = [timed("slow", 40.0, problem), timed("fast", 20.0, problem)]
+    (row,) = summary.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
+    assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
+    cells = summary.shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
+    assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "fast"
+    assert (
+        cells["µs"].startswith("8")
+        and cells["peer's µs"].startswith("20")
+        and cells["ratio"].startswith("2.5")
+    )
+
+
 def test_fp8_is_compared_with_our_own_fp16_of_the_same_layer() -> None:
     half = Conv2dProblem.square(64, 64, 8, 3, layout="nhwc", dtype="fp16")
     eight, other = replace(half, dtype="fp8"), replace(half, dtype="fp8", batch=2)
