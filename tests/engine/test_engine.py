@@ -131,6 +131,14 @@ def test_bytes_are_normalised_on_the_way_in(small: nn.Module) -> None:
         )
 
 
+def test_an_image_that_is_returned_is_normalised() -> None:
+    """Also where nothing else reads it."""
+    x = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    engine = compile(nn.Identity(), x, normalize=((0.5,) * 3, (0.2,) * 3))
+    for given in (x, x.float()):
+        torch.testing.assert_close(engine(given), (x.float() / 255 - 0.5) / 0.2)
+
+
 def test_models_that_take_bytes_themselves_get_them() -> None:
     class Bytes(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

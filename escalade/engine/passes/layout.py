@@ -66,12 +66,13 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.remove(normalise, instead=given.name)
             readers = graph.users().get(given.name, [])
         readers = [node for node in readers if node.name not in as_it_comes]
-        if not readers:
+        is_returned = normalise is not None and given.name in graph.outputs  # once it is normalised
+        if not readers and not is_returned:
             continue
         channels = given.shape[1]
         assert isinstance(channels, int)
         padded = channels
-        if pad_channels and all(_pads(graph, node, given.name) for node in readers):
+        if pad_channels and readers and all(_pads(graph, node, given.name) for node in readers):
             padded = 4 if channels <= 4 else -(-channels // 8) * 8
         shape = (given.shape[0], padded, *given.shape[2:])
         node = Node(name, "convert", inputs, {"layout": "nhwc"}, shape, "float32")
@@ -82,7 +83,10 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             changed = {role: name if value == given.name else value for role, value in current.inputs.items()}
             graph.nodes[reader.name] = replace(current, inputs=changed)
         graph.outputs = tuple(name if output == given.name else output for output in graph.outputs)
-        graph.insert_before(readers[0].name, node)
+        if readers:
+            graph.insert_before(readers[0].name, node)
+        else:
+            graph.append(node)
 
 
 def _takes_as_it_comes(node: Node, image: Input) -> bool:
