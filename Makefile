@@ -5,10 +5,11 @@ BIN := .venv/bin
 SEED ?= 1
 READY := .venv/.ready
 RESULTS ?= results
+DATE ?= $(shell date -u +%F)
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test gpu-test setup clean
+.PHONY: demo test test-slice gpu-test setup clean
 
 # Without a GPU `ladder` verifies one small problem on the twin; with one, a problem that takes a minute to measure.
 # Then a network: ResNet-18 compiled, explained, and compared with PyTorch on images.
@@ -22,6 +23,10 @@ test: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --seed $(SEED)
+
+# Three minutes of other configs and variants than `test` runs, which the date chooses.
+test-slice: setup
+	$(BIN)/python -m tests.slice --date $(DATE)
 
 # On a machine with a GPU: its tests, and every kernel source under compute-sanitizer. Takes up to nine minutes.
 gpu-test:
