@@ -63,18 +63,22 @@ def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
         free(setting.device)
 
 
+def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> torch.Tensor:
+    """Bytes as an engine that was compiled with these means and deviations takes them, in fp32."""
+    mean, deviation = (
+        torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1) for values in normalize
+    )
+    return ((images.double() / 255 - mean) / deviation).float()
+
+
 def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
     wanted = setting.workload.stream
     assert wanted is not None
     example = setting.inputs(1, 0)
     item = tuple(example.shape[1:])
-    mean, deviation = (
-        torch.tensor(values, dtype=torch.float64, device=setting.device).view(-1, 1, 1)
-        for values in wanted.normalize
-    )
 
     def known(images: torch.Tensor, dtype: str) -> Standard:
-        x = ((images.to(setting.device).double() / 255 - mean) / deviation).float()
+        x = normalised(images.to(setting.device), wanted.normalize)
         expected = setting.reference(setting.model, x)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 

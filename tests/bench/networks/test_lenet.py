@@ -136,3 +136,22 @@ def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPa
     (record,) = lenet.on_clothes(engine, x, found.labels, expected, own, (count,))
     assert not record.failure and record.accuracy == pytest.approx(right, abs=1e-9)
     assert record.batch == count and record.note == f"float64: {right:.4f}"
+
+
+def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure() -> None:
+    """Three of four, and two of the first two; float64 has all."""
+    labels = torch.tensor([0, 1, 2, 3])
+    exact = torch.eye(4, dtype=torch.float64)
+    logits = exact.clone()
+    logits[3] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+
+    class Fake:
+        dtype = "fp32"
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return logits.float()
+
+    first, whole = lenet.on_clothes(Fake(), torch.zeros(4), labels, exact, 1e-7, (2, 4))  # type: ignore[arg-type]
+    assert (first.accuracy, first.failure, first.problem) == (1.0, "", "fashion_mnist_n2")
+    assert whole.accuracy == 0.75 and whole.failure and whole.note == "float64: 1.0000"
+    assert whole.tolerance == pytest.approx(4e-7)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from escalade import cli, models
 from escalade.bench import store
 from escalade.bench.networks import spectral, training
-from escalade.bench.networks.contender import Entry
+from escalade.bench.networks.contender import Contender, Entry, Replay
 from escalade.bench.networks.measure import Case, compare
 from escalade.bench.networks.spectral import SPECTRAL
 
@@ -87,3 +87,34 @@ def test_steps_learn_and_start_again() -> None:
     trainer.restart()
     trainer()
     torch.testing.assert_close(trainer.gradients(), first)
+
+
+def test_the_time_is_the_graph_s_and_the_call_is_the_other_s() -> None:
+    log: list[str] = []
+    y = torch.ones(1)
+    replay = Replay(lambda: log.append("fill"), lambda: log.append("run"), (y,), (y,))
+
+    def contender(name: str, replay: Replay | None = None) -> Contender:
+        return Contender(
+            "net", "flat", lambda: log.append(f"call {name}"), lambda _: (y,), lambda: None, replay,
+            lambda: log.append(f"restart {name}"),
+        )  # fmt: skip
+
+    both = training._both(contender("graph", replay), contender("called"))
+    both.call()
+    both.restart()
+    assert both.replay is replay and log == ["call called", "restart graph", "restart called"]
+
+
+def test_the_rate_is_divided_by_the_rows() -> None:
+    """The loss is a sum over them: a step is as long for many rows as for few of the same."""
+    model, x = SPECTRAL.model(), SPECTRAL.inputs(3)
+    moved = []
+    for rows in (x, x.repeat(4, 1)):
+        trainer = training.Trainer(model, Entry(model, rows, "fp32"), spectral._loss)
+        before = [parameter.detach().clone() for parameter in trainer._model.parameters()]
+        trainer()
+        moved.append(
+            [new.detach() - old for new, old in zip(trainer._model.parameters(), before, strict=True)]
+        )
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-2, atol=1e-7)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench.networks import streaming
+from escalade.bench.networks import parts, streaming
 from escalade.bench.networks.judging import Standard
+from escalade.bench.networks.lenet import LENET
 from escalade.bench.store import Record
 from escalade.bench.timing import Timing
 from tests.bench.fake_cuda import Card
@@ -134,3 +135,12 @@ def test_a_batch_s_share_of_the_clock(card: Card, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(streaming.time, "perf_counter", lambda: now)
     timing = streaming._clocked(run, 8, 3)
     assert timing.median_us == pytest.approx(50.0) and timing.samples == 3
+
+
+def test_bytes_are_normalised_as_an_engine_does_it() -> None:
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(1, 2, 1, 1)
+    found = parts.normalised(images, ((0.5, 0.25), (0.25, 0.5)))
+    assert found.flatten().tolist() == [-2.0, 1.5] and found.dtype == torch.float32
+    grey = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert LENET.stream is not None
+    torch.testing.assert_close(parts.normalised(grey, LENET.stream.normalize), grey.float())
