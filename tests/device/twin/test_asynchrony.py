@@ -35,6 +35,10 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
         if (mistake == FENCED_BY_PROXY) fence_async_proxy();
         else if (mistake != NO_INIT_FENCE) fence_barrier_init();
     }
+    if (threadIdx.x == 64 && (mistake == WRITTEN_BEFORE_LOAD || mistake == FENCED_BEFORE_LOAD)) {
+        store_shared(tiles, 1.f);
+        if (mistake == FENCED_BEFORE_LOAD) fence_async_proxy();
+    }
     if (mistake != NO_BARRIER_AFTER_INIT) __syncthreads();
     if (threadIdx.x >= 128) {  // the producer's warp
         if (mistake == UNEVEN_REGISTERS && threadIdx.x % 32 < 16) release_registers<24>();
@@ -115,6 +119,7 @@ MISTAKES = {
     "INITIALISED_TWICE": "where an mbarrier is in use",
     "NO_INIT_FENCE": "no fence.mbarrier_init or fence.proxy.async",
     "NO_BARRIER_AFTER_INIT": "nothing orders it after the barrier's initialisation|no mbarrier was initialised",
+    "WRITTEN_BEFORE_LOAD": "writes .* asynchronously, which thread 64 .* without a proxy fence",
     "UNEVEN_REGISTERS": "of a warpgroup hold",
     "TOO_MANY_REGISTERS": "the warps want",
     "LOAD_NOBODY_WAITS_FOR": "none of its threads waited",
@@ -145,7 +150,7 @@ MISTAKES = {
 WRONG = ("STRIDE",)  # nothing to report, but another result
 FINE = (
     *("NONE", "FENCED_BY_PROXY", "CLEARED_BEFORE_FENCE", "PROXY_FENCE_OF_THE_COPIER"),
-    *("SOURCE_WRITTEN_AFTER_WAIT", "WHOLE_WAIT"),
+    *("SOURCE_WRITTEN_AFTER_WAIT", "WHOLE_WAIT", "FENCED_BEFORE_LOAD"),
 )
 NAMES = ("NONE", *MISTAKES, *WRONG, *FINE[1:])
 

@@ -110,6 +110,7 @@ extern "C" __global__ void early(const float* x, const float* weight, float* y, 
     __shared__ float ahead[32];
     if (!weights_settled || way == 1) wait_for_previous_launch();
     ahead[threadIdx.x] = weight[threadIdx.x];
+    if (way == 5) return;
     if (way == 2) {  // one for all
         if (threadIdx.x == 0) wait_for_previous_launch();
         __syncthreads();
@@ -149,8 +150,9 @@ def test_a_launch_that_waits_as_it_must() -> None:
     [
         (False, 0, "reads byte .* of buffer 1 before wait_for_previous_launch"),
         (True, 3, "reads byte .* of buffer 0 before wait_for_previous_launch"),
+        (True, 5, "no thread called wait_for_previous_launch"),
     ],
-    ids=["weights that are not settled", "no wait at all"],
+    ids=["weights that are not settled", "no wait for x", "no wait at all"],
 )
 def test_a_launch_that_reads_ahead_of_its_wait(settled: bool, way: int, message: str) -> None:
     with pytest.raises(TwinError, match=message):
