@@ -11,7 +11,7 @@ import torch
 from escalade.device.program import KERNELS
 from escalade.device.twin import Order, TwinError, build, toolchain
 from escalade.device.twin.tensor_map import encode_tiled
-from tests.device.twin.support import ORDERS
+from tests.device.twin.support import ORDERS, launch
 
 # d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth a stage. One build for all mistakes: the kernel is
 # told which one to make.
@@ -202,6 +202,79 @@ def test_descriptors_are_those_of_the_kernels() -> None:
     assert len(names) == 3
     for file in (toolchain.STAND_INS / "common").glob("*.cuh"):
         assert not [name for name in names if name in file.read_text()]
+
+
+# ---------------------------------------------------------------- rows in registers, sums in a structure
+
+STRUCTURE = r"""
+#include "common/hopper.cuh"
+enum Way { NONE, WAYS };
+struct Sums {
+    float at[2][16];
+    int other;
+};
+__device__ __noinline__ float look(const Sums& sums) { return sums.at[1][3]; }
+
+extern "C" __global__ void structure(const u16* columns, float* y, int way) {
+    __shared__ __align__(1024) unsigned char panel[32 * 128];
+    for (int i = threadIdx.x; i < 32 * 64; i += 128) reinterpret_cast<u16*>(panel)[i] = columns[i];
+    fence_async_proxy();
+    __syncthreads();
+    Sums sums;
+    u32 rows[4] = {1, 2, 3, 4};
+    const u64 first = operand_descriptor(shared_address(panel));
+    if (way == CLEARED) sums = Sums();
+    wgmma_fence();
+    if (way == ROWS_AFTER_FENCE)
+        for (u32& pair : rows) pair = way;
+    wgmma_from_registers(sums.at[0], rows, first, way == CLEARED);
+    wgmma_from_registers(sums.at[1], rows, first + 2, way == CLEARED || way == HALF_CLEARED);
+    sums.other = 5;  // none of the registers
+    if (way != CONTINUED)
+        for (u32& pair : rows) pair = 0;  // nor are these: the instruction has their values
+    wgmma_commit();
+    if (way == SEEN_BY_A_CALL) y[threadIdx.x] = look(sums);
+    if (way == COPIED) {
+        Sums copy = sums;
+        y[threadIdx.x] = copy.at[0][0];
+    }
+    if (way == COLUMNS_WRITTEN) panel[threadIdx.x] = 0;
+    wgmma_wait<0>();
+    if (way == CHANGED) sums.at[0][0] += 1.f;
+    if (way == CHANGED || way == CONTINUED) {
+        wgmma_from_registers(sums.at[0], rows, first, 1);
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+    y[threadIdx.x] = look(sums) + sums.at[0][1] + sums.other;
+}
+"""
+STRUCTURE_WAYS = {
+    "ROWS_AFTER_FENCE": "register 0 of its rows was read or written after the last wgmma.fence",
+    "HALF_CLEARED": "adds to accumulator register 0, which nothing wrote",
+    "SEEN_BY_A_CALL": "uses accumulator register 3 of the wgmma",
+    "COPIED": "uses accumulator register 0 of the wgmma",
+    "COLUMNS_WRITTEN": STILL_READ,
+    "CHANGED": "register 0 was read or written after the last wgmma.fence",
+    "CLEARED": "",
+    "CONTINUED": "",
+    "NONE": "",
+}
+
+
+@pytest.mark.parametrize("way", STRUCTURE_WAYS)
+def test_registers_are_followed_into_structures_and_calls(way: str) -> None:
+    names = [name for name in STRUCTURE_WAYS if name != "NONE"]
+    kernel = build(STRUCTURE.replace("WAYS }", ", ".join(names) + " }"), "structure", checks=True)
+    for order in ORDERS:
+        columns, y = torch.randn(32, 64).half(), torch.zeros(128)
+        values = (columns, y, 1 + names.index(way) if way in names else 0)
+        if STRUCTURE_WAYS[way]:
+            with pytest.raises(TwinError, match=STRUCTURE_WAYS[way]):
+                launch(kernel, 1, 128, values, order=order)
+        else:
+            launch(kernel, 1, 128, values, order=order)
+            assert y.isfinite().all() and (y > 4).all()  # rows are next to nothing
 
 
 # ---------------------------------------------------------------- clusters
