@@ -130,11 +130,14 @@ class _Outside:
         self._seen: set[int] = set()
         self._alive: list[Any] = []
         self._undo: list[Callable[[bool], None]] = []
+        self._ahead: list[tuple[Any, bool]] = []
         for module in model.modules():
             self._look_at(type(module))
             for attribute in list(vars(module).values()):
                 for each in attribute.values() if type(attribute) in _HOOKS else (attribute,):
                     self._look_at_attribute(each)
+        while self._ahead:  # a package's functions name each other more deeply than Python calls
+            self._visit(*self._ahead.pop())
 
     def put_back(self) -> None:
         alone = self._alone and threading.active_count() == 1
@@ -152,10 +155,12 @@ class _Outside:
             self._globals(value)
 
     def _look_at(self, value: Any, named: bool = True) -> None:
+        if value is not None and not issubclass(type(value), _FIXED):
+            self._ahead.append((value, named))
+
+    def _visit(self, value: Any, named: bool) -> None:
         """Remembers what can be changed of it; code is followed to what it names."""
         kind = type(value)  # not `isinstance`, for which some objects stand in for others
-        if value is None or issubclass(kind, torch.Tensor):
-            return
         if named and not issubclass(kind, nn.Module):
             self.named[id(value)] = value
         if id(value) in self._seen:
@@ -196,7 +201,7 @@ class _Outside:
                 self._look_at(cell.cell_contents)
 
     def _globals(self, function: types.FunctionType) -> None:
-        code = _Code(function.__code__)
+        code = _code(function.__code__)
         names = function.__globals__
         for name in code.writes & names.keys():
             self._undo.append(functools.partial(_put_name, names, name, names[name]))
@@ -228,6 +233,7 @@ class _Outside:
             self._look_at(item, named)
 
 
+_FIXED = (str, bytes, int, float, complex, torch.Tensor, types.BuiltinFunctionType)
 _CONTAINERS = (dict, list, set, deque)
 _HOOKS = (dict, OrderedDict)
 _DESCRIBING = ("__dict__", "__weakref__", "__doc__", "__annotations__")
@@ -254,6 +260,11 @@ class _Code:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._read(constant)
+
+
+@functools.lru_cache(4096)
+def _code(code: types.CodeType) -> _Code:
+    return _Code(code)
 
 
 def _is_the_models(code: Any) -> bool:
