@@ -111,6 +111,16 @@ BUGS = {
         "    clear_gaps<STAGES>(memory.windows.stages, memory.panels);\n",
         "nothing wrote",
     ),
+    "no fence before the products": ("        wgmma_fence();\n", "no wgmma.fence before it"),
+    "no commit": ("    wgmma_commit();\n", "nobody has waited|still has to read|not waited for"),
+    "no wait for the launch in front": (
+        "    wait_for_previous_launch();\n",
+        "before wait_for_previous_launch",
+    ),
+    "no barrier after the barriers": (
+        "    __syncthreads();\n",
+        "nothing orders|no mbarrier|race|is in flight",
+    ),
     "no wait for the last store": ("    panel.close();\n", "may still read"),
     "no wait for the residual": (
         "            barrier_wait(residual_full, parity);\n",
