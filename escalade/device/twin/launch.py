@@ -274,7 +274,7 @@ class TwinKernel:
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             if one != other:
                 at = next(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
-                place = self.place_of_writer(buffers[index][0] + at)
+                place = self._place_of_writer(buffers[index][0] + at)
                 _put(buffers, before)
                 raise TwinError(
                     f"{self.entry}: {place}: writes byte {at} of buffer {index}, "
@@ -282,7 +282,7 @@ class TwinKernel:
                 )
         _put(buffers, first)
 
-    def place_of_writer(self, address: int) -> str:
+    def _place_of_writer(self, address: int) -> str:
         """The line of the store that came last to an address, in the last checked launch of this process."""
         kernel = self._zeroed() if self._zeroed else self
         return kernel.source_places(kernel._take(self._runtime.twin_writer(address)))

@@ -95,6 +95,13 @@ def test_a_fault_names_the_thread_and_the_line(kernel: TwinKernel, mode: str) ->
     assert _run(kernel, "FINE").tolist() == list(range(128))
 
 
+@pytest.mark.parametrize("address", [1 << 62, 0x7FFF00000000DEAD])
+def test_an_address_that_no_pointer_can_have_is_reported(kernel: TwinKernel, address: int) -> None:
+    y, flags = torch.zeros(64), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(TwinError, match="thread 37 of block"):
+        launch(kernel, 1, 64, (y, flags, MODES.index("WILD"), 0, ctypes.c_uint64(address)))
+
+
 @pytest.mark.parametrize("mode", ["RECURSE", "LARGE"])
 def test_an_overflow_of_the_stack_is_reported(kernel: TwinKernel, mode: str) -> None:
     for order in (Order(), Order(seed=3)):

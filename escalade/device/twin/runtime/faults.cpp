@@ -21,6 +21,7 @@ constexpr long TICK_NANOSECONDS = 100'000'000;
 constexpr size_t HANDLER_STACK_BYTES = 256 << 10;
 constexpr size_t STACK_RESERVE = 24 << 10;  // what the runtime's own functions may need of a thread's stack
 constexpr size_t NULL_BYTES = 1 << 16;
+constexpr uintptr_t UNKNOWN = ~uintptr_t(0);
 
 std::mutex handlers_mutex;
 int handlers_count = 0;
@@ -92,9 +93,11 @@ std::string fault_text(const Watch& watch) {
         case SIGSEGV:
         case SIGBUS:
             if (in_guard(watch.address)) return overflow_text();
-            return text("touches memory at 0x%zx, where there is none%s", size_t(watch.address),
-                        watch.address < NULL_BYTES ? ": a null pointer" : "")
-                   + (checking() && settings().buffer_count ? ": " + checks::near_buffer(watch.address, 1) : "");
+            if (watch.address == UNKNOWN) return "touches memory at an address that no memory can have";
+            return text("touches memory at 0x%zx, where there is none: ", size_t(watch.address))
+                   + (watch.address < NULL_BYTES                  ? "a null pointer"
+                      : checking() && settings().buffer_count ? checks::near_buffer(watch.address, 1)
+                                                              : "a wild pointer");
         case SIGFPE: return "divides an integer by zero, or the smallest one by -1";
         default: return "comes to an instruction that stops it: a trap, or code that g++ proved to be wrong";
     }
@@ -134,7 +137,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     if (!machine || !machine->watch.guarded || machine->watch.signal || info->si_code <= 0)
         return pass_on(signal, info, context);
     machine->watch.signal = signal;
-    machine->watch.address = reinterpret_cast<uintptr_t>(info->si_addr);
+    // x86-64 does not say which address it was if it is none that a pointer can have.
+    machine->watch.address = info->si_code == SI_KERNEL ? UNKNOWN : reinterpret_cast<uintptr_t>(info->si_addr);
     divert(*static_cast<ucontext_t*>(context));
 }
 
