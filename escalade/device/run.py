@@ -23,6 +23,8 @@ class TwinOptions:
 
     order: twin.Order = twin.Order()
     checks: bool = False
+    unwritten: tuple[str, ...] = ()
+    """Tensors that the recipe must write before it reads them, as it must its workspaces; seen with checks."""
 
 
 class Step(Protocol):
@@ -160,12 +162,16 @@ class Executable:
                 self._wait(step)
 
     def _declare_unwritten(self, launches: Sequence[_TwinLaunch]) -> None:
-        """The twin's checks are told which memory a step must write before another reads it: the workspaces."""
+        """The twin's checks are told which memory a step must write before another reads it.
+
+        These are the workspaces, and what the options name.
+        """
         if not launches:
             return
         zeroed = {workspace.name for workspace in self.recipe.workspaces if workspace.zeroed}
         own = [tensor for name, tensor in self._workspaces.items() if name not in zeroed]
         used = [tensor for tensor in own if tensor.data_ptr() in self._addresses.values()]
+        used += [self._tensors[name] for name in self._options.unwritten if name in self._tensors]
         unwritten = twin.Unwritten([(tensor.data_ptr(), tensor.nbytes) for tensor in used])
         for launch in launches:
             launch.unwritten = unwritten

@@ -165,6 +165,9 @@ def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrot
     tensors["y"] = operation.output(problem, torch.device("cpu"))
     for _ in range(2):
         bind(recipe, tensors, options=TwinOptions(checks=True))()
+    bind(recipe, tensors, options=TwinOptions(checks=True, unwritten=("y",)))()
+    with pytest.raises(TwinError, match=r"reads byte \d+ of buffer 0, which nothing wrote"):
+        bind(recipe, tensors, options=TwinOptions(checks=True, unwritten=("x",)))()
     late = bind(replace(recipe, steps=recipe.steps[1:]), tensors, options=TwinOptions(checks=True))
     with pytest.raises(TwinError, match=r"reads byte \d+ of buffer \d+, which nothing wrote"):
         late()
