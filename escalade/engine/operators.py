@@ -154,6 +154,7 @@ _KNOWN = frozenset(
     """
     absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide glu greater greater_equal
     hardswish isclose isin less less_equal log_sigmoid log_sigmoid_forward multiply negative not_equal polar complex
+    celu elu hardsigmoid hardtanh leaky_relu selu
     prelu _prelu_kernel rms_norm _fused_rms_norm special_digamma special_erf special_erfc special_erfinv special_exp2
     special_expit special_expm1 special_gammainc special_gammaincc special_gammaln special_i0 special_log1p
     special_logit special_ndtr special_polygamma special_psi special_round special_sinc

@@ -49,7 +49,7 @@ def undisturbed(
         stack.enter_context(_one_at_a_time)
         outside = _Outside(model)
         stack.callback(outside.put_back)
-        stack.enter_context(_random_numbers(_gpus(model, devices)))
+        stack.enter_context(_random_numbers(_gpus(devices)))
         for read, write in _SETTINGS:
             stack.callback(_put_setting, read, write, read())
         stack.enter_context(_traced_in_this_thread())
@@ -101,7 +101,7 @@ def _of_its_thread(tracer: Any) -> Any:
 
 
 @contextmanager
-def _random_numbers(gpus: list[torch.device]) -> Iterator[None]:
+def _random_numbers(gpus: list[int]) -> Iterator[None]:
     """Who draws afterwards draws what they would have drawn."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(gpus):
@@ -112,9 +112,10 @@ def _random_numbers(gpus: list[torch.device]) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _gpus(model: nn.Module, devices: Iterable[torch.device]) -> list[torch.device]:
-    held = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    return sorted((device for device in held.union(devices) if device.type == "cuda"), key=str)
+def _gpus(devices: Iterable[torch.device]) -> list[int]:
+    """All that are in use: `torch.manual_seed` is for every one of them."""
+    in_use = torch.cuda.is_initialized() or any(device.type == "cuda" for device in devices)
+    return list(range(torch.cuda.device_count())) if in_use else []
 
 
 class _Outside:

@@ -346,7 +346,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "compiled inside": compiled_inside,
     "compiled itself": compiled_itself,
     "a compiled method": Compiled,
-    "for several devices": lambda: nn.DataParallel(Model(_cached, cache=None)),
+    "for several devices": lambda: nn.DataParallel(Model(_cached, cache=None), device_ids=[]),
     "inference tensors": made_for_inference,
     "a graph": traced,
     "an exported program": lambda: torch.export.export(shared(), (torch.ones(2, SIZE),)).module(),

@@ -152,7 +152,7 @@ def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: m
     assert "its graph: 80 of 80 outputs are NaN" in idle.failure and idle.median_us is None
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("factor", [0.75, 1.5, 3.0])
 def test_peers_may_be_twice_as_far_off_and_we_may_not(
     factor: float, card: Card, case: measuring.Case
 ) -> None:
@@ -164,7 +164,7 @@ def test_peers_may_be_twice_as_far_off_and_we_may_not(
 
     found = measuring.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
     failed = {record.system for record in found if record.failure}
-    assert failed == {1.0: set(), 1.5: {"escalade"}, 3.0: {"escalade", "torch-eager"}}[factor]
+    assert failed == {0.75: set(), 1.5: {"escalade"}, 3.0: {"escalade", "torch-eager"}}[factor]
     by_system = {record.system: record.tolerance for record in found}
     assert by_system["torch-eager"] == pytest.approx(PEERS * (by_system["escalade"] or 0))
 
