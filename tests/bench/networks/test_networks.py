@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from escalade import cli
 from escalade.bench import store
 from escalade.bench.networks import measure as measuring
-from escalade.bench.networks import peers, phases
+from escalade.bench.networks import peers, phases, workload
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.contender import Contender, Entry, Unavailable
 from escalade.bench.networks.judging import PEERS, standard
@@ -181,6 +181,28 @@ def test_slow_peers_take_part_at_some_batches_only() -> None:
     assert "torch-graph" in setting.rivals_at(64)
     assert "torch-compile" in replace(setting, slow_batches=()).rivals_at(64)
     assert setting.among((512, 7)) == (512,) and setting.among((7,)) == (1_048_576,)
+
+
+@pytest.mark.parametrize(("count", "asked"), [(1, {1, 8}), (8, {8}), (11, {11})])
+def test_few_rows_are_allowed_what_more_of_them_are(
+    count: int, asked: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = WORKLOADS["spectral_autoencoder"]
+    model = chosen.model()
+    setting = Setting(
+        chosen, model, capture(model, (chosen.inputs(2),)), torch.device("cpu"), chosen.size, (1,), ("fp32",), {},
+        (), 0.0, 0,
+    )  # fmt: skip
+    seen: list[tuple[int, int]] = []
+
+    def fake(model: object, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int) -> float:
+        seen.append((len(x), len(expected)))
+        return 1.0 / len(x) if dtype == "fp16" else float(len(x))
+
+    monkeypatch.setattr(workload, "own_error", fake)
+    x, expected, own = setting.known(model, count, 3, ("fp16", "fp32", "fp16"))
+    assert len(x) == len(expected) == count and set(seen) == {(rows, rows) for rows in asked}
+    assert own == {"fp16": 1.0 / min(asked), "fp32": float(max(asked))}
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
