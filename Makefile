@@ -9,7 +9,7 @@ DATE ?= $(shell date -u +%F)
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test test-slice gpu-test setup clean
+.PHONY: demo test types suite test-slice gpu-test setup clean
 
 # Without a GPU `ladder` verifies one small problem on the twin; with one, a problem that takes a minute to measure.
 # Then a network: ResNet-18 compiled, explained, and compared with PyTorch on images.
@@ -21,8 +21,14 @@ demo: setup
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(MAKE) --no-print-directory -j2 types suite
+
+types:
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --seed $(SEED)
+
+# A worker that is done takes tests from the other: they take from a millisecond to many seconds.
+suite:
+	$(BIN)/pytest -n 2 --dist worksteal --seed $(SEED)
 
 # Three minutes of other configs and variants than `test` runs, which the date chooses.
 test-slice: setup

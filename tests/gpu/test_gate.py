@@ -93,19 +93,28 @@ def fake(tmp_path: pathlib.Path, body: str) -> str:
 
 
 RUN = 'while [ "$1" != -m ]; do program="$1"; shift; done; "$program" "$@" --twin; code=$?'
+PRETEND = "sed 's/^/right /'; code=0"
 SUM_UP = 'echo "========= ERROR SUMMARY: 0 errors"; exit $code'
 
 
 def test_a_tool_that_finds_nothing(tmp_path: pathlib.Path) -> None:
-    part = gate.run_tool("memcheck", fake(tmp_path, f"{RUN}; {SUM_UP}"), EASY, 2)
+    part = gate.run_tool("memcheck", fake(tmp_path, f"{RUN}; {SUM_UP}"), EASY, 1)
     assert part.failure == "" and part.system == "compute-sanitizer 9.9"
     assert (part.counts["passed"], part.counts["failed"]) == (3, 0)
+
+
+def test_jobs_are_spread_over_processes(tmp_path: pathlib.Path) -> None:
+    part = gate.run_tool("racecheck", fake(tmp_path, f"{PRETEND}; {SUM_UP}"), EASY, 2)
+    assert part.failure == "" and part.counts["passed"] == 3
 
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (f'echo "========= Invalid __shared__ write of size 4 bytes"; {RUN}; {SUM_UP}', "Invalid __shared__"),
+        (
+            f'echo "========= Invalid __shared__ write of size 4 bytes"; {PRETEND}; {SUM_UP}',
+            "Invalid __shared__",
+        ),
         ("exit 0", "no summary"),
         ("cat >/dev/null; exit 86", "it ended with 86"),
         ('cat >/dev/null; echo "========= ERROR SUMMARY: 0 errors"', "jobs did not end with a right result"),
