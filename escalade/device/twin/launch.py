@@ -231,6 +231,11 @@ class TwinKernel:
             (_Range * max(1, len(settled)))(*(_Range(*each, 0) for each in settled)),
             _Range(self._base, self._elf.loaded_bytes),
         )
+        for index, (start, size) in enumerate(buffers if self.checks else ()):
+            if size and not self._runtime.twin_mapped(start, size):
+                raise LaunchError(
+                    f"{self.entry}: buffer {index}, {size} bytes at {start:#x}, is not all memory of this process"
+                )
         before = contents(buffers) if self._zeroed else []
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
         if report:
@@ -401,6 +406,8 @@ def _runtime() -> ctypes.CDLL:
     for function in (library.twin_launch, library.twin_statistics, library.twin_writer):
         function.restype = ctypes.c_void_p
     library.twin_writer.argtypes = [ctypes.c_size_t]
+    library.twin_mapped.restype = ctypes.c_bool
+    library.twin_mapped.argtypes = [ctypes.c_size_t, ctypes.c_uint64]
     library.twin_unwritten.restype = ctypes.c_uint64
     library.twin_unwritten.argtypes = [ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
     library.twin_free.argtypes = [ctypes.c_void_p]

@@ -10,6 +10,7 @@ import torch
 
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError, Unwritten, build
+from escalade.errors import LaunchError
 from escalade.ops import OPERATIONS
 from escalade.ops.batch_norm import BatchStatisticsProblem
 from escalade.ops.batch_norm.statistics import SplitConfig
@@ -119,6 +120,19 @@ def test_a_buffer_that_cannot_be_written_can_be_read() -> None:
     y = torch.ones(64)
     launch(build(COPY, "copy", checks=True), 1, 64, (x, y, 0, 0))
     assert not y.any()
+
+
+@pytest.mark.parametrize("buffer", [(0, 64), (0x123456789000, 4), (-1, 1 << 50)])
+def test_a_buffer_that_is_no_memory_is_named(buffer: tuple[int, int]) -> None:
+    x, y = torch.zeros(64), torch.zeros(64)
+    start, size = buffer if buffer[0] >= 0 else (x.data_ptr(), buffer[1])
+    kernel = build(COPY, "copy", checks=True)
+    with pytest.raises(
+        LaunchError, match=rf"copy: buffer 1, {size} bytes at {start:#x}, is not all memory of this"
+    ):
+        kernel.launch(
+            (1, 1, 1), (64, 1, 1), arguments((x, y, 0, 0)), buffers=[(y.data_ptr(), 256), (start, size)]
+        )
 
 
 # ---------------------------------------------------------------- memory that nobody wrote

@@ -123,4 +123,16 @@ void Relocation::copy_back() const {
         }
 }
 
+// Whether there is memory behind all of these addresses.
+extern "C" bool twin_mapped(uintptr_t start, uint64_t bytes) {
+    constexpr uintptr_t PAGES = 1024;  // at once
+    unsigned char present[PAGES];
+    const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t end = start + bytes;
+    if (end < start) return false;
+    for (uintptr_t at = start / page * page; at < end; at += PAGES * page)
+        if (mincore(reinterpret_cast<void*>(at), std::min(PAGES * page, end - at), present)) return false;
+    return true;
+}
+
 }  // namespace twin
