@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -76,3 +78,17 @@ def test_results_with_the_same_bits_are_no_report() -> None:
     y = torch.zeros(32, dtype=torch.int8)
     launch(build(source, "twos", checks=True), 1, 32, (y,))
     assert y.eq(-2).all()
+
+
+def test_constants_of_the_host_are_no_unset_variables() -> None:
+    """A result so large is looked into by a second launch, which has the same constants."""
+    source = r"""
+__constant__ float large[32];
+extern "C" __global__ void large_ones(float* y) { y[threadIdx.x] = large[threadIdx.x]; }
+"""
+    kernel = build(source, "large_ones", checks=True)
+    values, y = torch.linspace(1e38, 3e38, 32), torch.zeros(32)
+    address, size = kernel.constant("large")
+    ctypes.memmove(address, values.data_ptr(), size)
+    launch(kernel, 1, 32, (y,))
+    assert torch.equal(y, values)
