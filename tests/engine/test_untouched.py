@@ -346,7 +346,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "compiled inside": compiled_inside,
     "compiled itself": compiled_itself,
     "a compiled method": Compiled,
-    "for several devices": lambda: nn.DataParallel(Model(_cached, cache=None), device_ids=[]),
+    "for several devices": lambda: nn.DataParallel(Model(_cached, cache=None)),
     "inference tensors": made_for_inference,
     "a graph": traced,
     "an exported program": lambda: torch.export.export(shared(), (torch.ones(2, SIZE),)).module(),
@@ -383,7 +383,8 @@ def test_the_model_stays_as_it_was(name: str) -> None:
             each.eval()
     with torch.no_grad():
         expected = same(x)
-        torch.testing.assert_close(engine(x), expected, rtol=1e-5, atol=1e-5)
+        # A model for several devices computes on the first GPU, if there is one.
+        torch.testing.assert_close(engine(x), expected.cpu(), rtol=1e-5, atol=1e-5)
         found = model(x)
     assert type(found) is torch.Tensor and torch.equal(found, expected)
     torch.save(model.state_dict(), io.BytesIO())

@@ -12,23 +12,23 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def weights(device: str) -> list[torch.Tensor]:
     """Of all types and sizes, in either layout, with gaps, in the midst of another, negated by a mark, and of none."""
-    made = [
-        torch.randn(8, 4, 3, 3),
-        torch.randn(5, 3, 3, 3).contiguous(memory_format=torch.channels_last),
-        torch.randn(7).half(),
-        torch.randn(3, 3).bfloat16(),
-        torch.tensor(3),
-        torch.randn(5, 9)[:, 2:7],
-        torch.randn(33)[1:],
-        torch.randn(6, 5).T,
-        torch._neg_view(torch.randn(4)),
-        torch.arange(3, dtype=torch.uint8),
-        torch.tensor([True, False]),
-        torch.randn(0, 4),
-        torch.randn(3, dtype=torch.float64),
-        torch.tensor([float("nan"), 0.0, -0.0, float("inf")]),
-    ]
-    return [tensor.to(device) for tensor in made]
+    with torch.device(device):  # moved there later, they would lie densely
+        return [
+            torch.randn(8, 4, 3, 3),
+            torch.randn(5, 3, 3, 3).contiguous(memory_format=torch.channels_last),
+            torch.randn(7).half(),
+            torch.randn(3, 3).bfloat16(),
+            torch.tensor(3),
+            torch.randn(5, 9)[:, 2:7],
+            torch.randn(33)[1:],
+            torch.randn(6, 5).T,
+            torch._neg_view(torch.randn(4)),
+            torch.arange(3, dtype=torch.uint8),
+            torch.tensor([True, False]),
+            torch.randn(0, 4),
+            torch.randn(3, dtype=torch.float64),
+            torch.tensor([float("nan"), 0.0, -0.0, float("inf")]),
+        ]
 
 
 def flip(tensor: torch.Tensor, bit: int) -> None:

@@ -13,6 +13,18 @@ PATIENCE = 120.0
 """Seconds that a test waits for other processes to give back device memory."""
 
 
+LONGEST = ("test_networks", "test_engine")
+"""Files whose tests take longest: they come first, so that no worker is left with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait for each other's memory go to one worker (`--dist loadgroup`): the others need not wait."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    for item in items:
+        if "much_memory" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("much memory"))
+
+
 @pytest.fixture
 def much_memory(
     tmp_path_factory: pytest.TempPathFactory, cuda: torch.device

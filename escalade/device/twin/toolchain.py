@@ -86,8 +86,9 @@ def kernel_options(checks: bool = False, sanitize: bool = False, zeroed: bool = 
         options += ["-fno-elide-constructors", "-fno-ipa-sra"]
         # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
         options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
-        if platform.machine() == "x86_64":  # where g++ would write their loops itself, and not tell of them
-            options += [f"-m{call}-strategy=libcall:-1:noalign" for call in ("memcpy", "memset")]
+        options += ["-fno-builtin-memset"]  # which g++ would write out, and not tell of; the runtime's does
+        if platform.machine() == "x86_64":  # the same of copies whose length is not known
+            options += ["-mmemcpy-strategy=libcall:-1:noalign"]
         # What a kernel leaves unset is known by its bits (runtime/registers.cpp, launch.py).
         options += [f"-ftrivial-auto-var-init={'zero' if zeroed else 'pattern'}"]
         options += ["-Wuninitialized", "-Wmaybe-uninitialized"]
