@@ -86,7 +86,8 @@ def kernel_options(checks: bool = False, sanitize: bool = False, zeroed: bool = 
         options += ["-fno-elide-constructors", "-fno-ipa-sra"]
         # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
         options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
-        options += ["-fno-builtin-memset"]  # which g++ would write out, and not tell of; the runtime's does
+        # g++ would write out a call of memset, or one that checks its bounds, and not tell of it; the runtime's does.
+        options += ["-fno-builtin-memset", "-U_FORTIFY_SOURCE"]
         if platform.machine() == "x86_64":  # the same of copies whose length is not known
             options += ["-mmemcpy-strategy=libcall:-1:noalign"]
         # What a kernel leaves unset is known by its bits (runtime/registers.cpp, launch.py).
