@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from escalade.bench.store import Record
@@ -10,25 +11,28 @@ from escalade.report.markdown import table
 WORKLOAD = "gpu_test"
 PART = "gpu-test"
 """Of the page, by the markers around it."""
+COUNTS = ("passed", "failed", "skipped", "seconds")
+MOST_LETTERS = 160
+"""Of what a failure says; the record has the rest."""
 
 
 def block(records: Sequence[Record]) -> str:
-    """A row for the tests and each tool; a sentence until there is a record."""
+    """A row for the tests and each tool, as each last ran; a sentence until there is a record."""
     own = [record for record in records if record.workload == WORKLOAD]
     if not own:
         return "No run is recorded yet.\n"
-    header = ("part", "program", "passed", "failed", "skipped", "seconds", "result")
+    header = ("part", "program", "commit", *COUNTS, "result")
     rows = [
         (
-            r.problem, r.system, *(str(r.config.get(name, "")) for name in ("passed", "failed", "skipped", "seconds")),
-            f"failed: {r.failure.splitlines()[0]}" if r.failure else "right",
+            r.problem, r.system, r.commit, *(str(r.config.get(name, "")) for name in COUNTS),
+            f"failed: {textwrap.shorten(r.failure, MOST_LETTERS, placeholder=' …')}" if r.failure else "right",
         )
         for r in own
     ]  # fmt: skip
     last = max(own, key=lambda record: record.date)
     parts = [
-        f"{last.gpu}, driver {last.driver}, commit {last.commit}, {last.date[:10]}:\n\n",
-        table(header, rows, left=2),
+        f"{last.gpu}, driver {last.driver}, {last.date[:10]}:\n\n",
+        table(header, rows, left=3),
     ]
     reasons: dict[str, int] = {}
     for record in own:
