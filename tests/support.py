@@ -62,17 +62,24 @@ def _supported(operation: str, rung: str, problems: tuple[Any, ...]) -> list[lis
     return [[v for v in variants(its, problem) if one.supports(v) is None] for problem in problems]
 
 
-def cover(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int) -> list[Any]:
+def cover(
+    operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int, share: int = 1
+) -> list[Any]:
     """Each problem once, and each dtype and layout at least once: the problems take turns at them.
 
-    `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype.
+    `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype. With a `share`, it is
+    one problem in so many, others for the next rung.
     """
-    each = supported(operation, rung, problems)
+    every = supported(operation, rung, problems)
+    each = every[turn % share :: share] or every
     rounds = max(len(each), max((len(variants) for variants in each), default=0))
     chosen = []
     for number in range(rounds):
         offered = each[number % len(each)]
-        chosen.append(offered[(number + turn) % len(offered)])
+        chosen.append(offered[(number + turn // share) % len(offered)])
+    met = {(problem.dtype, problem.layout) for problem in chosen}
+    others = {(variant.dtype, variant.layout): variant for offered in every for variant in offered}
+    chosen += [variant for kind, variant in others.items() if kind not in met]
     return list(dict.fromkeys(chosen))
 
 

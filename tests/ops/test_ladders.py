@@ -34,6 +34,8 @@ from tests.support import (
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
 """How many configs of a rung are run besides the default, others every time; `--thorough` runs all."""
+SHARE = 2
+"""One problem in so many is run with each rung; `make test-slice` draws from the others."""
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
 
@@ -46,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.config.option.thorough:
             problems = list(chain(*supported(operation, rung, operation.small_problems)))
         else:
-            problems = cover(operation, rung, operation.small_problems, turn)
+            problems = cover(operation, rung, operation.small_problems, turn, SHARE)
         cases += [(operation, rung, problem) for problem in problems]
     metafunc.parametrize(("operation", "rung", "problem"), cases, ids=label)
 
