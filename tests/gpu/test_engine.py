@@ -25,6 +25,7 @@ from escalade.engine.capture import capture
 from escalade.engine.program import OutOfMemory
 from escalade.ops.precision import precision
 from tests.engine.untouched import untouched
+from tests.support import in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -89,11 +90,7 @@ def test_other_batch_sizes_threads_and_streams(engine: Engine, cuda: torch.devic
                     wrong.append(f"thread {number}, turn {turn}")
         stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
@@ -374,11 +371,7 @@ def test_direct_calls_on_side_streams_and_threads(direct: tuple[Engine, list[tor
             if not torch.equal(found, expected[(number + turn) % len(batches)]):
                 wrong.append(f"thread {number}, turn {turn}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from escalade.errors import LaunchError
 from escalade.ops import conv2d
 from escalade.ops.precision import precision
 from tests.ops.test_shared_state import sharing
+from tests.support import in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -51,11 +51,7 @@ def test_threads(options: dict[str, Any], cuda: torch.device) -> None:
                 if not right(y, x, weight)
             )
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
