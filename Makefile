@@ -16,7 +16,7 @@ HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or
 demo: setup
 	$(BIN)/escalade doctor
 	$(BIN)/escalade ladder conv2d $$($(BIN)/python -c 'import torch; print("--seconds 0.1 -t fp32 -t fp16 -p 64to64_56_k3s1_b32" if torch.cuda.is_available() else "")')
-	$(BIN)/python -m escalade.demo
+	$(BIN)/python -m escalade.commands.demo
 
 test: setup
 	$(BIN)/ruff check

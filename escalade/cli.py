@@ -82,7 +82,7 @@ def _main(
 @app.command()
 def doctor() -> None:
     """What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do about it."""
-    from escalade.doctor import examine, show
+    from escalade.commands.doctor import examine, show
 
     raise typer.Exit(show(examine()))
 
@@ -111,7 +111,7 @@ def ladder(
     ] = None,
 ) -> None:
     """The rungs of an operation, verified and then timed beside PyTorch and the card's ceilings."""
-    from escalade.bench import commands
+    from escalade.commands import ladder as commands
 
     options = commands.LadderOptions(
         operation, tuple(problem or ()), tuple(rung or ()), tuple(dtype or ()), tuple(layout or ()),
@@ -146,7 +146,7 @@ def verify(
     ] = None,
 ) -> None:
     """Every rung on every problem against the float64 reference. Fails if any result is wrong."""
-    from escalade.bench import commands
+    from escalade.commands import ladder as commands
 
     options = commands.VerifyOptions(
         operation, tuple(problem or ()), tuple(rung or ()), tuple(dtype or ()), tuple(layout or ()),
@@ -169,7 +169,7 @@ def precompile(
     ] = None,
 ) -> None:
     """Compile the kernels of an operation into the cache, in parallel. Needs no GPU."""
-    from escalade.bench import commands
+    from escalade.commands import ladder as commands
 
     which = commands.Which(
         operation, tuple(problem or ()), tuple(rung or ()), tuple(dtype or ()), tuple(layout or ())
@@ -219,7 +219,7 @@ def tune(
 
     Entries are saved as they are found: a run that is stopped goes on where it was when it is started again.
     """
-    from escalade.tune import commands
+    from escalade.commands import tune as commands
 
     instead = sum((sweep is not None, judge is not None))
     if instead > 1 or (instead and (names or problem)):
@@ -284,7 +284,7 @@ def bench(
     plot: Annotated[pathlib.Path | None, typer.Option(help="Draw the figures into this .png file.")] = None,
 ) -> None:
     """A network beside its peers, in one run: verified, then timed for every batch size and dtype."""
-    from escalade.bench.networks import commands
+    from escalade.commands import bench as commands
 
     options = commands.BenchOptions(
         workload, _numbers("--batch", _listed(batch)), _listed(dtype), _listed(peers), _listed(parts), device,
@@ -333,7 +333,7 @@ def layers(
     ] = None,
 ) -> None:
     """Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer."""
-    from escalade.bench.layers import command
+    from escalade.commands import layers as command
 
     options = command.LayerOptions(
         tuple(names), _numbers("--batch", _listed(batch)), _listed(dtype), direction, _listed(peers), tune, device,
@@ -360,7 +360,7 @@ def explain(
     json: Annotated[pathlib.Path | None, typer.Option(help="Write the plan to this file too.")] = None,
 ) -> None:
     """The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to PyTorch."""
-    from escalade.bench.networks import commands
+    from escalade.commands import bench as commands
 
     raise typer.Exit(commands.explain(commands.ExplainOptions(model, batch, dtype, device, time, json)))
 
@@ -424,7 +424,7 @@ def classify(
     csv: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
 ) -> None:
     """What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be read."""
-    from escalade import classify as images_to_classes
+    from escalade.commands import classify as images_to_classes
 
     options = images_to_classes.Options(
         tuple(images), weights, labels, dtype, batch, device, top, mean, std, json, csv

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.bench.verify import Case
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
+from escalade.measure.verify import Case
 from escalade.ops import OPERATIONS
 from tests.support import all_rungs, supported
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from escalade.bench.verify import Case
 from escalade.device.run import TwinOptions
+from escalade.measure.verify import Case
 from escalade.ops import OPERATIONS, Config, Operation, Rung
 
 T = TypeVar("T")

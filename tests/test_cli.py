@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from escalade import cli, doctor
-from escalade.bench import store
+from escalade import cli
+from escalade.commands import doctor
+from escalade.measure import records as store
 from tests.bench.fake import Scale, ScaleProblem, ScaleRung, rung
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -201,15 +202,13 @@ def test_layers_that_a_direction_leaves_out(
     """An image has no gradient; and what nothing can do is not measured."""
     image = ("layers", "3to8_9_k3s1_b1", "--direction", "input_gradient", "--device", "twin")
     assert "nothing to measure" in said_by(*image, monkeypatch=monkeypatch, capsys=capsys)
-    monkeypatch.setattr("escalade.bench.layers.command.measure", lambda *_: [])
+    monkeypatch.setattr("escalade.commands.layers.measure", lambda *_: [])
     other = ("layers", "8to8_9_k3s1_b1", "--device", "twin")
     assert "nothing was measured" in said_by(*other, monkeypatch=monkeypatch, capsys=capsys)
 
 
 def test_a_bench_without_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(
-        "escalade.bench.networks.commands.network_device", lambda name: torch.device("cuda", 0)
-    )
+    monkeypatch.setattr("escalade.commands.bench.network_device", lambda name: torch.device("cuda", 0))
     given = ("bench", "resnet18", "--parts", "phases", "--no-phases")
     assert "no part is left to measure" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
 
@@ -240,7 +239,8 @@ def test_help_and_version_do_not_load_pytorch() -> None:
 
 def test_importing_everything_does_not_touch_cuda() -> None:
     probe = (
-        "import torch, escalade, escalade.ops, escalade.bench.commands, escalade.report.tables, escalade.doctor, sys;"
+        "import torch, escalade, escalade.ops, escalade.commands.ladder, escalade.report.tables, sys;"
+        "import escalade.commands.doctor;"
         "sys.exit(torch.cuda.is_initialized())"
     )
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0

@@ -9,9 +9,9 @@ import pathlib
 import pytest
 
 from escalade import outside
-from escalade.bench import store
 from escalade.device.twin import toolchain
 from escalade.errors import CompileError
+from escalade.measure import records as store
 
 COSINE = {"x.cpp": "#include <cmath>\nint main() { return std::cos(0.0) > 2; }\n"}
 

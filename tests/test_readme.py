@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from escalade.doctor import VARIABLES
+from escalade.commands.doctor import VARIABLES
 from escalade.report import tables
 
 ROOT = pathlib.Path(__file__).parent.parent

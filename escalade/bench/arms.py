@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from escalade.bench.ceilings import Ceilings, properties
-from escalade.bench.figures import timed
 from escalade.bench.peers import AGREEMENT, Peer
-from escalade.bench.store import Record
-from escalade.bench.timing import Arm, Proof, Timing, rotation, time_interleaved
-from escalade.bench.verify import Outcome, compare
 from escalade.device import cuda
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable
-from escalade.ops.ladder import Config, Operation, Rung
+from escalade.measure.ceilings import Ceilings, properties
+from escalade.measure.figures import timed
+from escalade.measure.records import Record
+from escalade.measure.timing import Arm, Proof, Timing, rotation, time_interleaved
+from escalade.measure.verify import Outcome, compare, outputs_of
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Config, Rung
 
 THREADS_PER_SM = 2048
 _ALIGNMENT = 256  # of workspaces, as the allocator has it
@@ -62,11 +63,6 @@ class Verified:
 
 def blank_record(operation: Operation[Any], problem: Any, system: str, rung: str) -> Record:
     return Record(operation.name, problem.name, problem.dtype, problem.layout, problem.batch, system, rung)
-
-
-def outputs_of(operation: Operation[Any], problem: Any, device: torch.device) -> dict[str, torch.Tensor]:
-    """Room for everything that it computes, by buffer name."""
-    return {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
 
 
 class Bench:

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from escalade.bench import verify
 from escalade.bench.arms import Bench, Settings, Verified, blank_record
-from escalade.bench.ceilings import Ceilings
-from escalade.bench.figures import with_gains
 from escalade.bench.peers import Peer, WrongPeer, error_of, peers
-from escalade.bench.refusal import reason
-from escalade.bench.store import Record
-from escalade.ops.ladder import Operation, Rung
+from escalade.measure import verify
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.figures import with_gains
+from escalade.measure.records import Record
+from escalade.measure.refusal import reason
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Rung
 
 DEFAULTS = Settings()
 Say = Callable[[str], None]

@@ -1,6 +1,5 @@
 """Image files through a classifier: found, decoded in threads, streamed through an engine, labelled."""
 
-from escalade.classify.command import Options, classify
 from escalade.classify.predict import Guess, Prediction, predict
 
-__all__ = ["Guess", "Options", "Prediction", "classify", "predict"]
+__all__ = ["Guess", "Prediction", "predict"]

@@ -11,8 +11,8 @@ from escalade.engine.graph import Graph
 from escalade.engine.lower import FP8, FP32, NHWC
 from escalade.engine.plan import ConstantForm
 from escalade.errors import UnsupportedError
-from escalade.ops.call import aligned
-from escalade.ops.e4m3 import to_e4m3
+from escalade.ops.base.e4m3 import to_e4m3
+from escalade.ops.calling.executables import aligned
 
 
 def require_finite(graph: Graph) -> None:

@@ -13,11 +13,11 @@ from escalade.engine.forms import NAMES, Form
 from escalade.engine.graph import Node
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
 from escalade.ops.add import AddProblem
+from escalade.ops.base.problem import Problem
 from escalade.ops.batch_norm import BatchNormProblem
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.convert import ConvertProblem
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.ladder import Problem
 from escalade.ops.linear import LinearProblem
 from escalade.ops.max_pool2d import MaxPool2dProblem
 from escalade.ops.mlp.problem import MlpProblem

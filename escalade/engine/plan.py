@@ -22,8 +22,8 @@ from escalade.engine.passes.layout import layout_of
 from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
-from escalade.ops.e4m3 import E4M3
-from escalade.tune import Choice, choose
+from escalade.ops.base.e4m3 import E4M3
+from escalade.ops.choose.choice import Choice, choose
 
 MOST_DIRECT_LAUNCHES = 3
 """Up to here, launching kernels one by one costs the host no more than a CUDA graph with copies before and after it."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, adaptive_avg_pool2d
 from escalade.ops.add import Add, add
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.problem import Problem
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.batch_norm import BatchNorm, BatchStatistics, batch_norm, batch_statistics
 from escalade.ops.conv2d import Conv2d, conv2d
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradient, conv2d_input_gradient
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradient, conv2d_weight_gradient
 from escalade.ops.convert import Convert
 from escalade.ops.few_channels import FewChannels, few_channels
-from escalade.ops.ladder import Config, Ladder, Operation, Problem, Rung
 from escalade.ops.linear import Linear, linear
 from escalade.ops.max_pool2d import MaxPool2d, max_pool2d
 from escalade.ops.mlp import Mlp, mlp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 
 
 def who(record: Record) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.report.markdown import table
 
 WORKLOAD = "gpu_test"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from escalade.bench.layers import summary
 from escalade.bench.layers.sets import DIRECTIONS, SETS, Layer, Part, parts
 from escalade.bench.layers.summary import Row
-from escalade.bench.store import Record
 from escalade.errors import UnsupportedError
+from escalade.measure.records import Record
 from escalade.report.markdown import origin, table
 
 WORKLOADS = {

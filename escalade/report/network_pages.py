@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.report import cells, rows
 from escalade.report.markdown import origin, table
 from escalade.report.networks import share_of_copies

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from escalade.bench.store import Record
 from escalade.errors import UnsupportedError
+from escalade.measure.records import Record
 from escalade.report.op_times import OpTimes, op_times
 from escalade.report.rows import of_rows
 

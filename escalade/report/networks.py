@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from escalade.bench.networks.op_times import OPERATION
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.op_times import HEADER, op_times
 from escalade.report.rows import of_rows

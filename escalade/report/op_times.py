@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from escalade.bench.networks.op_times import FORMS, OPERATION
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 
 HEADER = ("Variant", "Op-Time 1", "Op-Time 2", "Sum of Op-Times")

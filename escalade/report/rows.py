@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.markdown import table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
-from escalade.bench.store import Record, load_folder
 from escalade.errors import EscaladeError
+from escalade.measure.records import Record, load_folder
 from escalade.ops import OPERATIONS
 from escalade.report import cells, gpu_tests, layer_pages, network_pages
 from escalade.report.markdown import origin, table

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from escalade.bench.ceilings import Ceilings
-from escalade.bench.store import Record
-from escalade.bench.verify import Outcome
-from escalade.ops.ladder import Operation
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
+from escalade.measure.verify import Outcome
+from escalade.ops.base.operation import Operation
 from escalade.report import cells
 
 

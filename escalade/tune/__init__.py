@@ -1,5 +1,1 @@
-"""Which rung and which config for a problem on a device."""
-
-from escalade.tune.choose import Choice, choose
-
-__all__ = ["Choice", "choose"]
+"""Tables of measured choices, filled and judged: `search` measures, `sweep` and `samples` gather, `judge` compares."""

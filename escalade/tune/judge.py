@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from escalade import ops
-from escalade.bench.timing import percentile
 from escalade.errors import UnsupportedError
-from escalade.tune.choose import estimated
+from escalade.measure.timing import percentile
+from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample
 
 BOUND = 2.0

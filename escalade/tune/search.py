@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.bench.arms import outputs_of
-from escalade.bench.timing import Arm, Proof, time_interleaved
-from escalade.bench.verify import Case, compare
 from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
-from escalade.ops.ladder import Config, Problem, Rung
-from escalade.tune.choose import configs_for_any_caller
+from escalade.measure.timing import Arm, Proof, time_interleaved
+from escalade.measure.verify import Case, compare, outputs_of
+from escalade.ops.base.problem import Problem
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.choose.choice import configs_for_any_caller
+from escalade.ops.choose.table import Entry
 from escalade.tune.samples import Sample
-from escalade.tune.table import Entry
 
 SCREENING_SECONDS = 0.004
 """For each candidate of the first pass."""

@@ -10,7 +10,9 @@ import torch
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.ladder import Config, Ladder, Operation, Rung
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Config, Rung
 
 SOURCE = str(pathlib.Path(__file__).parent / "scale.cu")
 FAULTS = {"none": 0, "unwritten": 1, "mutates": 2, "wrong_element": 3, "uses_workspace": 4}

@@ -13,13 +13,13 @@ import torch
 from escalade import ops
 from escalade.bench import arms
 from escalade.bench.arms import Bench, Settings, Verified
-from escalade.bench.ceilings import Ceilings
 from escalade.bench.layers import measure
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import Peer, WrongPeer, error_of, torch_conv2d
-from escalade.bench.timing import L2_MULTIPLE, Arm, Timing
-from escalade.bench.verify import Case
 from escalade.device.recipe import KernelCall, Recipe
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.timing import L2_MULTIPLE, Arm, Timing
+from escalade.measure.verify import Case
 from escalade.ops.conv2d import Conv2dProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
 

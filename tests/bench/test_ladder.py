@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench import arms, figures, ladder
+from escalade.bench import arms, ladder
 from escalade.bench.arms import Settings
-from escalade.bench.ceilings import Ceilings
 from escalade.bench.ladder import climb
 from escalade.bench.peers import Peer
-from escalade.bench.store import Record
-from escalade.bench.timing import Arm, Timing
-from escalade.bench.verify import Case
+from escalade.measure import figures
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
+from escalade.measure.timing import Arm, Timing
+from escalade.measure.verify import Case
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

@@ -13,17 +13,19 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
-from escalade.bench import arms, store
+from escalade.bench import arms
 from escalade.bench.arms import Settings
-from escalade.bench.layers import command, measure, rivals, sets, summary
+from escalade.bench.layers import measure, rivals, sets, summary
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import Peer, torch_conv2d
 from escalade.bench.peers.stem import convolution, in_two_steps
-from escalade.bench.store import Record
-from escalade.bench.verify import Case, Outcome
+from escalade.commands import layers as command
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.accuracy import relative_error
+from escalade.measure import records as store
+from escalade.measure.records import Record
+from escalade.measure.verify import Case, Outcome
+from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
 from tests.bench.fake import Scale, ScaleProblem, rung

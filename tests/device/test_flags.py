@@ -16,7 +16,7 @@ from escalade.device.run import Executable
 from escalade.engine import program as engine_program
 from escalade.engine.graph import Node
 from escalade.engine.plan import Step
-from escalade.ops.call import ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.linear import Linear, LinearProblem
 

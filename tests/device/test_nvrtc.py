@@ -17,7 +17,7 @@ from escalade.device.nvrtc import compile_program, compiler_version, cuda_header
 from escalade.device.program import Program, Type
 from escalade.errors import CompileError
 from escalade.ops import Operation, Rung
-from escalade.ops.ladder import ALL_ARCHITECTURES
+from escalade.ops.base.rung import ALL_ARCHITECTURES
 from tests.device.conftest import Write
 from tests.support import all_rungs, label, supported
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.bench.verify import jobs, programs
 from escalade.device.cache import default_cache
 from escalade.device.nvrtc import is_compiled
 from escalade.device.precompile import precompile
 from escalade.device.program import Program
+from escalade.measure.verify import jobs, programs
 from tests.bench.fake import SOURCE, Scale, rung
 
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.bench.timing import host_time
 from escalade.device.recipe import Recipe, Workspace
 from escalade.engine import Engine, compile, load
 from escalade.engine import plan as planning
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
+from escalade.measure.timing import host_time
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from tests.support import in_threads

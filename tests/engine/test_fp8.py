@@ -21,7 +21,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.passes import fuse, optimise
 from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
-from escalade.ops.e4m3 import E4M3
+from escalade.ops.base.e4m3 import E4M3
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from escalade.bench import store
+from escalade.measure import records as store
 from escalade.report.gpu_tests import WORKLOAD
 from tests.gpu import sanitize
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from escalade.bench.verify import Case, compare, in_layout, poisoned
 from escalade.device.program import KERNELS
 from escalade.device.run import bind
+from escalade.measure.verify import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
 from tests.support import supported
 

@@ -16,14 +16,14 @@ import torch
 import escalade
 from escalade import models
 from escalade.bench.networks.judging import LEAST, LEAST_ROWS, TIMES, own_error
-from escalade.bench.timing import host_time
-from escalade.bench.verify import compare
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture import capture
 from escalade.engine.program import OutOfMemory
-from escalade.ops.precision import precision
+from escalade.measure.timing import host_time
+from escalade.measure.verify import compare
+from escalade.ops.base.precision import precision
 from tests.engine.untouched import untouched
 from tests.support import in_threads
 

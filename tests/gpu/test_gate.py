@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.bench import store
+from escalade.measure import records as store
 from escalade.ops import OPERATIONS
 from escalade.report import gpu_tests
 from tests.gpu import gate, sanitize

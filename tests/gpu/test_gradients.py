@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from escalade.bench.verify import compare
+from escalade.measure.verify import compare
 from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
-from escalade.ops.accuracy import relative_error
+from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, STORAGE
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits

@@ -12,7 +12,6 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench import store
 from escalade.bench.networks.contender import Contender, Entry
 from escalade.bench.networks.judging import standard
 from escalade.bench.networks.measure import Case, compare, escalade
@@ -21,6 +20,7 @@ from escalade.bench.networks.workload import reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
+from escalade.measure import records as store
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import torch
 
 from escalade import ops
 from escalade.device.recipe import Recipe
-from escalade.ops import call
+from escalade.ops.calling import executables as call
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
 
 

@@ -16,8 +16,9 @@ from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
-from escalade.ops.elements import SHARED_BYTES
-from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder
+from escalade.ops.base.card import SHARED_BYTES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.rung import ALL_ARCHITECTURES, Config
 from tests.support import (
     MEDIUM_BATCH,
     Sample,

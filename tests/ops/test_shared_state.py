@@ -19,11 +19,11 @@ from escalade.device.recipe import ConstantCopy, Recipe
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config, Operation, Rung, conv2d
+from escalade.ops.choose.choice import choose, estimated
+from escalade.ops.choose.table import Entry, Table, key_of
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.tune import choose, search
-from escalade.tune.choose import estimated
+from escalade.tune import search
 from escalade.tune.sweep import problems
-from escalade.tune.table import Entry, Table, key_of
 from tests.support import all_rungs, in_threads, supported, variants
 
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) ->
             assert not candidate.rung.recipe(problem, candidate.config).shared_state
         entry = Entry(rung.name, config.as_dict(), 0.001)
         table = Table("anything", {key_of(operation.name, problem): entry})
-        choosing = import_module("escalade.tune.choose")
+        choosing = import_module("escalade.ops.choose.choice")
         monkeypatch.setattr(choosing, "tables_for", lambda device, table=table: (table,))
         monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
         assert table.find(operation.name, problem) is not None

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from escalade.bench import store
 from escalade.bench.layers import sets
-from escalade.bench.store import Record
+from escalade.measure import records as store
+from escalade.measure.records import Record
 from escalade.report import tables
 from escalade.report.layer_pages import layers_page
 

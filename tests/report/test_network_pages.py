@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from escalade.bench import store
 from escalade.bench.networks.op_times import FORMS
-from escalade.bench.store import Provenance, Record
+from escalade.measure import records as store
+from escalade.measure.records import Provenance, Record
 from escalade.report import network_pages, tables
 from escalade.report.networks import network_tables
 from escalade.report.op_times import op_times

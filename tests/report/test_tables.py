@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from escalade.bench import store
-from escalade.bench.store import Record
 from escalade.errors import EscaladeError
+from escalade.measure import records as store
+from escalade.measure.records import Record
 from escalade.report import tables
 
 DIRECT = Record(

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench.timing import Arm, Timing
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
+from escalade.measure.timing import Arm, Timing
 from escalade.tune import search
 from escalade.tune.search import Candidate, Trial
 from tests.bench.fake import Scale, ScaleProblem, rung

@@ -17,13 +17,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from escalade import cli
+from escalade.commands import tune as commands
 from escalade.errors import UnsupportedError
+from escalade.ops.choose.choice import estimated
+from escalade.ops.choose.table import SHIPPED, key_of, read
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.tune import commands, judge, samples, search
-from escalade.tune.choose import estimated
+from escalade.tune import judge, samples, search
 from escalade.tune.samples import Sample, SamplesError
 from escalade.tune.sweep import MOST_BYTES, MOST_FLOPS, UNTUNED, problems
-from escalade.tune.table import SHIPPED, key_of, read
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

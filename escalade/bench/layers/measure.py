@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.bench import verify
 from escalade.bench.arms import Bench, Settings, Verified, blank_record
-from escalade.bench.ceilings import Ceilings
-from escalade.bench.figures import with_gains
 from escalade.bench.ladder import Say, free
 from escalade.bench.layers import rivals
 from escalade.bench.layers.sets import Layer
-from escalade.bench.store import Record
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
-from escalade.ops.ladder import Config, Rung
+from escalade.measure import verify
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.figures import with_gains
+from escalade.measure.records import Record
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.choose.choice import choose
 from escalade.tune import search
-from escalade.tune.choose import choose
 
 
 @dataclass(frozen=True)

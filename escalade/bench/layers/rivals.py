@@ -13,9 +13,9 @@ from escalade.bench.peers import Peer, WrongPeer, error_of, peers
 from escalade.bench.peers.cudnn_graph import cudnn_graph_peer, frontend
 from escalade.bench.peers.stem import convolution, in_two_steps
 from escalade.bench.peers.torch_conv2d import compiled_peer
-from escalade.bench.refusal import reason
-from escalade.bench.verify import Case
 from escalade.errors import UnsupportedError
+from escalade.measure.refusal import reason
+from escalade.measure.verify import Case
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from escalade import ops
 from escalade.errors import UnsupportedError
+from escalade.ops.base.problem import Problem
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.ladder import Problem
 from escalade.ops.stem.problem import DTYPES as STEM_DTYPES
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune.sweep import UNTUNED

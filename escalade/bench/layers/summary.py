@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from escalade.bench.layers.sets import Layer
-from escalade.bench.store import Record
+from escalade.measure.records import Record
 from escalade.report import cells
 
 Measured = Mapping[tuple[str, object], Sequence[Record]]

@@ -9,9 +9,9 @@ import torch
 from escalade.bench.networks.judging import fresh, standard
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Workload, reference
-from escalade.bench.store import Record
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
+from escalade.measure.records import Record
 
 MARGIN = 0.01
 """By how much of itself the largest logit must exceed the next for an image to count."""

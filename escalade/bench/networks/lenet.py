@@ -13,8 +13,8 @@ from escalade.bench.networks import fashion_mnist, op_times, parts, peers
 from escalade.bench.networks.judging import Standard, fresh, own_error
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
-from escalade.bench.store import Record
 from escalade.engine.engine import Engine
+from escalade.measure.records import Record
 
 COUNTS = (100, 1_000, 10_000)
 _COUNTS_ON_CPU = (100,)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks import turns
 from escalade.bench.networks.contender import (
     FORMATS,
@@ -25,13 +24,14 @@ from escalade.bench.networks.contender import (
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Say
-from escalade.bench.refusal import reason
-from escalade.bench.store import Record
-from escalade.bench.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import STORAGE
-from escalade.ops.precision import precision
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
+from escalade.measure.refusal import reason
+from escalade.measure.timing import CallSampler, ReplaySampler, Sampler, Timing
+from escalade.ops.base.precision import precision
 
 CALLS_IN_A_ROW = 10
 """Of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of calls."""

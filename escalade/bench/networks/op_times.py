@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from escalade import ops
-from escalade.bench import verify
 from escalade.bench.arms import Settings
 from escalade.bench.ladder import climb
 from escalade.bench.networks.workload import Say, Setting
-from escalade.bench.store import Record
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
-from escalade.ops.ladder import Operation
+from escalade.measure import verify
+from escalade.measure.records import Record
+from escalade.ops.base.operation import Operation
 
 OPERATION = "few_channels"
 FORMS = {

@@ -16,9 +16,9 @@ from escalade.bench.networks.measure import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
 from escalade.bench.networks.workload import Say, Setting
-from escalade.bench.store import Record
 from escalade.engine import compile
 from escalade.engine.engine import Engine
+from escalade.measure.records import Record
 
 _ACCURACY_INPUTS = {"cuda": 64, "cpu": 2}
 

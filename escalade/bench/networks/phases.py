@@ -17,15 +17,15 @@ from escalade.bench.networks import turns
 from escalade.bench.networks.contender import Entry, waiting
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
-from escalade.bench.store import Record
-from escalade.bench.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.forms import STORAGE
 from escalade.engine.graph import Graph
 from escalade.engine.program import KernelProgram
 from escalade.engine.way import Way
 from escalade.errors import EscaladeError
-from escalade.ops.precision import precision
+from escalade.measure.records import Record
+from escalade.measure.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
+from escalade.ops.base.precision import precision
 
 SUMMARIES = {
     "cpu": "PyTorch's CPU operators on one thread, fp32: better than plain loops",

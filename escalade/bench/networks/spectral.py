@@ -13,9 +13,9 @@ from escalade.bench.networks import parts, peers, training
 from escalade.bench.networks.contender import Entry, Maker
 from escalade.bench.networks.measure import Case, compare
 from escalade.bench.networks.workload import Part, Say, Setting, Workload
-from escalade.bench.store import Record
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
+from escalade.measure.records import Record
 
 BANDS, FRAMES = 64, 5
 _SCORE_BATCHES = (512, 1_048_576)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from escalade.bench.timing import Arm, ReplaySampler, interleave, keep_busy, time_interleaved
 from escalade.engine.program import KernelProgram
+from escalade.measure.timing import Arm, ReplaySampler, interleave, keep_busy, time_interleaved
 
 _SECONDS = 0.02
 

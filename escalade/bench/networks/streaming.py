@@ -14,8 +14,9 @@ import torch
 
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
-from escalade.bench.store import Record
-from escalade.bench.timing import (
+from escalade.engine.engine import Engine
+from escalade.measure.records import Record
+from escalade.measure.timing import (
     EventSampler,
     ReplaySampler,
     Sampler,
@@ -24,7 +25,6 @@ from escalade.bench.timing import (
     keep_busy,
     summarize,
 )
-from escalade.engine.engine import Engine
 
 _DISTINCT = 4
 """Host batches that are given in turns; each is larger than a CPU's caches."""

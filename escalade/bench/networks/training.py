@@ -13,8 +13,8 @@ from escalade.bench.networks.contender import Contender, Entry, Maker, Replay, w
 from escalade.bench.networks.judging import Standard
 from escalade.bench.networks.torch_peers import repeat, require_cuda
 from escalade.engine.forms import STORAGE
-from escalade.ops.accuracy import relative_error
-from escalade.ops.precision import precision
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.precision import precision
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 RATE = 1e-3

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks.contender import Maker
 from escalade.bench.networks.judging import LEAST_ROWS, own_error
 from escalade.bench.networks.peers import SLOW
-from escalade.bench.store import Record
 from escalade.engine.engine import Engine
 from escalade.engine.graph import Graph
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
 
 Say = Callable[[str], None]
 

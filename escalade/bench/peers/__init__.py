@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from escalade.bench.verify import compare
 from escalade.errors import EscaladeError
-from escalade.ops.ladder import Operation
+from escalade.measure.verify import compare
+from escalade.ops.base.operation import Operation
 
 Inputs = Mapping[str, torch.Tensor]
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from escalade.bench.peers import AGREEMENT, Inputs, Peer
-from escalade.bench.refusal import reason
-from escalade.bench.timing import Arm, time_interleaved
 from escalade.errors import LaunchError, UnsupportedError
-from escalade.ops.accuracy import relative_error
+from escalade.measure.refusal import reason
+from escalade.measure.timing import Arm, time_interleaved
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.ladder import Operation
 
 SYSTEM = "cudnn-graph"
 WORKSPACE_LIMIT = 2 << 30

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape
 from escalade.engine.passes.simplify import remove_dead_code
-from escalade.ops.elements import MOST_SHARED
+from escalade.ops.base.card import MOST_SHARED
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer
 
 MOST_WEIGHT_BYTES = MOST_SHARED

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph import Graph, Node
-from escalade.ops.e4m3 import LARGEST
+from escalade.ops.base.e4m3 import LARGEST
 
 CHANNEL_UNIT = 16
 """Channels and filters come in multiples of this: what one 16-byte copy moves."""

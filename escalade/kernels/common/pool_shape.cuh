@@ -1,7 +1,7 @@
 // The sizes of a pooling, and the place of an output.
 #pragma once
 
-struct PoolShape {  // filled by escalade/ops/pooling.py, in this order
+struct PoolShape {  // filled by escalade/ops/shared/pooling.py, in this order
     int batch, channels, height, width;
     int output_height, output_width;
 };

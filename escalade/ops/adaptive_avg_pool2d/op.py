@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import pooling
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
-from escalade.ops.elements import dtype_of
-from escalade.ops.images import check_images, empty_beside, layout_of
-from escalade.ops.operator import define
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.library import define
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import check_images, empty_beside, layout_of
 
 
 def adaptive_avg_pool2d(

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from escalade.ops import pointwise
 from escalade.ops.add.problem import AddProblem
-from escalade.ops.elements import DTYPES
-from escalade.ops.ladder import Ladder, Operation, Rung
-from escalade.ops.pointwise import Naive, Vectorised
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Rung
+from escalade.ops.shared import pointwise
+from escalade.ops.shared.pointwise import Naive, Vectorised
 
 PROBLEMS = (
     AddProblem(802_816, relu=True),

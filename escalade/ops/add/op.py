@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import pointwise
 from escalade.ops.add.problem import AddProblem
-from escalade.ops.elements import dtype_of
-from escalade.ops.operator import define, require_alike
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.library import define, require_alike
+from escalade.ops.shared import pointwise
 
 
 def add(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from escalade.ops.checks import match_name
-from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.pointwise import check
+from escalade.ops.base.checks import match_name
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.pointwise import check
 
 _NAME = re.compile(r"add(?P<relu>_relu)?_(?P<elements>\d+)")
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.batch_norm import normalise, reference, statistics
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.elements import DTYPES
-from escalade.ops.images import LAYOUTS
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.shared.images import LAYOUTS
 
 _NORM, _STATISTICS = BatchNormProblem, BatchStatisticsProblem
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Type
+from escalade.ops.base.dtypes import element, widest_vector
+from escalade.ops.base.grid import blocks
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.elements import blocks, element, widest_vector
 
 AnyProblem = BatchNormProblem | BatchStatisticsProblem
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops import pointwise
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.dtypes import full_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm import launches
 from escalade.ops.batch_norm.launches import Rows, channels_innermost
 from escalade.ops.batch_norm.problem import BatchNormProblem
-from escalade.ops.elements import FILLED, blocks, full_vector
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
-from escalade.ops.pointwise import ElementAThread
+from escalade.ops.shared import pointwise
+from escalade.ops.shared.pointwise import ElementAThread
 
 _MOST_TURNS = 4
 _X, _Y = Buffer("x"), Buffer("y")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem, BatchStatisticsProblem
 from escalade.ops.batch_norm.reference import empty_batch_norm, empty_statistics
-from escalade.ops.call import aligned, ready
-from escalade.ops.elements import dtype_of
-from escalade.ops.images import check_images, empty_beside, laid_out, layout_of
-from escalade.ops.operator import (
+from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.library import (
     define,
     library,
     require_alike,
@@ -23,6 +22,7 @@ from escalade.ops.operator import (
     require_same_device,
     without_launch,
 )
+from escalade.ops.shared.images import check_images, empty_beside, laid_out, layout_of
 
 Optional = torch.Tensor | None
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.elements import STORAGE
-from escalade.ops.images import MEMORY_FORMAT, empty_images
+from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
 Tensors = Mapping[str, torch.Tensor]
 

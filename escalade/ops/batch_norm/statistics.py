@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm import launches
 from escalade.ops.batch_norm.launches import Rows, channels_innermost
 from escalade.ops.batch_norm.problem import BatchStatisticsProblem
-from escalade.ops.elements import ELEMENT_BYTES, FILLED, VECTOR_BYTES, blocks, widest_vector
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
-from escalade.ops.pointwise import PacksConfig
+from escalade.ops.shared.pointwise import PacksConfig
 
 _MERGE_THREADS, _MERGE_CHANNELS = 256, 8
 _QUOTIENT = 2.0**-22

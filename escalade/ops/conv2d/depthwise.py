@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, Settled
+from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import VECTOR_BYTES
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.elements import SMS, VECTOR_BYTES, blocks, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 WARP = 32
 REGISTERS = 65536

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.direct_config import (
     CONSTANT_LIMIT,
@@ -20,7 +21,6 @@ from escalade.ops.conv2d.direct_config import (
 )
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
 
 NAIVE_RATE = 2.0e6
 """Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""

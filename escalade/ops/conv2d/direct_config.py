@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED
-from escalade.ops.ladder import Config
 
 BANKS = 32
 WARP = 32

@@ -13,10 +13,10 @@ from math import ceil, prod
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.arguments import element, epilogue_constants
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung
 
 TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
 """8 x 2, 3, 4, 5, 6, 8, 9, 10, 12, 16: the second factor is one that a thread transforms in registers."""

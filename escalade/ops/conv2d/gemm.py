@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung
 
 SMS = 132
 """The defaults are chosen for an H200; other cards have the tuner."""

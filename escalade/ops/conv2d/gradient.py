@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.ops.checks import require
+from escalade.ops.base.checks import require
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 

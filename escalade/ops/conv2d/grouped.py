@@ -8,11 +8,12 @@ from math import lcm
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, Settled
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SHARED_BYTES, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED, SHARED_BYTES, SMS, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 UNIT = 8
 """Channels that are copied and multiplied together: 16 bytes."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.card import SMS
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import SMS
-from escalade.ops.ladder import Config, Rung
 
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Relayed, Settled, TensorMap, TiledMap
+from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.ends import UNPLACED, Ends
 from escalade.ops.conv2d.gemm import blocks
@@ -14,8 +17,6 @@ from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, TURNED_FILTERS, Windows, shortcut_shape
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
-from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 """How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""

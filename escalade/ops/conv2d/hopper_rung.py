@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.prepare import COPY_BYTES, copied_channels
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
 from escalade.ops.conv2d.tensor_core import product_tolerance
-from escalade.ops.ladder import Config
 
 SLAB_RATE = 32
 """Pixels times filters whose slab, 128 bytes of k, a multiprocessor multiplies in a cycle, whatever the type."""

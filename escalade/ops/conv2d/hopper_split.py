@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, Ints, KernelCall, Recipe, TiledMap, Workspace
+from escalade.ops.base.card import SMS
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows, shortcut_shape
 from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import SMS
-from escalade.ops.ladder import Config, Rung
 
 SLAB = ROW_BYTES // 4
 """Channels of a stage: a row of x, or of both halves of the weights."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
+from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.hopper_persistent import PIECE_BYTES
 from escalade.ops.conv2d.hopper_rung import truncated_tolerance
@@ -24,8 +27,6 @@ from escalade.ops.conv2d.window_tiling import (
     stacks_of,
     tilings_of,
 )
-from escalade.ops.elements import CLUSTERS, MOST_SHARED, SMS, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 MOST_WINDOWS = 3
 MOST_TAP_STAGES = 12

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.job import Job
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.window_tiling import (
@@ -18,8 +21,6 @@ from escalade.ops.conv2d.window_tiling import (
     WindowRung,
     tilings_of,
 )
-from escalade.ops.elements import MOST_SHARED, SMS, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 MOST_STAGES = 4
 MOST_CONFIGS = 8

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from escalade.device.recipe import Ints, Recipe
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.ends import UNPLACED, Ends
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config
 
 
 @dataclass(frozen=True)

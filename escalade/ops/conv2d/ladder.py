@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d import (
     depthwise,
     direct,
@@ -24,7 +26,6 @@ from escalade.ops.conv2d import (
     winograd,
 )
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.ladder import Ladder, Operation
 
 _SQUARE = Conv2dProblem.square
 

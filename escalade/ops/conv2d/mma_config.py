@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Type
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import SMS, blocks
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED
-from escalade.ops.ladder import Config
 
 MOST_SPLITS = 32
 PRODUCT_RATE = 2200

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.call import aligned, ready
+from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.library import define, library, require_alike, require_rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
-from escalade.ops.operator import define, library, require_alike, require_rung
 
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _SCHEMA = (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.precision import precision
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.e4m3 import E4M3, to_e4m3
-from escalade.ops.precision import precision
 
 STORAGE = {
     "fp32": torch.float32,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import Config, Rung
 from escalade.ops.stem import Stem, StemProblem
 from escalade.ops.stem.ladder import Streamed
 from escalade.ops.stem.tiles import StreamedConfig

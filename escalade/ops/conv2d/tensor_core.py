@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Relayed, Settled, Workspace
-from escalade.ops import machine
-from escalade.ops.accuracy import tf32_tolerance
+from escalade.ops.base import card as machine
+from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.gemm import blocks, unsupported_reach
 from escalade.ops.conv2d.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.prepare import prepare
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
-from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Rung
 
 PLAIN_CONFIGS = (
     MmaConfig(128, 128, 64, 2, 2, 2, 2),

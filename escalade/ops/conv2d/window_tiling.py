@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Type
 from escalade.device.recipe import Buffer, Ints, TiledMap
+from escalade.ops.base.card import SMS
+from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.job import Job, JobRung
-from escalade.ops.elements import SMS, ceil_div
 
 FILTERS = 64
 """Of a tile: the rows of a product."""

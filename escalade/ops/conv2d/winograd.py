@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
@@ -29,7 +30,6 @@ from escalade.ops.conv2d.winograd_config import (
     transform_blocks,
     transform_constants,
 )
-from escalade.ops.ladder import Config
 
 ROUNDING = {2: 1.0, 4: 2.5}
 """By tile: how much more fp32 rounding may weigh than in a direct sum, for the transforms add and subtract values

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Ints, Workspace
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.ladder import Config
 
 WEIGHTS, INPUTS, PRODUCTS = "winograd_weights", "winograd_inputs", "winograd_products"
 

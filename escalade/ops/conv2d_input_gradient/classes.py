@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Ints
+from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.ends import UNPLACED
 from escalade.ops.conv2d.hopper_windows import Turned, Windows
 from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import ceil_div
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.elements import blocks
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from functools import lru_cache
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.dtypes import widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem, arguments
 from escalade.ops.conv2d_input_gradient.classes import PixelClass, pixel_classes
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.elements import ceil_div, widest_vector
-from escalade.ops.ladder import Config, Rung
 
 MOST_CLASSES = 16
 """Each is a few launches."""

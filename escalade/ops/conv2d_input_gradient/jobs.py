@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.recipe import Recipe
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.ends import Ends
 from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
 from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.ladder import Config
 
 
 @dataclass(frozen=True)

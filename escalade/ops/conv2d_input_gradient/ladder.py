@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d.problem import LAYOUTS
 from escalade.ops.conv2d_input_gradient import duality, jobs, reference
 from escalade.ops.conv2d_input_gradient.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.persistent import PERSISTENT
 from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
-from escalade.ops.ladder import Ladder, Operation
 
 _PARSE = Conv2dInputGradientProblem.parse
 

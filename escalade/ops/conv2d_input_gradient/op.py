@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.call import ready
+from escalade.ops.base.dtypes import NAMES
+from escalade.ops.calling.executables import ready
+from escalade.ops.calling.library import define, require_rung, without_launch
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.duality import MOST_CLASSES
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.reference import empty_output
-from escalade.ops.elements import NAMES
-from escalade.ops.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
-from escalade.ops.operator import define, require_rung, without_launch
-from escalade.ops.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
+from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
     "conv2d_input_gradient(Tensor gradient, Tensor weight, SymInt[2] size, Tensor? mask=None, int[2] stride=1, "

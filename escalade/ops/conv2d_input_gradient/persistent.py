@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Recipe
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d
 from escalade.ops.conv2d.ends import Ends
 from escalade.ops.conv2d.hopper_persistent import PersistentConfig, product
@@ -14,7 +15,6 @@ from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
 from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.ladder import Config
 
 DTYPES = ("fp16", "bf16")
 STORED = ("overlapped_store", "swapped_operands")

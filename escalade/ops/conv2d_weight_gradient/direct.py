@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d_weight_gradient import parts
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.elements import FILLED, blocks, ceil_div
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
 
 _MOST_PARTS = 256
 _LEAST_PIXELS = 16

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, Workspace
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import parts
@@ -20,8 +24,6 @@ from escalade.ops.conv2d_weight_gradient.hopper import (
     HopperRung,
 )
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.elements import MOST_SHARED, SMS, blocks, ceil_div, element
-from escalade.ops.ladder import Config
 
 PACKED = "packed"
 MOST_CHANNELS = 8

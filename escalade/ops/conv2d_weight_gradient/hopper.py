@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import parts
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.elements import MOST_SHARED, SMS, ceil_div
-from escalade.ops.ladder import Config, Rung
 
 BOX = 64
 """Filters or channels of a row in shared memory: 128 bytes, what the swizzle spans."""

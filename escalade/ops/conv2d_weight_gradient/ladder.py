@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import torch
 
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.direct import DIRECT
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import WGMMA, WINDOW
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.elements import DTYPES
-from escalade.ops.images import LAYOUTS
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.shared.images import LAYOUTS
 
 PROBLEMS = tuple(
     Conv2dWeightGradientProblem.parse(name)

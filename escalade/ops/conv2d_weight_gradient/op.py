@@ -9,16 +9,16 @@ import torch
 
 from escalade.device.cuda import architecture_of
 from escalade.errors import UnsupportedError
-from escalade.ops.call import ready
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.executables import ready
+from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import WGMMA
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
-from escalade.ops.elements import dtype_of
-from escalade.ops.images import MEMORY_FORMAT, check_images, laid_out, layout_of
-from escalade.ops.operator import define, require_alike, require_rung, without_launch
-from escalade.ops.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
+from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
     "conv2d_weight_gradient(Tensor x, Tensor gradient, int[2] filter_size, int[2] stride=1, int[2] padding=0, "

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops import machine
+from escalade.ops.base import card as machine
+from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.elements import SMS, blocks, ceil_div, element
 
 PARTS = "parts"
 _MANY = 2**31

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.conv2d.gradient import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.elements import DTYPES
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.convert import reference
 from escalade.ops.convert.problem import ConvertProblem
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, blocks, element, widest_vector
-from escalade.ops.images import LAYOUTS
-from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
+from escalade.ops.shared.images import LAYOUTS
 
 _TENSORS: tuple[Argument, ...] = (
     Buffer("x"),

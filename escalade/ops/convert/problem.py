@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from escalade.ops.checks import match_name, require, require_at_least
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES
-from escalade.ops.images import (
+from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     check_problem,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.convert.problem import ConvertProblem
-from escalade.ops.elements import STORAGE
-from escalade.ops.images import empty_images
+from escalade.ops.shared.images import empty_images
 
 
 def random_inputs(problem: ConvertProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

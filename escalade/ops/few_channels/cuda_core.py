@@ -8,18 +8,12 @@ from functools import cache
 
 from escalade.device.program import Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe, Settled
-from escalade.ops.elements import (
-    ELEMENT_BYTES,
-    LEAST_SHARED,
-    MOST_SHARED,
-    SMS,
-    blocks,
-    ceil_div,
-    full_vector,
-)
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels import arguments
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.ladder import Config, Rung
 
 MOST_FILTER_WIDTH = 16
 """A thread has that much of a row, and its run, in registers."""

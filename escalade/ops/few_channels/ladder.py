@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.few_channels import cuda_core, matrix, reference, tensor_core
 from escalade.ops.few_channels.problem import DTYPES, FewChannelsProblem
-from escalade.ops.images import LAYOUTS
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.shared.images import LAYOUTS
 
 PROBLEMS = tuple(
     FewChannelsProblem.parse(name)

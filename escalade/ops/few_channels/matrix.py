@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.accuracy import tf32_tolerance
-from escalade.ops.elements import ELEMENT_BYTES, blocks, element
+from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels import arguments
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.ladder import Config, Rung
 
 _THREADS = 256
 _TILE = 16

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.call import aligned, ready
-from escalade.ops.elements import NAMES, STORAGE
+from escalade.ops.base.dtypes import NAMES, STORAGE
+from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
 from escalade.ops.few_channels.problem import MOST_CHANNELS, MOST_FILTERS, SOURCES, FewChannelsProblem
 from escalade.ops.few_channels.reference import empty_output
-from escalade.ops.images import MEMORY_FORMAT, laid_out, layout_of
-from escalade.ops.operator import define, require_alike, require_rung, require_same_device
-from escalade.ops.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, laid_out, layout_of
+from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
     "few_channels(Tensor x, Tensor weight, Tensor? bias=None, int[2] padding=0, bool relu=False, int pool=1, "

@@ -6,9 +6,16 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import match_name, require, require_at_least
-from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.images import FilteredImages, check_problem, pair_pattern, read_pair, read_sizes, spell_pair
+from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.images import (
+    FilteredImages,
+    check_problem,
+    pair_pattern,
+    read_pair,
+    read_sizes,
+    spell_pair,
+)
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 SOURCES = ("fp32", "fp16", "bf16", "uint8")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d.reference import round_to_tf32, with_cudnn
-from escalade.ops.elements import STORAGE
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.images import MEMORY_FORMAT, empty_images
+from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
 
 def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

@@ -8,10 +8,12 @@ from functools import lru_cache
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.elements import ELEMENT_BYTES, LEAST_SHARED, MOST_SHARED, SMS, blocks, ceil_div, element
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels import arguments
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.ladder import Config, Rung
 
 MOST_CHANNELS = 4
 MOST_TAPS = 7

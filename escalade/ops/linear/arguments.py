@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
-from escalade.ops.elements import element
+from escalade.ops.base.dtypes import element
 from escalade.ops.linear.problem import LinearProblem
 
 

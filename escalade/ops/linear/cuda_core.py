@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Settled, Workspace
-from escalade.ops.elements import ELEMENT_BYTES, SMS, ceil_div, element, widest_vector
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
+from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.linear.arguments import arguments, constants, refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.linear import cuda_core, pooled, reference, tensor_core
 from escalade.ops.linear.problem import DTYPES, LinearProblem
-from escalade.ops.rows import LAYOUTS
+from escalade.ops.shared.rows import LAYOUTS
 
 PROBLEMS = (
     *(LinearProblem(batch, 512, 1000, bias=True) for batch in (1, 8, 32, 256)),

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import rows
-from escalade.ops.elements import NAMES
+from escalade.ops.base.dtypes import NAMES
+from escalade.ops.calling.library import define, define_autocast, require_alike, without_launch
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.operator import define, define_autocast, require_alike, without_launch
+from escalade.ops.shared import rows
 
 _SCHEMA = (
     "linear(Tensor x, Tensor weight, Tensor? bias=None, bool relu=False, bool tf32=False, str? rung=None) "

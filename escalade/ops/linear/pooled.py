@@ -8,13 +8,14 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
-from escalade.ops.elements import ELEMENT_BYTES, NAMES, STORAGE, ceil_div, widest_vector
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.base.card import CLOCK, L2_RATE, LAUNCH_US
+from escalade.ops.base.dtypes import ELEMENT_BYTES, NAMES, STORAGE, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.linear.arguments import constants
 from escalade.ops.linear.cuda_core import TILED, WARP_PER_OUTPUT
 from escalade.ops.linear.problem import LinearProblem
 from escalade.ops.linear.tensor_core import TENSOR_CORE
-from escalade.ops.machine import CLOCK, L2_RATE, LAUNCH_US
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
 """Up to so many, the weights' way from memory takes longer than the products of a warp an output."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.precision import precision
 from escalade.ops.conv2d.reference import round_to_tf32
-from escalade.ops.elements import STORAGE
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.precision import precision
 
 
 def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.ladder import Config, Rung
 from escalade.ops.linear.arguments import refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
 

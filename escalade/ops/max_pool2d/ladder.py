@@ -9,12 +9,15 @@ import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops import pooling
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES, blocks, element, widest_vector
-from escalade.ops.images import LAYOUTS
-from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.max_pool2d import reference
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import LAYOUTS
 
 BUSY_THREADS = 4 * 132 * 2048
 """As many as fill an H200 four times."""

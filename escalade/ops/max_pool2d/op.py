@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import pooling
-from escalade.ops.elements import dtype_of
-from escalade.ops.images import check_images, empty_beside, layout_of
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.library import define
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem, output_size
-from escalade.ops.operator import define
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import check_images, empty_beside, layout_of
 
 _SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
 

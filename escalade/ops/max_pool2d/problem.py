@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import match_name, require_at_least
-from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.images import (
+from escalade.ops.base.checks import match_name, require_at_least
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.images import (
     Images,
     check_problem,
     pair_pattern,

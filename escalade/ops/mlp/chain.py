@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Type
 from escalade.device.recipe import Buffer
-from escalade.ops.elements import MOST_SHARED, SHARED_BYTES, element
-from escalade.ops.ladder import Rung
+from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.rung import Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
 MOST_LAYERS = 32

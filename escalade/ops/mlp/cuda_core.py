@@ -7,8 +7,9 @@ from itertools import product
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.elements import ELEMENT_BYTES, blocks, element, widest_vector
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.mlp import chain
 from escalade.ops.mlp.chain import ChainRung
 from escalade.ops.mlp.gelu import gelu_constants, gelu_forms

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.elements import DTYPES
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.mlp import cuda_core, persistent, reference, tensor_core
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
-from escalade.ops.rows import LAYOUTS
+from escalade.ops.shared.rows import LAYOUTS
 
 AUTOENCODER = parse_layers("5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b")
 """The spectral autoencoder of 5 frames of 64 bands."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import rows
-from escalade.ops.elements import NAMES
+from escalade.ops.base.dtypes import NAMES
+from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spell_layers
 from escalade.ops.mlp_backward import gradient
-from escalade.ops.operator import define, require_alike, require_rung, without_launch
+from escalade.ops.shared import rows
 
 _SCHEMA = "mlp(Tensor x, Tensor[] parameters, str layers, bool error=False, str? rung=None) -> Tensor"
 

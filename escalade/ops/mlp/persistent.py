@@ -9,8 +9,10 @@ from itertools import product
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
-from escalade.ops.elements import MOST_SHARED, SMS, ceil_div, widest_vector
-from escalade.ops.ladder import Config
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.dtypes import widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config
 from escalade.ops.mlp import chain
 from escalade.ops.mlp.chain import ChainRung
 from escalade.ops.mlp.gelu import gelu_constants, gelu_forms

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import match_name, require, require_at_least
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from escalade.ops.elements import STORAGE
+from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.precision import precision
 from escalade.ops.mlp.problem import Layer, MlpProblem
-from escalade.ops.precision import precision
 
 Tensors = Mapping[str, torch.Tensor]
 Round = Callable[[torch.Tensor], torch.Tensor]

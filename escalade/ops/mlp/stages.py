@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from escalade.ops.elements import ceil_div
+from escalade.ops.base.grid import ceil_div
 from escalade.ops.mlp.problem import Layer
 
 MOST_NARROW = 128

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.elements import ELEMENT_BYTES, MOST_SHARED, SMS, blocks, ceil_div, element, widest_vector
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
 from escalade.ops.mlp.stages import BLOCK, Stages, foldable, folded, stages_of

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.elements import MOST_SHARED, SHARED_BYTES, SMS, ceil_div, element
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES, SMS
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer
 from escalade.ops.mlp_backward.layers import PARTS, sum_parts
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.elements import DTYPES
-from escalade.ops.ladder import Ladder, Operation
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
 from escalade.ops.mlp.problem import parse_layers
 from escalade.ops.mlp_backward import reference
 from escalade.ops.mlp_backward.fused import FUSED
 from escalade.ops.mlp_backward.layers import LAYERS
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
-from escalade.ops.rows import LAYOUTS
+from escalade.ops.shared.rows import LAYOUTS
 
 AUTOENCODER = "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b"
 """The spectral autoencoder."""

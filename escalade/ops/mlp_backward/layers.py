@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.elements import FILLED, ceil_div, element
-from escalade.ops.ladder import Config, Rung, ThreadsConfig
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 

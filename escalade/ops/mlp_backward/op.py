@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import rows
-from escalade.ops.elements import NAMES
+from escalade.ops.base.dtypes import NAMES
+from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
 from escalade.ops.mlp.problem import Layer, parse_layers
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
-from escalade.ops.operator import define, require_alike, require_rung, without_launch
+from escalade.ops.shared import rows
 
 _SCHEMA = (
     "mlp_backward(Tensor x, Tensor grad_y, Tensor[] parameters, str layers, bool input_gradient=False, "

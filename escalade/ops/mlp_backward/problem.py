@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from escalade.ops.checks import match_name
-from escalade.ops.elements import ELEMENT_BYTES
+from escalade.ops.base.checks import match_name
+from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spell_layers
 
 _NAME = re.compile(r"(?P<layers>.+?)_b(?P<batch>\d+)(?P<input>_dx)?")

@@ -9,20 +9,16 @@ import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
-from escalade.ops import pointwise
-from escalade.ops.e4m3 import E4M3, to_e4m3
-from escalade.ops.elements import (
-    DTYPES,
-    ELEMENT_BYTES,
-    FILLED,
-    STORAGE,
-    VECTOR_BYTES,
-    blocks,
-    element,
-)
-from escalade.ops.ladder import ALL_ARCHITECTURES, Config, Ladder, Operation, Rung, ThreadsConfig
-from escalade.ops.pointwise import PacksConfig
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, element
+from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung, ThreadsConfig
 from escalade.ops.quantise.problem import QuantiseProblem
+from escalade.ops.shared import pointwise
+from escalade.ops.shared.pointwise import PacksConfig
 
 ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))
 """The older ones have no conversion to e4m3."""

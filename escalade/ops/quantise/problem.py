@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.pointwise import check
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.pointwise import check
 
 _NAME = re.compile(r"quantise_(?P<elements>\d+)")
 

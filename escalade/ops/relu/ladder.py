@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from escalade.ops import pointwise
-from escalade.ops.elements import DTYPES
-from escalade.ops.ladder import Ladder, Operation, Rung
-from escalade.ops.pointwise import Naive, Vectorised
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Rung
 from escalade.ops.relu.problem import ReluProblem
+from escalade.ops.shared import pointwise
+from escalade.ops.shared.pointwise import Naive, Vectorised
 
 PROBLEMS = (
     ReluProblem(802_816),

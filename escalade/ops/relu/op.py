@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import pointwise
-from escalade.ops.call import aligned
-from escalade.ops.elements import dtype_of
-from escalade.ops.operator import define, define_in_place
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.executables import aligned
+from escalade.ops.calling.library import define, define_in_place
 from escalade.ops.relu.problem import ReluProblem
+from escalade.ops.shared import pointwise
 
 
 def relu(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:

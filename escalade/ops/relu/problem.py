@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import match_name
-from escalade.ops.elements import ELEMENT_BYTES
-from escalade.ops.pointwise import check
+from escalade.ops.base.checks import match_name
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.pointwise import check
 
 _NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?_(?P<elements>\d+)")
 

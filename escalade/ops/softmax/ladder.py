@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.elements import DTYPES
-from escalade.ops.ladder import Ladder, Operation
-from escalade.ops.rows import LAYOUTS
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.shared.rows import LAYOUTS
 from escalade.ops.softmax import reference
 from escalade.ops.softmax.problem import SoftmaxProblem
 from escalade.ops.softmax.rungs import RUNGS

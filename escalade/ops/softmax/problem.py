@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from escalade.ops.checks import match_name
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES
-from escalade.ops.rows import check_fields
+from escalade.ops.base.checks import match_name
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.shared.rows import check_fields
 
 _NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)")
 

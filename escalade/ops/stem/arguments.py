@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Workspace
-from escalade.ops.elements import ELEMENT_BYTES, blocks, element, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks
 from escalade.ops.stem.problem import StemProblem
 
 _THREADS = 256

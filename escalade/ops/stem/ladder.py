@@ -9,8 +9,11 @@ import torch
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Workspace
-from escalade.ops.elements import blocks, element
-from escalade.ops.ladder import Config, Ladder, Operation, Rung, ThreadsConfig
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.stem import arguments, reference
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.tiles import (

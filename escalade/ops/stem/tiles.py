@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from escalade.device.program import Constant
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED, SMS, blocks, ceil_div
-from escalade.ops.ladder import Config
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config
 from escalade.ops.stem import arguments
 from escalade.ops.stem.problem import Pool, StemProblem
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops import rows
-from escalade.ops.elements import dtype_of
-from escalade.ops.operator import define
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.library import define
+from escalade.ops.shared import rows
 from escalade.ops.top_k.problem import MOST_K, TopKProblem
 
 

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.checks import match_name
-from escalade.ops.elements import DTYPES, ELEMENT_BYTES
-from escalade.ops.rows import check_fields
+from escalade.ops.base.checks import match_name
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.shared.rows import check_fields
 from escalade.ops.softmax.problem import softmax_rounding
 
 MOST_K = 32

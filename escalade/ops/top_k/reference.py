@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.elements import STORAGE
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.top_k.problem import STEP, TopKProblem
 
 

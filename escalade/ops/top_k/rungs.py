@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Recipe
-from escalade.ops import row_rungs
-from escalade.ops.elements import FILLED, ceil_div, element, widest_vector
-from escalade.ops.ladder import Config, Rung
+from escalade.ops.base.card import FILLED
+from escalade.ops.base.dtypes import element, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared import row_rungs
 from escalade.ops.top_k.problem import TopKProblem
 
 

@@ -13,7 +13,6 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench import store
 from escalade.bench.networks import fashion_mnist, lenet, op_times
 from escalade.bench.networks.judging import own_error
 from escalade.bench.networks.lenet import LENET
@@ -21,6 +20,7 @@ from escalade.bench.networks.workload import Setting, reference
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
+from escalade.measure import records as store
 from escalade.ops import operation
 
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent

@@ -12,7 +12,6 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from escalade.bench.ceilings import Ceilings
 from escalade.bench.networks import measure as measuring
 from escalade.bench.networks import peers, phases, torch_peers, turns
 from escalade.bench.networks.contender import Contender, Entry, Peak, Replay
@@ -21,8 +20,9 @@ from escalade.bench.networks.phases import Phase
 from escalade.bench.networks.steps import time_steps
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import reference
-from escalade.bench.store import Record
-from escalade.bench.timing import ReplaySampler, Timing
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
+from escalade.measure.timing import ReplaySampler, Timing
 from tests.bench.fake_cuda import Card
 
 GPU = torch.device("cuda", 0)

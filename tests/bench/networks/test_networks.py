@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench import store
 from escalade.bench.networks import measure as measuring
 from escalade.bench.networks import peers, phases, workload
 from escalade.bench.networks.accuracy import Accuracy
@@ -20,15 +19,16 @@ from escalade.bench.networks.resnets import images, resnet
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.store import Record
-from escalade.bench.timing import CallSampler
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
 from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
+from escalade.measure import records as store
+from escalade.measure.records import Record
+from escalade.measure.timing import CallSampler
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
-from escalade.ops.precision import precision
+from escalade.ops.base.precision import precision
 from escalade.report.network_plot import network_plot
 
 SIZE = 32

@@ -9,11 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 from escalade import cli, models
-from escalade.bench import store
 from escalade.bench.networks import spectral, training
 from escalade.bench.networks.contender import Contender, Entry, Replay
 from escalade.bench.networks.measure import Case, compare
 from escalade.bench.networks.spectral import SPECTRAL
+from escalade.measure import records as store
 
 
 def silent(text: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from escalade.errors import UnsupportedError
 from escalade.ops import adaptive_avg_pool2d
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
-from escalade.tune import choose
+from escalade.ops.choose.choice import choose
 from tests import formulas
 
 CPU = torch.device("cpu")

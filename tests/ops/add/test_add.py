@@ -10,7 +10,7 @@ from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, add
 from escalade.ops.add import AddProblem
-from escalade.ops.pointwise import PacksConfig
+from escalade.ops.shared.pointwise import PacksConfig
 from tests import formulas
 
 

@@ -12,9 +12,9 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.grouped import RUNGS, GroupedConfig
-from escalade.ops.elements import LEAST_SHARED, MOST_SHARED
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
+from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_persistent import RUNGS, PersistentConfig
-from escalade.ops.elements import MOST_SHARED
-from escalade.ops.ladder import Rung
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.accuracy import relative_error
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import MOST_SHARED
 from escalade.ops.conv2d import Conv2d, Conv2dProblem, hopper_split
 from escalade.ops.conv2d.hopper_split import CONFIGS, SplitConfig
 from escalade.ops.conv2d.job import Job
-from escalade.ops.elements import MOST_SHARED
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")

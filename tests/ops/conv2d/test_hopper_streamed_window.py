@@ -12,11 +12,11 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
+from escalade.ops.base.card import CLUSTERS, MOST_SHARED
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_streamed_window import RUNGS, StreamedConfig, StreamedWindow
 from escalade.ops.conv2d.job import Job
-from escalade.ops.elements import CLUSTERS, MOST_SHARED
-from escalade.ops.ladder import Config
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")

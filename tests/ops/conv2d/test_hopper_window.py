@@ -13,12 +13,12 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
+from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.hopper_window import RUNGS, Window, WindowConfig, stages_of
 from escalade.ops.conv2d.job import Job
 from escalade.ops.conv2d.window_tiling import WIDTHS, Tiling
-from escalade.ops.elements import MOST_SHARED
-from escalade.ops.ladder import Config
 from tests.device.twin.support import planted
 from tests.support import Sample, check
 

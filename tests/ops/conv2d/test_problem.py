@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
-from escalade.ops.accuracy import relative_error
+from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import peer, random_inputs, reference, round_to_tf32
 

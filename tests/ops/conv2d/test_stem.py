@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.ops.choose.choice import estimated
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.tune.choose import estimated
 from tests.support import check
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
+from escalade.ops.base.rung import Rung
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.mma_config import MmaConfig
-from escalade.ops.ladder import Rung
-from escalade.tune import choose
 from tests.support import check
 
 CPU = torch.device("cpu")

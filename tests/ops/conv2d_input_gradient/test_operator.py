@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from escalade import tune
 from escalade.errors import UnsupportedError
 from escalade.ops import conv2d, conv2d_input_gradient
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
-from escalade.tune import choose
 
 parse = Conv2dInputGradientProblem.parse
 

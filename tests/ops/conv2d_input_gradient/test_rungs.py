@@ -12,10 +12,10 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops import OPERATIONS, conv2d_input_gradient
-from escalade.ops.accuracy import relative_error
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d.hopper_persistent import PersistentConfig
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
-from escalade.tune import choose
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")

@@ -15,13 +15,13 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, conv2d, conv2d_weight_gradient
+from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import TILES, WGMMA, WINDOW, WgmmaConfig, WindowConfig
 from escalade.ops.conv2d_weight_gradient.parts import Work
-from escalade.ops.elements import MOST_SHARED
-from escalade.tune import choose
 from tests import formulas
 from tests.support import Sample, check
 

@@ -14,10 +14,10 @@ from escalade.device.recipe import KernelCall, TiledMap
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops import OPERATIONS, conv2d, conv2d_weight_gradient
+from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS, FewChannelsConfig, Packing
-from escalade.ops.elements import MOST_SHARED
-from escalade.tune import choose
 from tests import formulas
 from tests.support import Sample, check
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
+from escalade.ops.choose.choice import choose
 from escalade.ops.convert import ConvertProblem
 from escalade.ops.convert.reference import empty_output, peer, random_inputs, reference
-from escalade.tune import choose
 
 CPU = torch.device("cpu")
 IMAGE = ConvertProblem(2, 3, 6, 10, padded_channels=4)

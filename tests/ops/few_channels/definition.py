@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.elements import STORAGE
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.few_channels import FewChannelsProblem
 from tests import formulas
 

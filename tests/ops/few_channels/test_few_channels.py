@@ -13,10 +13,10 @@ from escalade.device.recipe import KernelCall
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, few_channels
+from escalade.ops.base.rung import Config
 from escalade.ops.few_channels import FewChannels, FewChannelsProblem
 from escalade.ops.few_channels.cuda_core import DirectConfig, RowsConfig
 from escalade.ops.few_channels.matrix import ChunksConfig
-from escalade.ops.ladder import Config
 from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 

@@ -9,8 +9,8 @@ import torch
 
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.accuracy import relative_error
-from escalade.ops.elements import STORAGE
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.few_channels import reference
 from escalade.ops.few_channels.ladder import FewChannels
 from escalade.ops.few_channels.problem import FewChannelsProblem

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import linear
-from escalade.ops.elements import STORAGE
+from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.choose.choice import choose
 from escalade.ops.linear import Linear, LinearProblem
-from escalade.tune import choose
 from tests import formulas
 
 CPU = torch.device("cpu")

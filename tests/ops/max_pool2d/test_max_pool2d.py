@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops import max_pool2d
+from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d import MaxPool2dProblem
 from escalade.ops.max_pool2d.reference import reference
-from escalade.ops.pooling import random_input
-from escalade.tune import choose
+from escalade.ops.shared.pooling import random_input
 from tests import formulas
 
 CPU = torch.device("cpu")

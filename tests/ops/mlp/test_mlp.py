@@ -12,11 +12,11 @@ from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.models.spectral_autoencoder import SpectralAutoencoder
 from escalade.ops import mlp
+from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import Layer, Mlp, MlpProblem
 from escalade.ops.mlp.ladder import AUTOENCODER
 from escalade.ops.mlp.persistent import Persistent, PersistentConfig, Shape, plan
 from escalade.ops.mlp.problem import parse_layers, spell_layers
-from escalade.tune import choose
 
 CPU = torch.device("cpu")
 LAYERS = (Layer(8, 6, 2, norm=True, activation="gelu"), Layer(12, 16, bias=False))

@@ -13,10 +13,10 @@ from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.models import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp, mlp_backward
+from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import reference
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
 from escalade.ops.mlp_backward import MlpBackwardProblem, fused
-from escalade.tune import choose
 from tests.support import check
 
 CPU = torch.device("cpu")

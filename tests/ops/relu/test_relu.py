@@ -15,8 +15,8 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, relu, relu_
-from escalade.ops.pointwise import PacksConfig
 from escalade.ops.relu import ReluProblem
+from escalade.ops.shared.pointwise import PacksConfig
 from tests import formulas
 
 SPECIAL = [float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 6.0, 6.5, -1.5, 1e-8]

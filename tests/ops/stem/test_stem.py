@@ -13,8 +13,8 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
-from escalade.ops.elements import STORAGE
-from escalade.ops.ladder import Config
+from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.rung import Config
 from escalade.ops.stem import Stem, StemProblem, tiles
 from escalade.ops.stem.tiles import StreamedConfig, WarpConfig, WarpgroupConfig
 from tests import formulas

@@ -9,7 +9,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import top_k
-from escalade.ops.accuracy import relative_error
+from escalade.ops.base.accuracy import relative_error
 from escalade.ops.top_k import TopK, TopKProblem
 from escalade.ops.top_k.reference import reference
 from tests import formulas

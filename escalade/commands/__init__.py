@@ -1,0 +1,1 @@
+"""The commands of `escalade`, one file each: options, action, printing."""

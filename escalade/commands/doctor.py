@@ -1,0 +1,187 @@
+"""What is here, what will work and what will not, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from escalade import outside
+from escalade.shown import shown
+
+VARIABLES = {
+    "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
+    "ESCALADE_COMMIT": ("unknown", "what records name as the commit where the sources are no git checkout"),
+    "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
+    "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
+    "ESCALADE_TWIN_LIMIT": (
+        "120",
+        "seconds of CPU time that a kernel on the twin may take to end; 0: no limit",
+    ),
+}
+"""Every environment variable that Escalade reads: its default, and what it does."""
+
+_PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 2.f * threadIdx.x; }\n'
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `good` is None for what is only worth knowing."""
+
+    topic: str
+    value: str
+    good: bool | None = None
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: tuple[Finding, ...]
+    abilities: tuple[Finding, ...]
+    """What will and will not work."""
+
+
+def examine() -> Report:
+    """Looks at everything; nothing that is missing raises."""
+    gpu = _looked("GPU", _gpu, "Kernels run on the CPU twin instead. With an NVIDIA GPU: install its driver, and a "
+                  "PyTorch built for CUDA (https://pytorch.org/get-started)")  # fmt: skip
+    torch_found = _looked("PyTorch", _torch, "pip install torch")
+    driver = _looked("driver", _driver, "The driver comes with the GPU's machine; compiling needs none")
+    compiler = _looked("NVRTC", _nvrtc, "pip install 'cuda-core>=1.0' cuda-bindings nvidia-cuda-nvrtc")
+    headers = _looked("CUDA headers", _headers, "pip install nvidia-cuda-runtime nvidia-cuda-crt")
+    host = _looked("g++", _host_compiler, "Install g++ 12 or later (Debian, Ubuntu: apt install g++)")
+    twin = _looked("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
+    findings = (
+        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        torch_found, gpu, driver, compiler, headers, host, twin,
+        _looked("cache", _cache, "Set ESCALADE_CACHE_DIR to a folder that can be written to"),
+    )  # fmt: skip
+    on_gpu = bool(gpu.good and compiler.good and headers.good)
+    abilities = (
+        Finding("compile kernels for a GPU", "yes" if compiler.good and headers.good else "no",
+                bool(compiler.good and headers.good), "escalade precompile conv2d"),
+        Finding("run kernels on the GPU, and time them", "yes" if on_gpu else "no", on_gpu, "escalade ladder conv2d"),
+        Finding("run kernels on the CPU twin", "yes" if twin.good else "no", bool(twin.good),
+                "escalade verify conv2d --device twin"),
+    )  # fmt: skip
+    return Report(findings, abilities)
+
+
+def show(report: Report, console: Console | None = None) -> int:
+    """Prints it; 0 if kernels can run somewhere."""
+    console = console or Console()
+    table = Table(title="What is here", title_justify="left", show_header=False)
+    for finding in report.findings:
+        table.add_row(_mark(finding.good), finding.topic, Text(shown(finding.value, keep="\n")))
+    console.print(table)
+    variables = Table("variable", "now", "default", "what it does", title="Environment", title_justify="left")
+    for name, (default, meaning) in VARIABLES.items():
+        variables.add_row(name, Text(shown(os.environ.get(name, ""))), default, meaning)
+    console.print(variables)
+    abilities = Table("", "what", "works", "try", title="What will work", title_justify="left")
+    for ability in report.abilities:
+        abilities.add_row(
+            _mark(ability.good), ability.topic, ability.value, ability.advice if ability.good else ""
+        )
+    console.print(abilities)
+    for finding in report.findings:
+        if finding.good is False and finding.advice:
+            console.print(f"[yellow]{finding.topic}:[/] {escape(finding.advice)}.")
+    return 0 if any(ability.good for ability in report.abilities[1:]) else 1
+
+
+def _mark(good: bool | None) -> str:
+    return {True: "[green]ok[/]", False: "[red]no[/]", None: ""}[good]
+
+
+def _looked(topic: str, look: Callable[[], str], advice: str) -> Finding:
+    try:
+        return Finding(topic, look(), True)
+    except Exception as error:  # whatever is wrong is what the doctor is asked about
+        return Finding(topic, str(error).strip() or type(error).__name__, False, advice)
+
+
+def _torch() -> str:
+    import torch
+
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return f"{torch.__version__} ({cuda})"
+
+
+def _gpu() -> str:
+    import torch
+
+    from escalade.device.cuda import architecture
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("none that PyTorch can use")
+    found = []
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        found.append(
+            f"{card.name}, {architecture(index)}, {card.multi_processor_count} SMs, "
+            f"{card.total_memory / 2**30:.0f} GiB, {card.L2_cache_size / 2**20:.0f} MiB L2"
+        )
+    return "; ".join(found)
+
+
+def _driver() -> str:
+    from escalade.measure.records import driver_version
+
+    version = driver_version()
+    if version == "unknown":
+        raise RuntimeError("none found")
+    return version
+
+
+def _nvrtc() -> str:
+    from cuda.core import Program, ProgramOptions
+
+    from escalade.device.nvrtc import compiler_version
+
+    code = Program(_PROBE, "c++", ProgramOptions(arch="sm_90a")).compile("cubin").code
+    return f"{compiler_version().removeprefix('nvrtc ')}, compiles a kernel ({len(code)} bytes)"
+
+
+def _headers() -> str:
+    from escalade.device.nvrtc import cuda_headers
+
+    return str(cuda_headers())
+
+
+def _host_compiler() -> str:
+    from escalade.device.twin import toolchain
+
+    found = toolchain.compiler()
+    return f"{found}: {outside.output(found, '--version').splitlines()[0]}"
+
+
+def _twin() -> str:
+    import ctypes
+
+    import torch
+
+    from escalade.device import twin
+
+    kernel = twin.build(_PROBE, "probe", name="probe.cu")
+    y = torch.zeros(32)
+    kernel.launch((1, 1, 1), (32, 1, 1), [ctypes.c_void_p(y.data_ptr())], buffers=((y.data_ptr(), 128),))
+    if not torch.equal(y, 2 * torch.arange(32.0)):
+        raise RuntimeError(f"a kernel ran, but gave {y.tolist()}")
+    return "builds and runs a kernel"
+
+
+def _cache() -> str:
+    from escalade.device.cache import default_cache
+
+    cache = default_cache()
+    if problem := cache.problem():
+        raise RuntimeError(problem)
+    entries, size = cache.size()
+    return f"{cache.directory}: {entries} entries, {size / 2**20:.1f} MiB"

@@ -1,0 +1,177 @@
+"""What the command `layers` does, with progress on the terminal."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from escalade import ops
+from escalade.bench.arms import Settings, blank_record
+from escalade.bench.ladder import Say, free
+from escalade.bench.layers import rivals, sets, summary
+from escalade.bench.layers.measure import measure, programs
+from escalade.bench.layers.sets import Layer, Part
+from escalade.commands.ladder import chosen_device, status
+from escalade.device.cuda import architecture
+from escalade.device.precompile import precompile
+from escalade.errors import UnsupportedError
+from escalade.measure import ceilings as card
+from escalade.measure import records as store
+from escalade.measure.records import Record
+from escalade.ops.conv2d.problem import ELEMENT_BYTES
+from escalade.report import terminal
+
+CEILING_SECONDS = 0.1
+LOG_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """Empty stands for the usual."""
+
+    names: tuple[str, ...]
+    """Sets of layers, or convolutions."""
+    batches: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    direction: str = "forward"
+    peers: tuple[str, ...] = ()
+    tune: bool = False
+    device: str | None = None
+    seconds: float = 0.05
+    seed: int = 0
+    json: pathlib.Path | None = None
+    results: pathlib.Path | None = None
+
+    @property
+    def workload(self) -> str:
+        return "layers" if self.direction == "forward" else f"layers_{self.direction}"
+
+
+def layers(options: LayerOptions, console: Console | None = None) -> int:
+    """0 if every result of ours was right."""
+    console = console or _console()
+    device = chosen_device(options.device)
+    chosen = rivals.chosen(options.peers)
+    wanted = parts(options)
+    distinct = {layer.key: layer for part in wanted for layer in part.layers}
+    if not distinct:
+        raise UnsupportedError(
+            f"{', '.join(options.names)} has no layers in direction {options.direction}: there is nothing to measure"
+        )
+    run = _Run(options, console, device)
+    if device.type == "cuda":
+        chosen = rivals.available(chosen, run.note)
+        run.prepare(list(distinct.values()))
+    else:
+        console.print("On the twin: results are checked, and [yellow]nothing here is a speed.[/]")
+    for key, layer in distinct.items():
+        with status(console) as say:
+            run.measured[key] = run.measure(layer, chosen, say)
+    for part in wanted:
+        run.show(part)
+    run.show_fp8(wanted)
+    run.file_ceilings()
+    if not any(run.measured.values()):
+        raise UnsupportedError(
+            "none of these layers can be done here, so nothing was measured; the notes say why"
+        )
+    failed = [record for records in run.measured.values() for record in records if record.failure]
+    for record in failed:
+        console.print(f"[red]failed:[/] {escape(record.problem)} {escape(terminal.failure(record))}")
+    return 1 if failed else 0
+
+
+def _console() -> Console:
+    """In a log, which has no width of its own, wide enough for the table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
+
+
+def parts(options: LayerOptions) -> tuple[Part, ...]:
+    for dtype in options.dtypes:
+        if dtype not in ELEMENT_BYTES:
+            raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(ELEMENT_BYTES)}")
+    return sets.parts(
+        options.names, options.batches or (256,), options.dtypes or ("fp16",), options.direction
+    )
+
+
+@dataclass
+class _Run:
+    """One run: what it has found is filed after every layer."""
+
+    options: LayerOptions
+    console: Console
+    device: torch.device
+    measured: dict[tuple[str, object], list[Record]] = field(default_factory=dict)
+    ceilings: card.Ceilings | None = None
+
+    def __post_init__(self) -> None:
+        self._origin = store.provenance(self.device)
+
+    def note(self, text: str) -> None:
+        self.console.print(f"[yellow]note:[/] {escape(text)}")
+
+    def prepare(self, wanted: Sequence[Layer]) -> None:
+        """Compiles everything, in parallel, and measures what the card can do."""
+        here = architecture(self.device.index or 0)
+        kernels = programs(wanted, self.device, here, self.options.tune)
+        self.console.print(f"compiling {len(kernels)} kernels for {here}")
+        for failure in precompile(kernels, here):
+            self.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")
+        self.ceilings = card.measure(self.device, CEILING_SECONDS)
+        self.console.print(terminal.ceilings_line(self.ceilings))
+
+    def measure(self, layer: Layer, peers: Sequence[str], say: Say) -> list[Record]:
+        options = self.options
+        settings = Settings(tune=options.tune, seed=options.seed, seconds_per_arm=options.seconds)
+        try:
+            found = measure(
+                layer, self.device, peers, settings, self.ceilings, options.workload, say, self.note
+            )
+        except RuntimeError as error:  # out of memory, a launch that fails: the other layers go on
+            reason = str(error).strip() or type(error).__name__
+            blank = blank_record(ops.operation(layer.operation), layer.problem, "escalade", "")
+            found = [replace(blank, workload=options.workload, failure=reason.splitlines()[0])]
+            free(self.device)
+        records = [record.stamped(self._origin) for record in found]
+        if options.json:
+            store.write(options.json, records)
+        if options.results:
+            store.file_away(options.results, records)
+        return records
+
+    def show(self, part: Part) -> None:
+        if self.device.type != "cuda":
+            records = [record for layer in part.layers for record in self.measured[layer.key]]
+            for one in terminal.ladder_tables(records, self.console.width):
+                self.console.print(one)
+            return
+        found = summary.rows(part.layers, self.measured)
+        self.console.print(summary.table(part.title, found))
+        total = summary.summary(found)
+        if total:
+            self.console.print(f"{part.title}: {total}")
+        if self.ceilings:
+            rates = ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in self.ceilings.tflops.items())
+            self.console.print(f"a matrix product of {card.MATMUL_SIZE}³ in the same run, TFLOP/s: {rates}")
+
+    def show_fp8(self, wanted: Sequence[Part]) -> None:
+        every = {layer.key: layer for part in wanted for layer in part.layers}
+        compared = summary.over_fp16(summary.rows(every.values(), self.measured))
+        for row, ratio in compared:
+            self.console.print(f"fp8 {row.layer.problem.name}: {ratio:.2f}× our fp16")
+        if compared:
+            mean = statistics.geometric_mean(ratio for _, ratio in compared)
+            self.console.print(f"fp8 over our own fp16: {mean:.3f}× in the geometric mean")
+
+    def file_ceilings(self) -> None:
+        if self.ceilings and self.options.results:
+            found = [record.stamped(self._origin) for record in card.records(self.ceilings)]
+            store.file_away(self.options.results, found)

@@ -1,0 +1,137 @@
+"""What the card can do at most: measured in the same process as what is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.measure.records import Record
+from escalade.measure.timing import Arm, time_interleaved
+from escalade.ops.base.e4m3 import to_e4m3
+
+MATMUL_SIZE = 8192
+COPY_BYTES = 2 << 30
+_STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Properties of a GPU, and the best it was seen to do: medians."""
+
+    gpu: str
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes: int
+    """The most shared memory that one block may ask for."""
+    memory_bytes: int
+    copy_gbps: float
+    """Bytes read plus bytes written."""
+    tflops: dict[str, float]
+    """Of a large matrix product, by dtype."""
+
+    def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
+        """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling."""
+        return max(flops / (self.tflops[dtype] * 1e6), bytes_moved / (self.copy_gbps * 1e3))
+
+
+class Properties(NamedTuple):
+    """Of a GPU, as PyTorch knows them."""
+
+    name: str
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes: int
+    memory_bytes: int
+
+
+def properties(device: torch.device) -> Properties:
+    if device.type != "cuda":
+        raise UnsupportedError(f"ceilings are a GPU's; {device} is none")
+    card = torch.cuda.get_device_properties(device)
+    shared = getattr(card, "shared_memory_per_block_optin", 0)
+    return Properties(card.name, card.multi_processor_count, card.L2_cache_size, shared, card.total_memory)
+
+
+def measure(device: torch.device, seconds_per_arm: float = 0.3) -> Ceilings:
+    """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
+    card = properties(device)
+    products = [_matmul_arm(dtype, device) for dtype in _STORAGE]
+    if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
+        products.append(_fp8_matmul_arm(device))
+    arms = [_copy_arm(device, card.memory_bytes), *products]
+    timings = time_interleaved(arms, device, seconds_per_arm=seconds_per_arm)
+    tflops = {arm.name: 2 * MATMUL_SIZE**3 / timings[arm.name].median_us / 1e6 for arm in products}
+    copy_gbps = 2 * _copy_bytes(card.memory_bytes) / timings["copy"].median_us / 1e3
+    del arms, products
+    torch.cuda.empty_cache()
+    return Ceilings(*card, copy_gbps, tflops)
+
+
+def _copy_bytes(memory_bytes: int) -> int:
+    return min(COPY_BYTES, memory_bytes // 8)
+
+
+def _copy_arm(device: torch.device, memory_bytes: int) -> Arm:
+    source = torch.randn(_copy_bytes(memory_bytes) // 4, device=device)
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        # A kernel: in a CUDA graph copy_ becomes a memcpy node, which moves little more than half as much.
+        torch.neg(source, out=target)
+
+    return Arm("copy", [copy])
+
+
+def _matmul_arm(dtype: str, device: torch.device) -> Arm:
+    size = (MATMUL_SIZE, MATMUL_SIZE)
+    a, b = (torch.randn(size, device=device).to(_STORAGE[dtype]) for _ in range(2))
+    product = torch.empty_like(a)
+    return Arm(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
+
+
+def _fp8_matmul_arm(device: torch.device) -> Arm:
+    """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    size = (MATMUL_SIZE, MATMUL_SIZE)
+    a, b = (to_e4m3(torch.randn(size, device=device)) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def multiply() -> None:
+        torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float16)
+
+    return Arm("fp8", [multiply])
+
+
+def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], None]:
+    """The call, with TF32 matrix products switched on or off around it."""
+
+    def run() -> None:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        try:
+            call()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return run
+
+
+def records(ceilings: Ceilings) -> list[Record]:
+    """The ceilings as records of the workload `ceilings`."""
+    copied = _copy_bytes(ceilings.memory_bytes)
+    found = [
+        Record(
+            "ceilings", f"matmul_{MATMUL_SIZE}", dtype, "", 0, "torch", "",
+            median_us=2 * MATMUL_SIZE**3 / rate / 1e6, tflops=rate, timing="graph",
+        )
+        for dtype, rate in ceilings.tflops.items()
+    ]  # fmt: skip
+    copy = Record(
+        "ceilings", f"copy_{copied >> 20}MiB", "fp32", "", 0, "torch", "",
+        median_us=2 * copied / ceilings.copy_gbps / 1e3, gbps=ceilings.copy_gbps, timing="graph",
+    )  # fmt: skip
+    return [copy, *found]

@@ -1,0 +1,54 @@
+"""Element types, as they are named, as PyTorch stores them and as kernels declare them."""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.device.program import Type
+from escalade.errors import UnsupportedError
+
+STORAGE = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "uint8": torch.uint8,
+}
+ELEMENT_BYTES = {name: storage.itemsize for name, storage in STORAGE.items()}
+DTYPES = ("fp32", "fp16", "bf16")
+"""What every operation takes; some take more."""
+NAMES = {STORAGE[name]: name for name in DTYPES}
+VECTOR_BYTES = 16
+"""The widest access that a thread has."""
+
+_DECLARED = {
+    "fp32": "float",
+    "tf32": "float",
+    "fp16": "__half",
+    "bf16": "__nv_bfloat16",
+    "uint8": "unsigned char",
+}
+
+
+def element(dtype: str) -> Type:
+    """As kernels name it."""
+    return Type(_DECLARED[dtype])
+
+
+def dtype_of(operation: str, x: torch.Tensor) -> str:
+    if x.dtype not in NAMES:
+        raise UnsupportedError(f"x is {x.dtype}; {operation} takes float32, float16 and bfloat16")
+    return NAMES[x.dtype]
+
+
+def full_vector(dtype: str) -> int:
+    """Elements in the widest access."""
+    return VECTOR_BYTES // ELEMENT_BYTES[dtype]
+
+
+def widest_vector(dtype: str, *lengths: int) -> int:
+    """Elements in the widest access whose size divides all these lengths: then every such access is aligned."""
+    width = full_vector(dtype)
+    while any(length % width for length in lengths):
+        width //= 2
+    return width

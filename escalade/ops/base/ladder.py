@@ -1,0 +1,41 @@
+"""A ladder: the rungs of one operation, in the order in which each adds its idea."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.problem import P
+from escalade.ops.base.rung import Rung
+
+
+@dataclass(frozen=True)
+class Ladder(Generic[P]):
+    """The rungs of one operation, foot to summit."""
+
+    operation: str
+    rungs: tuple[Rung[P], ...]
+
+    def __post_init__(self) -> None:
+        names = [rung.name for rung in self.rungs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"the ladder of {self.operation} names a rung twice: {names}")
+        for position, rung in enumerate(self.rungs):
+            for below in rung.stands_on:
+                if below not in names[:position]:
+                    raise ValueError(f"rung {rung.name} stands on {below}, which is not below it")
+
+    def __iter__(self) -> Iterator[Rung[P]]:
+        return iter(self.rungs)
+
+    def rung(self, name: str) -> Rung[P]:
+        for rung in self.rungs:
+            if rung.name == name:
+                return rung
+        known = ", ".join(rung.name for rung in self.rungs)
+        raise UnsupportedError(f"{self.operation} has no rung {name!r}; it has {known}")
+
+    def supporting(self, problem: P) -> tuple[Rung[P], ...]:
+        return tuple(rung for rung in self.rungs if rung.supports(problem) is None)

@@ -1,0 +1,35 @@
+"""What is asked of an operation."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+
+class Problem(Protocol):
+    """What is asked of an operation. Implementations are frozen dataclasses."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def flops(self) -> int:
+        """Operations of the plain algorithm, whatever a rung really does."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Each input read once, each output written once."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """The relative error to expect of the result's sums when they are taken in order in fp32."""
+        ...
+
+
+P = TypeVar("P", bound=Problem)

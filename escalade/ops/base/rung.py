@@ -1,0 +1,93 @@
+"""A rung, one way to do an operation, and its config: the compile-time choices of that way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Generic
+
+from escalade.device.recipe import Recipe
+from escalade.ops.base.problem import P
+
+ALL_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Compile-time choices of a rung; subclasses add their fields."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
+
+
+@dataclass(frozen=True)
+class ThreadsConfig(Config):
+    threads: int = 256
+    """Threads a block."""
+
+
+@dataclass(frozen=True)
+class Rung(ABC, Generic[P]):
+    """One way to do an operation: the one below it on the ladder, and one idea."""
+
+    name: str
+    summary: str
+    """What this rung changes, in one sentence."""
+    below: str | tuple[str, ...] | None
+    """The rung that this one adds its idea to; several if it depends on the layout, None at the foot of a branch."""
+    predicted_gain: float | None
+    """How many times faster than the rung below it should be, written down before it was measured."""
+    intended_spill: ClassVar[str | None] = None
+    """Why a rung's kernels may spill registers; without a reason a spill is a failed test."""
+
+    @abstractmethod
+    def supports(self, problem: P) -> str | None:
+        """None if this rung can do the problem; otherwise a sentence that says why not."""
+
+    @abstractmethod
+    def configs(self, problem: P) -> tuple[Config, ...]:
+        """Valid configs for a supported problem; the first is the default."""
+
+    @abstractmethod
+    def recipe(self, problem: P, config: Config) -> Recipe:
+        """The launches. A pure function; buffers are named as in `Operation.inputs`."""
+
+    def estimate(self, problem: P, config: Config) -> float | None:
+        """About the microseconds that it takes on an H200; None from a rung that has no model of itself.
+
+        What `escalade.tune` chooses by where nothing was measured: only comparisons matter.
+        """
+        return None
+
+    def least(self, problem: P) -> float:
+        """Microseconds that no config can beat: what rules a rung out before its configs are made."""
+        return 0.0
+
+    @property
+    def stands_on(self) -> tuple[str, ...]:
+        """`below`, whatever its form."""
+        if self.below is None:
+            return ()
+        return (self.below,) if isinstance(self.below, str) else self.below
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The GPU architectures that this rung's kernels compile for."""
+        return ALL_ARCHITECTURES
+
+    def refusal(self, problem: P, architecture: str | None) -> str | None:
+        """Like `supports`, on a GPU of that architecture; None is the twin, which runs everything."""
+        sentence = self.supports(problem)
+        if sentence is None and architecture is not None and architecture not in self.architectures:
+            return f"its kernels are for {', '.join(self.architectures)}; this GPU is {architecture}"
+        return sentence
+
+    def tolerance(self, problem: P, peer_error: float) -> float:
+        """The largest error that counts as correct: twice PyTorch's own, in the same dtype and on the same inputs.
+
+        PyTorch may sum in blocks or in pairs; a plain fp32 sum of the problem's length is allowed too.
+        """
+        return 2 * max(peer_error, problem.rounding)

@@ -1,0 +1,1 @@
+"""An operation called on tensors: registered with PyTorch, its chosen rung made ready once and run."""

@@ -1,0 +1,150 @@
+"""The choice of a rung and a config: asked for by name, measured, or by estimates that need no measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade import ops
+from escalade.device.cuda import architecture_of
+from escalade.device.recipe import KernelCall
+from escalade.errors import UnsupportedError
+from escalade.ops.base import card as machine
+from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES
+from escalade.ops.base.problem import Problem
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.choose.table import tables_for
+
+
+@dataclass(frozen=True)
+class Choice:
+    rung: Rung[Any]
+    config: Config
+    problem: Any
+    """What the rung is to do: the problem, perhaps in another layout."""
+    why: str
+
+
+def choose(
+    operation: str,
+    problem: Problem,
+    device: torch.device,
+    rung: str | None = None,
+    avoid: frozenset[str] = frozenset(),
+) -> Choice:
+    """The rung of that name, or the one that was measured to be fastest, or the one that should be.
+
+    `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed. What writes
+    memory that a program has for all its callers is taken only if its rung is named and has nothing else.
+    """
+    here = architecture_of(device)
+    if rung is not None:
+        asked = ops.operation(operation).ladder.rung(rung)
+        refusal = asked.refusal(problem, here)
+        if refusal:
+            raise UnsupportedError(f"rung {rung} of {operation} cannot do {problem.name}: {refusal}")
+        config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
+        return Choice(asked, config, problem, "asked for by name")
+    return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, here, avoid)
+
+
+def estimated(
+    operation: str, problem: Problem, architecture: str | None, avoid: frozenset[str] = frozenset()
+) -> Choice:
+    """What should be fastest on a GPU of that architecture (None: the twin), by a rule that needs no measurement.
+
+    Preferred rungs that can do the problem compete by their estimates, in their order up to the first that has none:
+    that one is taken if it comes first, and is a last resort otherwise.
+    """
+    asked = ops.operation(operation)
+    best: Choice | None = None
+    least = float("inf")
+    refusals = []
+    for name in dict.fromkeys(asked.preferred(problem)):
+        if f"{operation}/{name}" in avoid:
+            refusals.append(f"{name}: it failed before.")
+            continue
+        rung = asked.ladder.rung(name)
+        form, refusal = _form(asked, rung, problem, architecture)
+        if form is None:
+            refusals.append(f"{name}: {refusal}")
+            continue
+        layout = f", in layout {form.layout}" if form != problem else ""
+        conversion = machine.microseconds(0, 2 * problem.bytes, launches=2) if layout else 0.0
+        if rung.least(form) + conversion >= least:
+            continue
+        config, us = _best(rung, form, architecture)
+        if config is None:
+            refusals.append(f"{name}: it keeps weights in memory that all its callers share.")
+            continue
+        if us is None:
+            if best is None:
+                why = "first of the preferred rungs that supports it"
+                best = Choice(rung, config, form, why + layout)
+            break
+        if us + conversion < least:
+            least = us + conversion
+            best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout)
+    if best is None:
+        raise UnsupportedError(f"no rung of {operation} can do {problem.name}. " + " ".join(refusals))
+    return best
+
+
+def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config]:
+    """Those that write nothing but the call's own memory."""
+    return (config for config in rung.configs(problem) if not rung.recipe(problem, config).shared_state)
+
+
+def _form(
+    operation: ops.Operation[Any], rung: Rung[Any], problem: Problem, architecture: str | None
+) -> tuple[Any, str]:
+    """The first form of the problem that the rung takes; or None, and why it takes none."""
+    refusals = []
+    for form in operation.forms(rung.name, problem):
+        refusal = rung.refusal(form, architecture)
+        if refusal is None:
+            return form, ""
+        refusals.append(refusal)
+    return None, " ".join(refusals)
+
+
+def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[Config | None, float | None]:
+    """The config with the least estimate among those that fit the architecture, the first of equals; the default and
+    None if the rung has no estimates. No config at all if the rung has none that any caller may be given."""
+    figures = [(rung.estimate(problem, config), config) for config in rung.configs(problem)]
+    ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
+    room = SHARED_BYTES.get(architecture or "", MOST_SHARED)
+    for us, config in ranked:
+        recipe = rung.recipe(problem, config)
+        fits = all(step.shared_bytes <= room for step in recipe.steps if isinstance(step, KernelCall))
+        if fits and not recipe.shared_state:
+            return config, us
+    return next(configs_for_any_caller(rung, problem), None), None
+
+
+def _from_tables(
+    operation: str, problem: Problem, device: torch.device, avoid: frozenset[str]
+) -> Choice | None:
+    """What was measured to be fastest for this problem, or for one of another batch size not far away."""
+    if device.type != "cuda":
+        return None
+    ladder = ops.operation(operation).ladder
+    for table in tables_for(device):
+        found = table.find(operation, problem)
+        if found is None or f"{operation}/{found.entry.rung}" in avoid:
+            continue
+        try:
+            rung = ladder.rung(found.entry.rung)
+        except UnsupportedError:  # a table of another version
+            continue
+        if rung.refusal(problem, architecture_of(device)) is not None:
+            continue
+        for config in rung.configs(problem):
+            if config.as_dict() != found.entry.config:
+                continue
+            if not rung.recipe(problem, config).shared_state:
+                return Choice(rung, config, problem, found.why)
+    return None

@@ -1,0 +1,175 @@
+"""What operations on batches of images share: sizes, names, layouts, and how tensors of PyTorch reach them."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
+from escalade.ops.base.problem import Problem
+from escalade.ops.calling.executables import aligned
+
+LAYOUTS = ("nchw", "nhwc")
+MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+# --- problems
+
+
+@dataclass(frozen=True)
+class Images:
+    """The fields with which a problem on images begins."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> int:
+        """Of one image."""
+        return self.height * self.width
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.channels * self.pixels
+
+
+@dataclass(frozen=True)
+class FilteredImages(Images, ABC):
+    """The fields with which a problem begins that convolves images, and what follows from the sizes on the way."""
+
+    filters: int
+    filter_height: int
+    filter_width: int
+
+    @property
+    @abstractmethod
+    def conv_height(self) -> int:
+        """Of the convolution, before any pooling."""
+
+    @property
+    @abstractmethod
+    def conv_width(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_height(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int: ...
+
+    @property
+    def taps(self) -> int:
+        return self.filter_height * self.filter_width
+
+    @property
+    def weight_elements(self) -> int:
+        return self.filters * self.channels * self.taps
+
+    @property
+    def conv_elements(self) -> int:
+        return self.batch * self.filters * self.conv_height * self.conv_width
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.filters * self.output_height * self.output_width
+
+    @property
+    def flops(self) -> int:
+        """Of the convolution."""
+        return 2 * self.conv_elements * self.channels * self.taps
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
+
+
+class ImageProblem(Problem, Protocol):
+    @property
+    def channels(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+
+def check_problem(
+    operation: str, p: ImageProblem, dtypes: tuple[str, ...] = DTYPES, layouts: tuple[str, ...] = LAYOUTS
+) -> None:
+    """What every such problem must be."""
+    require(operation, "dtype", p.dtype, dtypes)
+    require(operation, "layout", p.layout, layouts)
+    require_at_least(0, {"batch": p.batch})
+    require_at_least(1, {"channels": p.channels, "height": p.height, "width": p.width})
+
+
+def require_32_bits(operation: str, image_elements: int) -> None:
+    """Images are counted in 64 bits, what is inside one in 32."""
+    if image_elements >= 2**31:
+        raise UnsupportedError(
+            f"{operation} counts the elements of one image in 32 bits; here there are {image_elements}. Split the image"
+        )
+
+
+def spell_pair(values: tuple[int, int]) -> str:
+    """`56` for a square, `56x48` otherwise."""
+    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
+
+
+def pair_pattern(name: str) -> str:
+    """Matches what `spell_pair` writes."""
+    return rf"(?P<{name}>\d+)(x(?P<{name}_width>\d+))?"
+
+
+def read_pair(found: re.Match[str], name: str) -> tuple[int, int]:
+    """What `pair_pattern` found; zeros where the name leaves it out."""
+    first = int(found[name] or 0)
+    return first, int(found[f"{name}_width"] or first)
+
+
+def read_sizes(found: re.Match[str]) -> tuple[int, int, int, int]:
+    """Batch, channels, height and width, the last two of the pair `size`."""
+    return int(found["batch"]), int(found["channels"]), *read_pair(found, "size")
+
+
+# --- tensors
+
+
+def empty_images(problem: Problem, size: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
+    """Room for the result of a problem, as [N, C, H, W]."""
+    return torch.empty(
+        size, dtype=STORAGE[problem.dtype], device=device, memory_format=MEMORY_FORMAT[problem.layout]
+    )
+
+
+def empty_beside(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """The same for an x that may be fake and have symbols for sizes."""
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])
+
+
+def check_images(operation: str, x: torch.Tensor) -> None:
+    if x.dim() != 4:
+        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} takes 4: [N, C, H, W]")
+    dtype_of(operation, x)
+
+
+def layout_of(x: torch.Tensor) -> str:
+    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
+    if x.is_contiguous():
+        return "nchw"
+    return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """x as kernels take it; a strided one is copied."""
+    return aligned(x.contiguous(memory_format=MEMORY_FORMAT[layout]))

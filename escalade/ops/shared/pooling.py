@@ -1,0 +1,61 @@
+"""What the poolings share: a shape that kernels take, and how tensors of PyTorch reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from escalade.device.recipe import Ints
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.calling.executables import ready
+from escalade.ops.calling.library import require_rung
+from escalade.ops.shared.images import MEMORY_FORMAT, ImageProblem, empty_images, laid_out
+
+
+class Pooling(ImageProblem, Protocol):
+    """Images in, images of as many channels out."""
+
+    @property
+    def output_height(self) -> int: ...
+    @property
+    def output_width(self) -> int: ...
+
+
+def shape(problem: Pooling) -> Ints:
+    """`PoolShape` of kernels/common/pool_shape.cuh."""
+    p = problem
+    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
+
+
+def random_input(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
+    return {"x": x.to(STORAGE[p.dtype]).contiguous(memory_format=MEMORY_FORMAT[p.layout])}
+
+
+def empty_output(problem: Pooling, device: torch.device) -> torch.Tensor:
+    p = problem
+    return empty_images(p, (p.batch, p.channels, p.output_height, p.output_width), device)
+
+
+def two(value: int | Sequence[int], what: str) -> list[int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    if len(values) == 1:
+        values *= 2
+    if len(values) != 2 or not all(isinstance(v, int) for v in values):
+        raise UnsupportedError(f"{what} of {value!r}: it is one integer, or two (height, width)")
+    return values
+
+
+def run(operation: str, problem: Pooling, x: torch.Tensor, rung: str | None) -> torch.Tensor:
+    """The result, in x's layout; a strided x is copied first."""
+    y = empty_output(problem, x.device)
+    if problem.batch == 0:
+        require_rung(operation, rung)
+        return y
+    ready(operation, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
+    return y

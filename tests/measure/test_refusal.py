@@ -1,0 +1,109 @@
+"""What counts as a refusal of a peer or a rung, and what stops the whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.bench import ladder
+from escalade.bench.arms import Settings
+from escalade.bench.layers import rivals
+from escalade.bench.peers import Peer, cudnn_graph
+from escalade.measure import verify
+from escalade.measure.refusal import reason
+from tests.bench.fake import Scale, ScaleProblem, rung
+
+CPU = torch.device("cpu")
+
+
+def wrapped() -> None:
+    """As a compiler reports what came while it waited for its workers."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as interrupt:
+        raise RuntimeError("the workers are gone") from interrupt
+
+
+def hidden() -> None:
+    """The same, by an error that came while it was being dealt with."""
+    try:
+        wrapped()
+    except RuntimeError:
+        raise ValueError("nothing to join")  # noqa: B904
+
+
+def plain() -> None:
+    raise KeyboardInterrupt
+
+
+def left() -> None:
+    raise SystemExit(3)
+
+
+def refuse() -> None:
+    raise TypeError("no kernel for that\nand more of it")
+
+
+def raising(what: Any) -> Any:
+    def run(*_: Any, **__: Any) -> torch.Tensor:
+        what()
+        raise AssertionError
+
+    return run
+
+
+def by_ladder(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    operation = Scale(rung("right"))
+    said: list[str] = []
+    monkeypatch.setattr(ladder, "peers", lambda *_: (Peer("peer", "nchw", raising(what)),))
+    case = verify.Case(operation, ScaleProblem(10), CPU, 0)
+    assert ladder.verified_peers(operation, case, Settings(), said.append) == []
+    return said[0]
+
+
+def by_layers(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    case = verify.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
+    said: list[str] = []
+    assert rivals.verified([rivals.Rival(Peer("peer", "nchw", raising(what)))], case, said.append) == []
+    return said[0]
+
+
+def by_verify(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    case = verify.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
+    monkeypatch.setattr(verify, "bind", raising(what))
+    (first, *_) = (one := rung("right")).configs(case.problem)
+    return case.check(one, "nchw", first).failure
+
+
+def by_cudnn(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(cudnn_graph, "time_interleaved", raising(what))
+    y = torch.zeros(1)
+    return f"no kernel for that: {cudnn_graph.screened(lambda inputs, y: None, {}, y)}"
+
+
+WHERE = [by_ladder, by_layers, by_verify, by_cudnn]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_an_exception_is_a_refusal(where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no kernel for that" in where(refuse, monkeypatch)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("what", [plain, wrapped, hidden])
+def test_an_interrupt_is_none(what: Any, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        where(what, monkeypatch)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_nor_is_the_end_of_the_program(where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        where(left, monkeypatch)
+
+
+def test_a_reason_is_one_line() -> None:
+    assert reason(ValueError("first\nsecond")) == "first"
+    assert reason(ValueError()) == "ValueError"
