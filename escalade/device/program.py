@@ -37,7 +37,11 @@ Constant = bool | int | float | Type | Macro
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled: a source under `escalade/kernels`, one entry point, and its constants."""
+    """What is compiled: a source, one entry point, and its constants.
+
+    The source is named from `escalade/kernels` on, or by an absolute path where it is somebody's own; either may
+    include the headers of `escalade/kernels`.
+    """
 
     source: str
     entry: str
@@ -99,7 +103,7 @@ def _spell(value: Constant) -> str:
 
 @cache
 def read(path: str) -> str:
-    """A file under `escalade/kernels`."""
+    """A file under `escalade/kernels`, or one with an absolute path."""
     try:
         return (KERNELS / path).read_text()
     except FileNotFoundError as error:

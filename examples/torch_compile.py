@@ -1,0 +1,45 @@
+"""Escalade as a backend of torch.compile.
+
+    python examples/torch_compile.py
+
+The model stays yours: change its weights, and the next call knows. On a GPU the graph that Dynamo traces runs as one
+of Escalade's engines. On the CPU that engine computes with PyTorch's own operators; there it shows the way in, not the
+kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import escalade
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 6 * 6, 10),
+    ).eval()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, x = network().to(device), torch.randn(2, 8, 12, 12, device=device)
+    compiled = torch.compile(model, backend="escalade", options={"dtype": "fp16"})
+
+    with (
+        torch.inference_mode()
+    ):  # an engine is for inference: where gradients are wanted PyTorch runs the model
+        torch.testing.assert_close(compiled(x).float(), model(x), atol=1e-2, rtol=1e-2)
+        next(model.parameters()).mul_(2)
+        torch.testing.assert_close(compiled(x).float(), model(x), atol=2e-2, rtol=2e-2)
+    print(f"escalade {escalade.__version__} as a backend on {device}: right, also with other weights")
+
+
+if __name__ == "__main__":
+    main()
