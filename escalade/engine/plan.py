@@ -213,7 +213,7 @@ def _step(
     if way is Way.naive:
         choice = _foot(lowered, device)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
+    choice = choose(operation(lowered.operation), lowered.problem, device, avoid=avoid)
     if choice.problem != lowered.problem:
         raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
     return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
@@ -234,7 +234,7 @@ def _foot(lowered: Lowered, device: torch.device) -> Choice:
     here = architecture_of(device)
     for rung in operation(lowered.operation).ladder:
         if rung.refusal(lowered.problem, here) is None:
-            choice = choose(lowered.operation, lowered.problem, device, rung.name)
+            choice = choose(operation(lowered.operation), lowered.problem, device, rung.name)
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the foot of its ladder")
     raise UnsupportedError(f"no rung of {lowered.operation} can do {lowered.problem.name}")

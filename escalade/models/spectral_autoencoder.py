@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from escalade.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from escalade.ops.mlp import Layer
+from escalade.ops.mlp import Layer, mlp
 
 
 class SpectralAutoencoder(nn.Module):
@@ -66,9 +63,6 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """As the operator takes them."""
-        # Imported where it is needed: the other networks do without Escalade's kernels.
-        from escalade.ops.mlp import Layer
-
         bands, frames, latent = self.bands, self.frames, self.basis.shape[0]
         return (
             Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=self.frame_norm.eps),
@@ -79,8 +73,6 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
         )
 
     def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
-        from escalade.ops.mlp import mlp
-
         self._check(x)
         basis = F.normalize(self.basis, dim=1)
         parameters = (

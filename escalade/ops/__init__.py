@@ -1,56 +1,63 @@
-"""The operations, by name."""
+"""The operations by name, and their operators.
+
+Nothing below imports this: what has an operation in hand passes it on.
+"""
 
 from __future__ import annotations
 
 from escalade.errors import UnsupportedError
-from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, adaptive_avg_pool2d
-from escalade.ops.add import Add, add
+from escalade.ops import autograd
+from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, adaptive_avg_pool2d
+from escalade.ops.add import ADD, add
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.batch_norm import BatchNorm, BatchStatistics, batch_norm, batch_statistics
-from escalade.ops.conv2d import Conv2d, conv2d
-from escalade.ops.conv2d_input_gradient import Conv2dInputGradient, conv2d_input_gradient
-from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradient, conv2d_weight_gradient
-from escalade.ops.convert import Convert
-from escalade.ops.few_channels import FewChannels, few_channels
-from escalade.ops.linear import Linear, linear
-from escalade.ops.max_pool2d import MaxPool2d, max_pool2d
-from escalade.ops.mlp import Mlp, mlp
-from escalade.ops.mlp_backward import MlpBackward, mlp_backward
-from escalade.ops.quantise import Quantise, quantise
-from escalade.ops.relu import Relu, relu, relu_
-from escalade.ops.softmax import Softmax, softmax
-from escalade.ops.stem import Stem
-from escalade.ops.top_k import TopK, top_k
+from escalade.ops.batch_norm import BATCH_NORM, BATCH_STATISTICS, batch_norm, batch_statistics
+from escalade.ops.conv2d import CONV2D, conv2d
+from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
+from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient
+from escalade.ops.convert import CONVERT
+from escalade.ops.few_channels import FEW_CHANNELS, few_channels
+from escalade.ops.linear import LINEAR, linear
+from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
+from escalade.ops.mlp import MLP, mlp
+from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
+from escalade.ops.quantise import QUANTISE, quantise
+from escalade.ops.relu import RELU, relu, relu_
+from escalade.ops.softmax import SOFTMAX, softmax
+from escalade.ops.stem import STEM
+from escalade.ops.top_k import TOP_K, top_k
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Conv2d(),
-        Conv2dInputGradient(),
-        Conv2dWeightGradient(),
-        Stem(),
-        FewChannels(),
-        Relu(),
-        Add(),
-        BatchNorm(),
-        BatchStatistics(),
-        MaxPool2d(),
-        AdaptiveAvgPool2d(),
-        Convert(),
-        Quantise(),
-        Linear(),
-        Mlp(),
-        MlpBackward(),
-        Softmax(),
-        TopK(),
+        CONV2D,
+        CONV2D_INPUT_GRADIENT,
+        CONV2D_WEIGHT_GRADIENT,
+        STEM,
+        FEW_CHANNELS,
+        RELU,
+        ADD,
+        BATCH_NORM,
+        BATCH_STATISTICS,
+        MAX_POOL2D,
+        ADAPTIVE_AVG_POOL2D,
+        CONVERT,
+        QUANTISE,
+        LINEAR,
+        MLP,
+        MLP_BACKWARD,
+        SOFTMAX,
+        TOP_K,
     )
 }
 
+autograd.register()
+
 
 def operation(name: str) -> Operation:
+    """The operation of that name, for what is given names: commands, files, a network's graph."""
     if name not in OPERATIONS:
         raise UnsupportedError(f"there is no operation {name!r}; there is {', '.join(OPERATIONS)}")
     return OPERATIONS[name]

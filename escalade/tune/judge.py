@@ -66,7 +66,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
         return Verdict(first.key, "", "", math.nan, None, "nothing could be timed")
     best_us, best = min(times)
     try:
-        choice = estimated(first.operation, first.parsed(), first.architecture or None)
+        choice = estimated(ops.operation(first.operation), first.parsed(), first.architecture or None)
     except UnsupportedError as error:
         return Verdict(first.key, "", best, best_us, None, str(error))
     name = choice.rung.name

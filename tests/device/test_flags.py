@@ -16,6 +16,7 @@ from escalade.device.run import Executable
 from escalade.engine import program as engine_program
 from escalade.engine.graph import Node
 from escalade.engine.plan import Step
+from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import ready
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.linear import Linear, LinearProblem
@@ -60,7 +61,7 @@ def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
     problem, rung = asking()
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     assert flags(Executable(recipe, torch.device("cpu"))) == {0}
-    assert flags(ready("linear", problem, torch.device("cpu"), rung.name).executable) == {0}
+    assert flags(ready(OPERATIONS["linear"], problem, torch.device("cpu"), rung.name).executable) == {0}
     assert flags(Executable(recipe, torch.device("cpu"), settled=True)) == {1}
 
 

@@ -144,7 +144,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
     ]
     for name, problem in asked:
         try:
-            choice = estimated(name, problem, architecture)
+            choice = estimated(OPERATIONS[name], problem, architecture)
         except UnsupportedError:
             continue
         recipe = choice.rung.recipe(choice.problem, choice.config)
@@ -163,13 +163,13 @@ def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(choosing, "tables_for", lambda device, table=table: (table,))
         monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
         assert table.find(operation.name, problem) is not None
-        choice = choose(operation.name, problem, torch.device("cuda", 0))
+        choice = choose(operation, problem, torch.device("cuda", 0))
         assert not choice.rung.recipe(choice.problem, choice.config).shared_state
 
 
 def test_a_rung_by_name_shares_memory_only_if_it_has_nothing_else() -> None:
     for operation, rung, problem, _ in sharing().values():
-        choice = choose(operation.name, problem, CPU, rung.name)
+        choice = choose(operation, problem, CPU, rung.name)
         alone = all(rung.recipe(problem, config).shared_state for config in rung.configs(problem))
         assert bool(rung.recipe(problem, choice.config).shared_state) == alone
 

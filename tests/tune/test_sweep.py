@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from escalade import cli
 from escalade.commands import tune as commands
 from escalade.errors import UnsupportedError
+from escalade.ops import OPERATIONS
 from escalade.ops.choose.choice import estimated
 from escalade.ops.choose.table import SHIPPED, key_of, read
 from escalade.ops.conv2d import Conv2dProblem
@@ -63,7 +64,7 @@ def test_the_sweep_stays_within_bounds_and_has_everything() -> None:
 def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
     for problem in (*problems(60), *UNTUNED):
         assert Conv2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
-        assert estimated("conv2d", problem, "sm_90a").problem == problem
+        assert estimated(OPERATIONS["conv2d"], problem, "sm_90a").problem == problem
 
 
 def test_nobody_tuned_for_these() -> None:
@@ -268,7 +269,7 @@ def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: path
 
 
 def swept(path: pathlib.Path, chosen_us: float | None, best_us: float = 10.0) -> None:
-    choice = estimated("conv2d", PROBLEM, "sm_90a")
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, "sm_90a")
     other = next(config for config in choice.rung.configs(PROBLEM) if config != choice.config)
     samples.append(
         path,
@@ -301,7 +302,7 @@ def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
-    choice = estimated("conv2d", PROBLEM, "sm_90a")
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, "sm_90a")
     us = choice.rung.estimate(PROBLEM, choice.config)
     assert us is not None
     other = replace(PROBLEM, batch=9)

@@ -37,7 +37,7 @@ class Way:
 def way_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Way:
     """What a call would take; or the fastest of all configs of all preferred rungs, found by measuring them."""
     if not tune:
-        found = choose(layer.operation, layer.problem, device)
+        found = choose(ops.operation(layer.operation), layer.problem, device)
         return Way(found.rung, found.config, found.problem, found.why)
     entry = search.fastest(layer.operation, layer.problem, device, seed)
     rung = ops.operation(layer.operation).ladder.rung(entry.rung)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.adaptive_avg_pool2d.operation import ADAPTIVE_AVG_POOL2D
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
@@ -37,7 +38,7 @@ def _run(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> tor
         dtype_of("adaptive_avg_pool2d", x),
         layout_of(x),
     )
-    return pooling.run("adaptive_avg_pool2d", problem, x, rung)
+    return pooling.run(ADAPTIVE_AVG_POOL2D, problem, x, rung)
 
 
 def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:

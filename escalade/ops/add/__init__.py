@@ -1,7 +1,7 @@
 """The sum of two tensors: `add` is the operator, `Add` the operation with its ladder."""
 
-from escalade.ops.add.ladder import Add
 from escalade.ops.add.op import add
+from escalade.ops.add.operation import ADD, Add
 from escalade.ops.add.problem import AddProblem
 
-__all__ = ["Add", "AddProblem", "add"]
+__all__ = ["ADD", "Add", "AddProblem", "add"]

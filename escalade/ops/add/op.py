@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.add.operation import ADD
 from escalade.ops.add.problem import AddProblem
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define, require_alike
@@ -33,7 +34,7 @@ def _run(
 ) -> torch.Tensor:
     problem = AddProblem(x.numel(), relu, _check(x, residual))
     y = torch.empty_like(x)
-    pointwise.run("add", problem, {"x": x, "residual": residual}, y, rung)
+    pointwise.run(ADD, problem, {"x": x, "residual": residual}, y, rung)
     return y
 
 

@@ -11,6 +11,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.batch_norm.operation import BATCH_NORM, BATCH_STATISTICS
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem, BatchStatisticsProblem
 from escalade.ops.batch_norm.reference import empty_batch_norm, empty_statistics
 from escalade.ops.calling.executables import aligned, ready
@@ -97,7 +98,7 @@ def _statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
         batch, channels, height, width, dtype_of("batch_statistics", x), layout_of(x)
     )
     y = empty_statistics(problem, x.device)
-    ready("batch_statistics", problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
+    ready(BATCH_STATISTICS, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
     return y
 
 
@@ -146,7 +147,7 @@ def _normalise(
     )
     y = empty_batch_norm(problem, x.device)
     if problem.elements == 0:
-        require_rung("batch_norm", rung)
+        require_rung(BATCH_NORM, rung)
         return y
 
     def images(tensor: Optional) -> Optional:
@@ -161,7 +162,7 @@ def _normalise(
         "x": images(x), "weight": channelwise(weight, 1.0), "bias": channelwise(bias), "mean": channelwise(mean),
         "variance": channelwise(variance), "residual": images(residual), "y": y,
     }  # fmt: skip
-    ready("batch_norm", problem, x.device, rung).run(tensors)
+    ready(BATCH_NORM, problem, x.device, rung).run(tensors)
     return y
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from escalade.device.run import Executable
+from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
+from escalade.ops.choose.choice import choose
 
 _MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
 _ALIGNMENT = 16
@@ -38,10 +40,10 @@ class Ready:
             self.executable.release()
 
 
-def ready(operation: str, problem: Problem, device: torch.device, rung: str | None = None) -> Ready:
+def ready(
+    operation: Operation[Any], problem: Problem, device: torch.device, rung: str | None = None
+) -> Ready:
     """Made once for each thread, since an executable's pointers are state."""
-    from escalade.ops.choose.choice import choose
-
     known: dict[tuple[Any, ...], Ready] = _local.__dict__.setdefault("ready", {})
     key = (operation, problem, rung, device)
     found = known.get(key)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.operation import Operation
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
@@ -26,7 +27,12 @@ def define(
     name = _define(schema, run)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     if backward is not None:
-        torch.library.register_autograd(f"escalade::{name}", backward, setup_context=setup, lib=library)
+        define_gradient(name, setup, backward)
+
+
+def define_gradient(name: str, setup: Function | None, backward: Function) -> None:
+    """The gradient of a defined operator."""
+    torch.library.register_autograd(f"escalade::{name}", backward, setup_context=setup, lib=library)
 
 
 def define_in_place(schema: str, run: Function, fake: Function) -> None:
@@ -92,12 +98,10 @@ def define_autocast(name: str, call: Function) -> None:
     library.impl(name, under("cpu"), "AutocastCPU")
 
 
-def require_rung(operation: str, name: str | None) -> None:
+def require_rung(operation: Operation[Any], name: str | None) -> None:
     """A name that no rung has is wrong even where there is nothing to do."""
-    from escalade.ops import operation as registered
-
     if name is not None:
-        registered(operation).ladder.rung(name)
+        operation.ladder.rung(name)
 
 
 def require_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> None:

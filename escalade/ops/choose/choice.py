@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from escalade import ops
 from escalade.device.cuda import architecture_of
 from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.ops.base import card as machine
 from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES
+from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.table import tables_for
@@ -29,7 +29,7 @@ class Choice:
 
 
 def choose(
-    operation: str,
+    operation: Operation[Any],
     problem: Problem,
     device: torch.device,
     rung: str | None = None,
@@ -42,33 +42,32 @@ def choose(
     """
     here = architecture_of(device)
     if rung is not None:
-        asked = ops.operation(operation).ladder.rung(rung)
+        asked = operation.ladder.rung(rung)
         refusal = asked.refusal(problem, here)
         if refusal:
-            raise UnsupportedError(f"rung {rung} of {operation} cannot do {problem.name}: {refusal}")
+            raise UnsupportedError(f"rung {rung} of {operation.name} cannot do {problem.name}: {refusal}")
         config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
         return Choice(asked, config, problem, "asked for by name")
     return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, here, avoid)
 
 
 def estimated(
-    operation: str, problem: Problem, architecture: str | None, avoid: frozenset[str] = frozenset()
+    operation: Operation[Any], problem: Problem, architecture: str | None, avoid: frozenset[str] = frozenset()
 ) -> Choice:
     """What should be fastest on a GPU of that architecture (None: the twin), by a rule that needs no measurement.
 
     Preferred rungs that can do the problem compete by their estimates, in their order up to the first that has none:
     that one is taken if it comes first, and is a last resort otherwise.
     """
-    asked = ops.operation(operation)
     best: Choice | None = None
     least = float("inf")
     refusals = []
-    for name in dict.fromkeys(asked.preferred(problem)):
-        if f"{operation}/{name}" in avoid:
+    for name in dict.fromkeys(operation.preferred(problem)):
+        if f"{operation.name}/{name}" in avoid:
             refusals.append(f"{name}: it failed before.")
             continue
-        rung = asked.ladder.rung(name)
-        form, refusal = _form(asked, rung, problem, architecture)
+        rung = operation.ladder.rung(name)
+        form, refusal = _form(operation, rung, problem, architecture)
         if form is None:
             refusals.append(f"{name}: {refusal}")
             continue
@@ -89,7 +88,7 @@ def estimated(
             least = us + conversion
             best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout)
     if best is None:
-        raise UnsupportedError(f"no rung of {operation} can do {problem.name}. " + " ".join(refusals))
+        raise UnsupportedError(f"no rung of {operation.name} can do {problem.name}. " + " ".join(refusals))
     return best
 
 
@@ -99,7 +98,7 @@ def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config
 
 
 def _form(
-    operation: ops.Operation[Any], rung: Rung[Any], problem: Problem, architecture: str | None
+    operation: Operation[Any], rung: Rung[Any], problem: Problem, architecture: str | None
 ) -> tuple[Any, str]:
     """The first form of the problem that the rung takes; or None, and why it takes none."""
     refusals = []
@@ -126,18 +125,17 @@ def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[
 
 
 def _from_tables(
-    operation: str, problem: Problem, device: torch.device, avoid: frozenset[str]
+    operation: Operation[Any], problem: Problem, device: torch.device, avoid: frozenset[str]
 ) -> Choice | None:
     """What was measured to be fastest for this problem, or for one of another batch size not far away."""
     if device.type != "cuda":
         return None
-    ladder = ops.operation(operation).ladder
     for table in tables_for(device):
-        found = table.find(operation, problem)
-        if found is None or f"{operation}/{found.entry.rung}" in avoid:
+        found = table.find(operation.name, problem)
+        if found is None or f"{operation.name}/{found.entry.rung}" in avoid:
             continue
         try:
-            rung = ladder.rung(found.entry.rung)
+            rung = operation.ladder.rung(found.entry.rung)
         except UnsupportedError:  # a table of another version
             continue
         if rung.refusal(problem, architecture_of(device)) is not None:

@@ -190,3 +190,6 @@ class Conv2d(Operation[Conv2dProblem]):
 
     def peer(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+CONV2D = Conv2d()

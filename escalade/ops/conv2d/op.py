@@ -13,6 +13,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, library, require_alike, require_rung
+from escalade.ops.conv2d.ladder import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
 
@@ -143,9 +144,9 @@ def _run(
 ) -> torch.Tensor:
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
     if problem.batch == 0:
-        require_rung("conv2d", rung)
+        require_rung(CONV2D, rung)
         return empty_output(problem, x.device)
-    prepared = ready("conv2d", problem, x.device, rung)
+    prepared = ready(CONV2D, problem, x.device, rung)
     memory_format = MEMORY_FORMAT[prepared.problem.layout]
 
     def laid_out(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -185,48 +186,6 @@ def _fake(
     )  # fmt: skip
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, bias, residual, stride, padding, dilation, groups, relu, ctx.tf32, _ = inputs
-    ctx.save_for_backward(x, weight, output if relu else None)
-    ctx.settings = (stride, padding, dilation, groups)
-    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
-
-
-def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """By Escalade where it has more than a plain gather for them, the others by PyTorch."""
-    # Here, since those packages are made of this one's rungs.
-    from escalade.ops.conv2d_input_gradient.op import is_worthwhile
-    from escalade.ops.conv2d_weight_gradient.op import for_autograd
-
-    x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups = ctx.settings
-    if output is not None:
-        gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
-    # Arguments that were left at their defaults at the end of a call are left out here too.
-    need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
-    need_bias = ctx.has_bias and need_bias
-    our_x = need_x and is_worthwhile(stride, groups)
-    ours = None
-    if need_weight:
-        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias)
-    left = [need_x and not our_x, need_weight and ours is None, need_bias and ours is None]
-    grad_x = grad_weight = grad_bias = None
-    if any(left):
-        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [weight.shape[0]] if ctx.has_bias else None, stride, padding, dilation, False,
-            [0, 0], groups, left,
-        )  # fmt: skip
-    if ours is not None:
-        grad_weight, grad_bias = ours
-    if our_x:
-        grad_x = torch.ops.escalade.conv2d_input_gradient(
-            gradient.contiguous(memory_format=MEMORY_FORMAT[layout_of(x)]), weight, x.shape[2:], None,
-            stride, padding, dilation, groups, ctx.tf32,
-        )  # fmt: skip
-    grad_residual = gradient if ctx.has_residual and need_residual else None
-    return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
-
-
 def _cast(argument: object, device_type: str, dtype: torch.dtype) -> object:
     if (
         isinstance(argument, torch.Tensor)
@@ -249,6 +208,6 @@ def _under_autocast(device_type: str):  # type: ignore[no-untyped-def]
     return cast_and_run
 
 
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+define(_SCHEMA, _run, _fake)
 library.impl("conv2d", _under_autocast("cuda"), "AutocastCUDA")
 library.impl("conv2d", _under_autocast("cpu"), "AutocastCPU")

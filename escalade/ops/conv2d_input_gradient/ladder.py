@@ -117,3 +117,6 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
 
     def peer(self, problem: Conv2dInputGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+CONV2D_INPUT_GRADIENT = Conv2dInputGradient()

@@ -13,6 +13,7 @@ from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung, without_launch
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.duality import MOST_CLASSES
+from escalade.ops.conv2d_input_gradient.ladder import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.reference import empty_output
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
@@ -117,9 +118,9 @@ def _run(
     problem = Conv2dInputGradientProblem(forward, mask=mask is not None)
     _check_sizes(forward, gradient, mask)
     if problem.batch == 0:
-        require_rung("conv2d_input_gradient", rung)
+        require_rung(CONV2D_INPUT_GRADIENT, rung)
         return empty_output(problem, gradient.device)
-    prepared = ready("conv2d_input_gradient", problem, gradient.device, rung)
+    prepared = ready(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
     given = {"gradient": gradient, "weight": weight, "mask": mask}
     tensors = {
         name: None if tensor is None else laid_out(tensor, prepared.problem.layout)

@@ -109,3 +109,6 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
 
     def peer(self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()

@@ -15,6 +15,7 @@ from escalade.ops.calling.library import define, require_alike, require_rung, wi
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.hopper import WGMMA
+from escalade.ops.conv2d_weight_gradient.ladder import CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
 from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
@@ -135,9 +136,9 @@ def _run(
         )
     problem = Conv2dWeightGradientProblem(forward)
     if batch == 0:
-        require_rung("conv2d_weight_gradient", rung)
+        require_rung(CONV2D_WEIGHT_GRADIENT, rung)
         return empty_output(problem, x.device).zero_(), of_bias.zero_()
-    prepared = ready("conv2d_weight_gradient", problem, x.device, rung)
+    prepared = ready(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
     layout = prepared.problem.layout
     y = empty_output(prepared.problem, x.device)
     images = {"x": laid_out(x, layout), "gradient": laid_out(gradient, layout)}

@@ -65,3 +65,6 @@ class FewChannels(Operation[FewChannelsProblem]):
 
     def peer(self, problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+FEW_CHANNELS = FewChannels()

@@ -11,6 +11,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, STORAGE
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
+from escalade.ops.few_channels.ladder import FEW_CHANNELS
 from escalade.ops.few_channels.problem import MOST_CHANNELS, MOST_FILTERS, SOURCES, FewChannelsProblem
 from escalade.ops.few_channels.reference import empty_output
 from escalade.ops.shared.images import MEMORY_FORMAT, laid_out, layout_of
@@ -100,14 +101,14 @@ def _run(
     )  # fmt: skip
     y = empty_output(problem, x.device)
     if batch == 0:
-        require_rung("few_channels", rung)
+        require_rung(FEW_CHANNELS, rung)
         return y
     given = {
         "x": laid_out(x, problem.layout),
         "weight": aligned(weight.contiguous()),
         "bias": None if bias is None else aligned(bias.contiguous()),
     }
-    ready("few_channels", problem, x.device, rung).run({**given, "y": y})
+    ready(FEW_CHANNELS, problem, x.device, rung).run({**given, "y": y})
     return y
 
 

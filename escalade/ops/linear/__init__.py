@@ -1,7 +1,7 @@
 """The fully connected layer: `linear` is the operator, `Linear` the operation with its ladder."""
 
-from escalade.ops.linear.ladder import Linear
 from escalade.ops.linear.op import linear
+from escalade.ops.linear.operation import LINEAR, Linear
 from escalade.ops.linear.problem import LinearProblem
 
-__all__ = ["Linear", "LinearProblem", "linear"]
+__all__ = ["LINEAR", "Linear", "LinearProblem", "linear"]

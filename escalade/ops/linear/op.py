@@ -9,6 +9,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.library import define, define_autocast, require_alike, without_launch
+from escalade.ops.linear.operation import LINEAR
 from escalade.ops.linear.problem import LinearProblem
 from escalade.ops.shared import rows
 
@@ -73,7 +74,7 @@ def _run(
         rows.rows_of(x), in_features, out_features, bias is not None, relu,
         "tf32" if tf32 else NAMES[x.dtype],
     )  # fmt: skip
-    return rows.run("linear", problem, rung, {"x": x, "weight": weight, "bias": bias}, y)
+    return rows.run(LINEAR, problem, rung, {"x": x, "weight": weight, "bias": bias}, y)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

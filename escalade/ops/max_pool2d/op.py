@@ -9,6 +9,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
+from escalade.ops.max_pool2d.operation import MAX_POOL2D
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem, output_size
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, empty_beside, layout_of
@@ -50,7 +51,7 @@ def _run(
         batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
         (padding[0], padding[-1]), ceil_mode, dtype_of("max_pool2d", x), layout_of(x),
     )  # fmt: skip
-    return pooling.run("max_pool2d", problem, x, rung)
+    return pooling.run(MAX_POOL2D, problem, x, rung)
 
 
 def _fake(

@@ -9,8 +9,8 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
-from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spell_layers
-from escalade.ops.mlp_backward import gradient
+from escalade.ops.mlp.operation import MLP
+from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spelled
 from escalade.ops.shared import rows
 
 _SCHEMA = "mlp(Tensor x, Tensor[] parameters, str layers, bool error=False, str? rung=None) -> Tensor"
@@ -32,18 +32,6 @@ def mlp(
     ladder instead of the chosen one.
     """
     return torch.ops.escalade.mlp(x, list(parameters), spelled(layers), error, rung)
-
-
-def spelled(layers: Sequence[Layer] | str) -> str:
-    """As the operator takes them."""
-    if isinstance(layers, str):
-        return layers
-    text = spell_layers(layers)
-    if parse_layers(text) != tuple(layers):
-        raise UnsupportedError(
-            f"{text} has lost something of the layers: epsilon takes one digit, as in 1e-5"
-        )
-    return text
 
 
 def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
@@ -85,11 +73,11 @@ def _run(
         return y
     batch = rows.rows_of(x)
     if batch == 0:
-        require_rung("mlp", rung)
+        require_rung(MLP, rung)
         return y
     problem = _problem(x, layers, error, batch)
     named = dict(zip(problem.sizes, parameters, strict=True))
-    return rows.run("mlp", problem, rung, {"x": x, **named}, y)
+    return rows.run(MLP, problem, rung, {"x": x, **named}, y)
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=gradient.setup, backward=gradient.backward)
+define(_SCHEMA, _run, without_launch(_run))

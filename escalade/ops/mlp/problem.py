@@ -194,3 +194,15 @@ def _parse_layer(text: str) -> Layer:
         _LETTERS[found["act"] or ""],
         float(found["epsilon"]) if found["epsilon"] else EPSILON,
     )
+
+
+def spelled(layers: Sequence[Layer] | str) -> str:
+    """As the operator takes them."""
+    if isinstance(layers, str):
+        return layers
+    text = spell_layers(layers)
+    if parse_layers(text) != tuple(layers):
+        raise UnsupportedError(
+            f"{text} has lost something of the layers: epsilon takes one digit, as in 1e-5"
+        )
+    return text

@@ -10,7 +10,8 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
-from escalade.ops.mlp.problem import Layer, parse_layers
+from escalade.ops.mlp.problem import Layer, parse_layers, spelled
+from escalade.ops.mlp_backward.operation import MLP_BACKWARD
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 from escalade.ops.shared import rows
 
@@ -35,11 +36,9 @@ def mlp_backward(
     they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    # Here, since that module registers its gradient from this package.
-    from escalade.ops.mlp.op import spelled
-
-    text = spelled(layers)
-    result = torch.ops.escalade.mlp_backward(x, grad_y, list(parameters), text, input_gradient, rung)
+    result = torch.ops.escalade.mlp_backward(
+        x, grad_y, list(parameters), spelled(layers), input_gradient, rung
+    )
     return split(result, x, parameters, input_gradient)
 
 
@@ -103,12 +102,12 @@ def _run(
     if not launch:
         return x.new_empty((size,), dtype=torch.float32)
     if rows.rows_of(x) == 0:
-        require_rung("mlp_backward", rung)
+        require_rung(MLP_BACKWARD, rung)
         return x.new_zeros((size,), dtype=torch.float32)
     problem = MlpBackwardProblem(rows.rows_of(x), one_row.layers, input_gradient, one_row.dtype)
     inputs = {"x": x, "grad_y": grad_y, **dict(zip(problem.sizes, parameters, strict=True))}
     y = x.new_empty((size,), dtype=torch.float32)
-    return rows.run("mlp_backward", problem, rung, inputs, y)
+    return rows.run(MLP_BACKWARD, problem, rung, inputs, y)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

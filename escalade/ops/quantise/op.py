@@ -9,6 +9,7 @@ from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.base.e4m3 import E4M3
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, require_rung
+from escalade.ops.quantise.operation import QUANTISE
 from escalade.ops.quantise.problem import QuantiseProblem
 
 
@@ -34,10 +35,10 @@ def _run(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> torc
     problem = QuantiseProblem(x.numel(), _check(x, factor))
     y = torch.empty_like(x, dtype=E4M3)
     if problem.elements == 0:
-        require_rung("quantise", rung)
+        require_rung(QUANTISE, rung)
         return y
     dense = x if x.stride() == y.stride() else torch.empty_like(x).copy_(x)
-    ready("quantise", problem, x.device, rung).run({"x": aligned(dense), "factor": factor, "y": y})
+    ready(QUANTISE, problem, x.device, rung).run({"x": aligned(dense), "factor": factor, "y": y})
     return y
 
 

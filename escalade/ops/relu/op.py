@@ -8,6 +8,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.executables import aligned
 from escalade.ops.calling.library import define, define_in_place
+from escalade.ops.relu.operation import RELU
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared import pointwise
 
@@ -29,7 +30,7 @@ def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
 
 def _run(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
     y = torch.empty_like(x)
-    pointwise.run("relu", _problem(x, limit), {"x": x}, y, rung)
+    pointwise.run(RELU, _problem(x, limit), {"x": x}, y, rung)
     return y
 
 
@@ -40,7 +41,7 @@ def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None 
         )
     dense = x.stride() == torch.empty_like(x, device="meta").stride()
     y = aligned(x) if dense else torch.empty_like(x).copy_(x)
-    pointwise.run("relu", _problem(x, limit), {"x": y}, y, rung)
+    pointwise.run(RELU, _problem(x, limit), {"x": y}, y, rung)
     if y.data_ptr() != x.data_ptr():
         x.copy_(y)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,7 @@ from escalade.ops.base.card import FILLED
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.executables import aligned, ready
@@ -145,7 +146,11 @@ def ordered_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
 
 
 def run(
-    operation: str, problem: Pointwise, tensors: Mapping[str, torch.Tensor], y: torch.Tensor, rung: str | None
+    operation: Operation[Any],
+    problem: Pointwise,
+    tensors: Mapping[str, torch.Tensor],
+    y: torch.Tensor,
+    rung: str | None,
 ) -> None:
     """Over tensors of y's shape. y is dense, and may be one of them."""
     if problem.elements == 0:

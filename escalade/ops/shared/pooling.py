@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from escalade.device.recipe import Ints
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.operation import Operation
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import require_rung
 from escalade.ops.shared.images import MEMORY_FORMAT, ImageProblem, empty_images, laid_out
@@ -51,7 +52,7 @@ def two(value: int | Sequence[int], what: str) -> list[int]:
     return values
 
 
-def run(operation: str, problem: Pooling, x: torch.Tensor, rung: str | None) -> torch.Tensor:
+def run(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> torch.Tensor:
     """The result, in x's layout; a strided x is copied first."""
     y = empty_output(problem, x.device)
     if problem.batch == 0:

@@ -10,6 +10,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import require_rung
@@ -44,7 +45,7 @@ def rows_of(x: torch.Tensor) -> int:
 
 
 def run(
-    operation: str,
+    operation: Operation[Any],
     problem: Problem,
     rung: str | None,
     inputs: Mapping[str, torch.Tensor | None],

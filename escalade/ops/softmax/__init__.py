@@ -1,7 +1,7 @@
 """Softmax along the last dimension: `softmax` is the operator, `Softmax` the operation with its ladder."""
 
-from escalade.ops.softmax.ladder import Softmax
 from escalade.ops.softmax.op import softmax
+from escalade.ops.softmax.operation import SOFTMAX, Softmax
 from escalade.ops.softmax.problem import SoftmaxProblem
 
-__all__ = ["Softmax", "SoftmaxProblem", "softmax"]
+__all__ = ["SOFTMAX", "Softmax", "SoftmaxProblem", "softmax"]

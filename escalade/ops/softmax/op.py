@@ -9,6 +9,7 @@ import torch
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
 from escalade.ops.shared import rows
+from escalade.ops.softmax.operation import SOFTMAX
 from escalade.ops.softmax.problem import SoftmaxProblem
 
 
@@ -20,7 +21,7 @@ def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
 def _run(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
     rows.check_matrix("softmax", x)
     problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
-    return rows.run("softmax", problem, rung, {"x": x}, torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    return rows.run(SOFTMAX, problem, rung, {"x": x}, torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
 def _fake(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:

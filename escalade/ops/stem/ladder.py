@@ -377,3 +377,6 @@ class Stem(Operation[StemProblem]):
 
     def peer(self, problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+STEM = Stem()

@@ -10,6 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
 from escalade.ops.shared import rows
+from escalade.ops.top_k.operation import TOP_K
 from escalade.ops.top_k.problem import MOST_K, TopKProblem
 
 
@@ -33,7 +34,7 @@ def _run(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:
     _check(x, k)
     problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, dtype_of("top_k", x))
     y = torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
-    return rows.run("top_k", problem, rung, {"x": x}, y)
+    return rows.run(TOP_K, problem, rung, {"x": x}, y)
 
 
 def _fake(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:

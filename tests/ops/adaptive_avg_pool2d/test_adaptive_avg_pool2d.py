@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
-from escalade.ops import adaptive_avg_pool2d
+from escalade.ops import OPERATIONS, adaptive_avg_pool2d
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
 from escalade.ops.choose.choice import choose
 from tests import formulas
@@ -77,7 +77,7 @@ def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any],
 
 def test_the_preferred_rung_follows_the_layout() -> None:
     chosen = [
-        choose("adaptive_avg_pool2d", replace(PLAIN, layout=layout), CPU).rung.name
+        choose(OPERATIONS["adaptive_avg_pool2d"], replace(PLAIN, layout=layout), CPU).rung.name
         for layout in ("nchw", "nhwc")
     ]
     assert chosen == ["lanes", "vectorised"]

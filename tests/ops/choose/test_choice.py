@@ -15,7 +15,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import SHARED_BYTES
 from escalade.ops.base.rung import Config
-from escalade.ops.choose.choice import choose, estimated
+from escalade.ops.choose.choice import Choice, choose, estimated
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.tune.sweep import UNTUNED, problems
 from tests.bench.fake import Scale, ScaleProblem, ScaleRung
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def chosen(name: str, dtype: str = "fp32", layout: str = "nchw") -> tuple[str, str]:
-    choice = choose("conv2d", Conv2dProblem.parse(name, dtype, layout), CPU)
+    choice = choose(OPERATIONS["conv2d"], Conv2dProblem.parse(name, dtype, layout), CPU)
     assert choice.config in choice.rung.configs(choice.problem)
     return choice.rung.name, choice.problem.layout
 
@@ -46,9 +46,9 @@ def test_winograd_is_for_many_pixels() -> None:
     many, few = (
         Conv2dProblem.parse(name, "fp32", "nhwc") for name in ("128to128_28_k3s1_b256", "512to512_7_k3s1_b1")
     )
-    assert estimated("conv2d", many, "sm_80").rung.name.startswith("winograd")
-    assert estimated("conv2d", many, "sm_90a").rung.name == "wgmma_split"
-    assert estimated("conv2d", few, "sm_80").rung.name == "tensor_core_split"
+    assert estimated(OPERATIONS["conv2d"], many, "sm_80").rung.name.startswith("winograd")
+    assert estimated(OPERATIONS["conv2d"], many, "sm_90a").rung.name == "wgmma_split"
+    assert estimated(OPERATIONS["conv2d"], few, "sm_80").rung.name == "tensor_core_split"
 
 
 def test_few_filters_are_not_left_to_the_matrix_product() -> None:
@@ -58,17 +58,17 @@ def test_few_filters_are_not_left_to_the_matrix_product() -> None:
 
 def test_groups_have_a_rung() -> None:
     problem = Conv2dProblem.parse("8to8_10_k3s1g4_b1")
-    assert choose("conv2d", problem, CPU).rung.supports(problem) is None
+    assert choose(OPERATIONS["conv2d"], problem, CPU).rung.supports(problem) is None
 
 
 def test_a_rung_by_name_is_taken_as_it_is() -> None:
     problem = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp16", "nchw")
-    choice = choose("conv2d", problem, CPU, "tuned")
+    choice = choose(OPERATIONS["conv2d"], problem, CPU, "tuned")
     assert choice.problem == problem and choice.why == "asked for by name"
     with pytest.raises(UnsupportedError, match="fused_epilogue of conv2d cannot do"):
-        choose("conv2d", problem, CPU, "fused_epilogue")
+        choose(OPERATIONS["conv2d"], problem, CPU, "fused_epilogue")
     with pytest.raises(UnsupportedError, match="no rung 'fastest'"):
-        choose("conv2d", problem, CPU, "fastest")
+        choose(OPERATIONS["conv2d"], problem, CPU, "fastest")
 
 
 # --- by estimates
@@ -96,8 +96,8 @@ def rung(name: str, *us: float | None, kind: type[Estimated] = Estimated, floor:
     return kind(name, "a rung of the tests", None, None, us=us, floor=floor)
 
 
-def preferring(monkeypatch: pytest.MonkeyPatch, *rungs: Estimated) -> None:
-    monkeypatch.setattr("escalade.ops.OPERATIONS", {"scale": Scale(*rungs)})
+def preferring(*rungs: Estimated, avoid: frozenset[str] = frozenset()) -> Choice:
+    return choose(Scale(*rungs), ScaleProblem(8), CPU, avoid=avoid)
 
 
 @pytest.mark.parametrize(
@@ -111,42 +111,37 @@ def preferring(monkeypatch: pytest.MonkeyPatch, *rungs: Estimated) -> None:
     ],
 )
 def test_the_least_estimate_wins_up_to_the_first_rung_that_has_none(
-    monkeypatch: pytest.MonkeyPatch,
     first: tuple[float | None],
     second: tuple[float | None],
     third: tuple[float | None],
     wanted: str,
 ) -> None:
-    preferring(monkeypatch, rung("first", *first), rung("second", *second), rung("third", *third))
-    choice = choose("scale", ScaleProblem(8), CPU)
+    choice = preferring(rung("first", *first), rung("second", *second), rung("third", *third))
     assert choice.rung.name == wanted
     assert ("estimate" in choice.why) == (first != (None,))
 
 
-def test_the_best_config_is_taken_and_the_estimate_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    preferring(monkeypatch, rung("only", 7.5, 2.5, 9.0))
-    choice = choose("scale", ScaleProblem(8), CPU)
+def test_the_best_config_is_taken_and_the_estimate_said() -> None:
+    choice = preferring(rung("only", 7.5, 2.5, 9.0))
     assert choice.config == choice.rung.configs(ScaleProblem(8))[1] and "2.5 µs" in choice.why
 
 
-def test_what_cannot_win_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    preferring(
-        monkeypatch, rung("first", 4.0), rung("second", 1.0, kind=Unasked, floor=4.0), rung("third", 2.0)
-    )
-    assert choose("scale", ScaleProblem(8), CPU).rung.name == "third"
+def test_what_cannot_win_is_not_looked_at() -> None:
+    choice = preferring(rung("first", 4.0), rung("second", 1.0, kind=Unasked, floor=4.0), rung("third", 2.0))
+    assert choice.rung.name == "third"
 
 
-def test_what_failed_before_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    preferring(monkeypatch, rung("first", 4.0), rung("second", 5.0))
-    assert choose("scale", ScaleProblem(8), CPU, avoid=frozenset({"scale/first"})).rung.name == "second"
+def test_what_failed_before_is_passed_over() -> None:
+    rungs = rung("first", 4.0), rung("second", 5.0)
+    assert preferring(*rungs, avoid=frozenset({"scale/first"})).rung.name == "second"
     with pytest.raises(UnsupportedError, match="no rung of scale can do"):
-        choose("scale", ScaleProblem(8), CPU, avoid=frozenset({"scale/first", "scale/second"}))
+        preferring(*rungs, avoid=frozenset({"scale/first", "scale/second"}))
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
 def test_a_choice_fits_the_gpu(architecture: str) -> None:
     for problem in UNTUNED:
-        choice = estimated("conv2d", problem, architecture)
+        choice = estimated(OPERATIONS["conv2d"], problem, architecture)
         assert architecture in choice.rung.architectures
         steps = choice.rung.recipe(choice.problem, choice.config).steps
         shared = max(step.shared_bytes for step in steps if isinstance(step, KernelCall))
@@ -158,8 +153,8 @@ def test_a_choice_compiles_nothing_and_is_always_the_same(monkeypatch: pytest.Mo
         raise AssertionError("a choice needs no kernel")
 
     monkeypatch.setattr(nvrtc, "compile_program", compile)
-    first = [estimated("conv2d", problem, "sm_90a") for problem in UNTUNED]
-    assert [estimated("conv2d", replace(problem), "sm_90a") for problem in UNTUNED] == first
+    first = [estimated(OPERATIONS["conv2d"], problem, "sm_90a") for problem in UNTUNED]
+    assert [estimated(OPERATIONS["conv2d"], replace(problem), "sm_90a") for problem in UNTUNED] == first
 
 
 def test_estimates_grow_with_the_work() -> None:
@@ -223,5 +218,5 @@ def test_every_operation_still_has_a_choice() -> None:
             if any(
                 r.supports(problem) is None for r in map(operation.ladder.rung, operation.preferred(problem))
             ):
-                choice = choose(operation.name, problem, CPU)
+                choice = choose(operation, problem, CPU)
                 assert choice.config in choice.rung.configs(choice.problem) and choice.why

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.ops import OPERATIONS
 from escalade.ops.choose import table
 from escalade.ops.choose.choice import choose
 from escalade.ops.choose.table import Entry, Table, TableError, add, key_of, read
@@ -137,21 +138,23 @@ def test_other_dtypes_layouts_and_operations_do_not_match() -> None:
 
 def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
-    by_rule = choose("conv2d", PROBLEM, torch.device("cpu"))
+    by_rule = choose(OPERATIONS["conv2d"], PROBLEM, torch.device("cpu"))
     slower = by_rule.rung.configs(PROBLEM)[3]
     rung = by_rule.rung.name
     filled = Table("mine", {key_of("conv2d", PROBLEM): Entry(rung, slower.as_dict(), 3.0)})
     choosing = importlib.import_module("escalade.ops.choose.choice")  # the package's `choose` is the function
     monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
     monkeypatch.setattr(choosing, "tables_for", lambda device: (filled,))
-    choice = choose("conv2d", PROBLEM, device)
+    choice = choose(OPERATIONS["conv2d"], PROBLEM, device)
     assert choice.config == slower and "measured" in choice.why
-    assert choose("conv2d", PROBLEM, device, avoid=frozenset({f"conv2d/{rung}"})).rung.name != rung
+    assert (
+        choose(OPERATIONS["conv2d"], PROBLEM, device, avoid=frozenset({f"conv2d/{rung}"})).rung.name != rung
+    )
     # What a table of another version asks for may be gone.
     monkeypatch.setattr(
         choosing, "tables_for", lambda device: (Table("old", {key_of("conv2d", PROBLEM): ENTRY}),)
     )
-    assert choose("conv2d", PROBLEM, device).config == by_rule.config
+    assert choose(OPERATIONS["conv2d"], PROBLEM, device).config == by_rule.config
 
 
 def test_every_shipped_table_can_be_read() -> None:

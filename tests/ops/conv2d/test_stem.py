@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.ops import OPERATIONS
 from escalade.ops.choose.choice import estimated
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from tests.support import check
@@ -35,8 +36,8 @@ def test_small_odd_sizes(changes: dict[str, Any], seed: int) -> None:
 
 
 def test_the_first_layer_of_a_network_goes_there() -> None:
-    assert estimated("conv2d", FIRST, "sm_90a").rung is RUNG
-    assert estimated("conv2d", FIRST, "sm_80").rung is not RUNG
+    assert estimated(OPERATIONS["conv2d"], FIRST, "sm_90a").rung is RUNG
+    assert estimated(OPERATIONS["conv2d"], FIRST, "sm_80").rung is not RUNG
 
 
 @pytest.mark.parametrize(

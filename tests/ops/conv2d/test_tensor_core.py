@@ -11,6 +11,7 @@ import torch
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
+from escalade.ops import OPERATIONS
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -117,5 +118,5 @@ def test_shortcuts_that_no_copy_divides_are_refused() -> None:
 
 
 def test_a_shortcut_has_a_rung_to_choose() -> None:
-    assert choose("conv2d", replace(SHORTCUT, layout="nchw"), CPU).rung.name == "fused_epilogue"
-    assert choose("conv2d", replace(SHORTCUT, dtype="fp32"), CPU).rung.name == "wgmma_split"
+    assert choose(OPERATIONS["conv2d"], replace(SHORTCUT, layout="nchw"), CPU).rung.name == "fused_epilogue"
+    assert choose(OPERATIONS["conv2d"], replace(SHORTCUT, dtype="fp32"), CPU).rung.name == "wgmma_split"

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from escalade import tune
 from escalade.errors import UnsupportedError
-from escalade.ops import conv2d, conv2d_input_gradient
+from escalade.ops import Operation, conv2d, conv2d_input_gradient
+from escalade.ops.calling import executables
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 
@@ -147,11 +147,11 @@ def test_conv2d_goes_back_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of x is ours where there is more than `direct`, and PyTorch's where there is not."""
     made = []
 
-    def noting(operation: str, *rest: Any) -> Any:
-        made.append(operation)
+    def noting(operation: Operation[Any], *rest: Any) -> Any:
+        made.append(operation.name)
         return choose(operation, *rest)
 
-    monkeypatch.setattr(tune, "choose", noting)
+    monkeypatch.setattr(executables, "choose", noting)
     for groups, ours in ((1, True), (4, False)):
         made.clear()
         x = torch.randn(1, 8, 7, 10 + groups, requires_grad=True)  # of a size that no other test has

@@ -261,7 +261,7 @@ def test_it_refuses_what_no_tap_meets_and_too_many_rows() -> None:
 
 def test_the_choice() -> None:
     def rung(problem: Conv2dInputGradientProblem) -> str:
-        return choose("conv2d_input_gradient", problem, CPU).rung.name
+        return choose(OPERATION, problem, CPU).rung.name
 
     assert rung(half("64to64_56_k3s1_b256_mask")) == "window"
     assert rung(half("128to128_28_k3s1_b8")) == "streamed_window"
@@ -273,7 +273,7 @@ def test_the_choice() -> None:
     assert rung(half("128to4_28_k3s1_b256", "fp32")) == "implicit_gemm"
     assert rung(half("128to128_28_k3s1g4_b256")) == "direct"
     assert rung(parse("128to128_28_k3s1_b256", "fp32", "nchw")) == "implicit_gemm"
-    assert choose("conv2d_input_gradient", parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
+    assert choose(OPERATION, parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
 
 
 @pytest.mark.parametrize(

@@ -234,15 +234,15 @@ def test_bad_tensors_are_refused() -> None:
 
 
 def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> None:
-    assert choose("conv2d_weight_gradient", LARGE, CPU).rung is WINDOW
-    assert choose("conv2d_weight_gradient", half("64to64_56_k3s1_b4"), CPU).rung is WGMMA
-    assert choose("conv2d_weight_gradient", half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
-    assert choose("conv2d_weight_gradient", half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
-    assert choose("conv2d_weight_gradient", half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
+    assert choose(OPERATION, LARGE, CPU).rung is WINDOW
+    assert choose(OPERATION, half("64to64_56_k3s1_b4"), CPU).rung is WGMMA
+    assert choose(OPERATION, half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
+    assert choose(OPERATION, half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
+    assert choose(OPERATION, half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
 
 
 def test_other_layouts_are_converted_for_tensor_cores() -> None:
-    chosen = choose("conv2d_weight_gradient", replace(LARGE, layout="nchw"), CPU)
+    chosen = choose(OPERATION, replace(LARGE, layout="nchw"), CPU)
     assert chosen.rung is WINDOW and chosen.problem == LARGE
     x, gradient = tensors(2, 16, 5, 4, filters=8)
     of_weight, _ = conv2d_weight_gradient(x.contiguous(), gradient, 3, padding=1)

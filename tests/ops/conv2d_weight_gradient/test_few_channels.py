@@ -170,7 +170,7 @@ def test_one_channel_lies_as_in_either_layout() -> None:
     """It goes by nchw, and is converted: an image for nothing, the gradient."""
     x, gradient = tensors(1, 64)
     problem = half("1to64_11x21_k7s2p3_b2")
-    chosen = choose("conv2d_weight_gradient", replace(problem, layout="nchw"), CPU)
+    chosen = choose(OPERATION, replace(problem, layout="nchw"), CPU)
     assert chosen.rung is FEW_CHANNELS and chosen.problem == problem
     of_weight, _ = conv2d_weight_gradient(x, gradient, 7, stride=2, padding=3)
     torch.testing.assert_close(of_weight.double(), gradients(x, gradient, 7, 2, 3)[0], rtol=1e-3, atol=1e-3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
-from escalade.ops import operation
+from escalade.ops import OPERATIONS, operation
 from escalade.ops.choose.choice import choose
 from escalade.ops.convert import ConvertProblem
 from escalade.ops.convert.reference import empty_output, peer, random_inputs, reference
@@ -23,7 +23,7 @@ IMAGE = ConvertProblem(2, 3, 6, 10, padded_channels=4)
 
 
 def run(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor], rung: str | None = None) -> torch.Tensor:
-    chosen = choose("convert", problem, CPU, rung)
+    chosen = choose(OPERATIONS["convert"], problem, CPU, rung)
     y = empty_output(problem, CPU).fill_(float("nan"))
     bind(chosen.rung.recipe(problem, chosen.config), {**inputs, "y": y})()
     return y
@@ -98,12 +98,12 @@ def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any],
 
 def test_an_nchw_target_is_not_padded() -> None:
     with pytest.raises(UnsupportedError, match="an nchw target is not padded.*stored_channels"):
-        choose("convert", replace(IMAGE, layout="nchw"), CPU)
+        choose(OPERATIONS["convert"], replace(IMAGE, layout="nchw"), CPU)
 
 
 def test_the_preferred_rung_follows_the_channels() -> None:
     chosen = [
-        choose("convert", problem, CPU).rung.name
+        choose(OPERATIONS["convert"], problem, CPU).rung.name
         for problem in (
             IMAGE,
             ConvertProblem(2, 64, 8, 8, "fp16", "nhwc", "fp16", "nchw"),

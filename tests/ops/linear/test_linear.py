@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
-from escalade.ops import linear
+from escalade.ops import OPERATIONS, linear
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.choose.choice import choose
 from escalade.ops.linear import Linear, LinearProblem
@@ -73,7 +73,7 @@ def test_names_and_sizes_of_means() -> None:
     ],
 )
 def test_the_choice(problem: LinearProblem, rung: str) -> None:
-    assert choose("linear", problem, CPU).rung.name == rung
+    assert choose(OPERATIONS["linear"], problem, CPU).rung.name == rung
 
 
 def test_refusals_say_why() -> None:

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
-from escalade.ops import max_pool2d
+from escalade.ops import OPERATIONS, max_pool2d
 from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d import MaxPool2dProblem
 from escalade.ops.max_pool2d.reference import reference
@@ -92,7 +92,10 @@ def test_what_is_no_name_is_refused_with_the_form_of_one() -> None:
 
 def test_the_preferred_rung_follows_layout_and_window() -> None:
     large = replace(PLAIN, height=40, width=40, kernel=(31, 31), layout="nhwc")
-    chosen = [choose("max_pool2d", p, CPU).rung.name for p in (PLAIN, replace(PLAIN, layout="nhwc"), large)]
+    chosen = [
+        choose(OPERATIONS["max_pool2d"], p, CPU).rung.name
+        for p in (PLAIN, replace(PLAIN, layout="nhwc"), large)
+    ]
     assert chosen == ["shared_tile", "vectorised", "naive"]
 
 

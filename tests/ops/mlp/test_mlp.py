@@ -11,10 +11,10 @@ import torch
 from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.models.spectral_autoencoder import SpectralAutoencoder
-from escalade.ops import mlp
+from escalade.ops import OPERATIONS, mlp
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import Layer, Mlp, MlpProblem
-from escalade.ops.mlp.ladder import AUTOENCODER
+from escalade.ops.mlp.operation import AUTOENCODER
 from escalade.ops.mlp.persistent import Persistent, PersistentConfig, Shape, plan
 from escalade.ops.mlp.problem import parse_layers, spell_layers
 
@@ -83,7 +83,7 @@ def test_a_rung_for_every_chain() -> None:
     assert Mlp.ladder.rung("layers").supports(wide) is None
     long = MlpProblem(4, parse_layers("_".join(["130-130"] * 33)))
     assert "33" in (Mlp.ladder.rung("fused").supports(long) or "")
-    assert choose("mlp", long, CPU).rung.name == "layers"
+    assert choose(OPERATIONS["mlp"], long, CPU).rung.name == "layers"
     many = MlpProblem(2**30, parse_layers("2x1-1"))
     assert "split the batch" in (Mlp.ladder.rung("layers").supports(many) or "")
     assert "split the batch" in (Mlp.ladder.rung("persistent").supports(many) or "")

@@ -86,9 +86,9 @@ def test_names_and_sizes() -> None:
 
 def test_the_choice() -> None:
     autoencoder = parse_layers("5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b")
-    assert choose("mlp_backward", MlpBackwardProblem(512, autoencoder), CPU).rung.name == "fused"
+    assert choose(OPERATIONS["mlp_backward"], MlpBackwardProblem(512, autoencoder), CPU).rung.name == "fused"
     wide = MlpBackwardProblem(512, parse_layers("1024-1024"))
-    assert choose("mlp_backward", wide, CPU).rung.name == "layers"
+    assert choose(OPERATIONS["mlp_backward"], wide, CPU).rung.name == "layers"
     rung = OPERATIONS["mlp_backward"].ladder.rung("fused")
     assert "shared memory" in (rung.supports(wide) or "")
     assert "16 at most" in (rung.supports(MlpBackwardProblem(1, parse_layers("_".join(["4-4"] * 17)))) or "")

@@ -206,3 +206,6 @@ class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
 
     def peer(self, problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2d()

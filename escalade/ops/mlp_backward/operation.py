@@ -67,3 +67,6 @@ class MlpBackward(Operation[MlpBackwardProblem]):
 
     def peer(self, problem: MlpBackwardProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+MLP_BACKWARD = MlpBackward()

@@ -114,3 +114,7 @@ class BatchStatistics(Operation[BatchStatisticsProblem]):
 
     def peer(self, problem: BatchStatisticsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer_statistics(problem, inputs)
+
+
+BATCH_NORM = BatchNorm()
+BATCH_STATISTICS = BatchStatistics()

@@ -250,3 +250,6 @@ class Convert(Operation[ConvertProblem]):
 
     def peer(self, problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+CONVERT = Convert()

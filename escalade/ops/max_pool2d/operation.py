@@ -250,3 +250,6 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
 
     def peer(self, problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+MAX_POOL2D = MaxPool2d()

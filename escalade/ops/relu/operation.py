@@ -71,3 +71,6 @@ class Relu(Operation[ReluProblem]):
     def peer(self, problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         x = inputs["x"]
         return torch.relu(x) if problem.limit is None else F.hardtanh(x, 0.0, problem.limit)
+
+
+RELU = Relu()

@@ -52,3 +52,6 @@ class TopK(Operation[TopKProblem]):
 
     def peer(self, problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+TOP_K = TopK()

@@ -81,3 +81,6 @@ class Linear(Operation[LinearProblem]):
 
     def peer(self, problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return reference.peer(problem, inputs)
+
+
+LINEAR = Linear()

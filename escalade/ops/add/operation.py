@@ -68,3 +68,6 @@ class Add(Operation[AddProblem]):
     def peer(self, problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         y = inputs["x"] + inputs["residual"]
         return y.relu_() if problem.relu else y
+
+
+ADD = Add()

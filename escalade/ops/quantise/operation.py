@@ -123,3 +123,6 @@ class Quantise(Operation[QuantiseProblem]):
 
     def peer(self, problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return to_e4m3(inputs["x"].float() * inputs["factor"])
+
+
+QUANTISE = Quantise()

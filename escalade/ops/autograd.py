@@ -1,0 +1,91 @@
+"""The gradients of operators that Escalade has further operators for: what ties `conv2d` and `mlp` to theirs.
+
+It stands above both sides, so that an operator and its gradient need not import each other. An operator whose gradient
+is a few lines of PyTorch has it in its own `op.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from escalade.ops.calling.library import define_gradient
+from escalade.ops.conv2d_input_gradient.op import is_worthwhile
+from escalade.ops.conv2d_weight_gradient.op import for_autograd
+from escalade.ops.mlp_backward.op import split
+from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
+
+
+def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, bias, residual, stride, padding, dilation, groups, relu, ctx.tf32, _ = inputs
+    ctx.save_for_backward(x, weight, output if relu else None)
+    ctx.settings = (stride, padding, dilation, groups)
+    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+
+
+def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """By Escalade where it has more than a plain gather for them, the others by PyTorch."""
+    x, weight, output = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.settings
+    if output is not None:
+        gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
+    # Arguments that were left at their defaults at the end of a call are left out here too.
+    need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
+    need_bias = ctx.has_bias and need_bias
+    our_x = need_x and is_worthwhile(stride, groups)
+    ours = None
+    if need_weight:
+        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias)
+    left = [need_x and not our_x, need_weight and ours is None, need_bias and ours is None]
+    grad_x = grad_weight = grad_bias = None
+    if any(left):
+        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+            gradient, x, weight, [weight.shape[0]] if ctx.has_bias else None, stride, padding, dilation, False,
+            [0, 0], groups, left,
+        )  # fmt: skip
+    if ours is not None:
+        grad_weight, grad_bias = ours
+    if our_x:
+        grad_x = torch.ops.escalade.conv2d_input_gradient(
+            gradient.contiguous(memory_format=MEMORY_FORMAT[layout_of(x)]), weight, x.shape[2:], None,
+            stride, padding, dilation, groups, ctx.tf32,
+        )  # fmt: skip
+    grad_residual = gradient if ctx.has_residual and need_residual else None
+    return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
+
+
+def _setup_mlp(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, parameters, ctx.layers, ctx.error = inputs[:4]
+    ctx.save_for_backward(x, *parameters)
+
+
+def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """For every argument that was given; those left at their defaults at the end of a call are left out here too."""
+    x, *parameters = ctx.saved_tensors
+    need_x = ctx.needs_input_grad[0]
+    if ctx.error:
+        gradient = _gradient_of_reconstruction(x, parameters, ctx.layers, gradient)
+    result = torch.ops.escalade.mlp_backward(x, gradient, parameters, ctx.layers, need_x)
+    grad_x, gradients = split(result, x, parameters, need_x)
+    if grad_x is not None and ctx.error:
+        grad_x = grad_x - gradient  # the error's other side
+    wanted = [
+        each if needed else None for each, needed in zip(gradients, ctx.needs_input_grad[1], strict=True)
+    ]
+    return grad_x, wanted, *(None for _ in ctx.needs_input_grad[2:])
+
+
+def _gradient_of_reconstruction(
+    x: torch.Tensor, parameters: list[torch.Tensor], layers: str, gradient: torch.Tensor
+) -> torch.Tensor:
+    """From the gradient of each row's mean squared difference to that of y, which is made again."""
+    y = torch.ops.escalade.mlp(x, parameters, layers)
+    difference = y.float() - x.float()
+    return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)
+
+
+def register() -> None:
+    """Gives the operators, which their own modules have defined, their gradients."""
+    define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
+    define_gradient("mlp", _setup_mlp, _mlp_backward)
