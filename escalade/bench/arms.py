@@ -206,8 +206,8 @@ class Bench:
             recipe.after_packing if packed else recipe,
             self.device,
             one.name,
-            settled=stay,
-            relayed=stay and recipe.may_come_early,
+            weights_ready=stay,
+            release_dependents=stay and recipe.may_come_early,
         )
         workspaces = self._workspaces(recipe)
 

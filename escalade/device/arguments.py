@@ -15,10 +15,10 @@ from escalade.device.recipe import (
     Im2colMap,
     Int64,
     Ints,
-    Relayed,
-    Settled,
+    ReleaseDependents,
     TensorMap,
     TiledMap,
+    WeightsReady,
 )
 from escalade.errors import UnsupportedError
 
@@ -38,7 +38,9 @@ class ArgumentList:
         self.addresses = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         pairs = list(zip(arguments, self.values, strict=True))
         self._flags = [
-            (argument, value) for argument, value in pairs if isinstance(argument, Settled | Relayed)
+            (argument, value)
+            for argument, value in pairs
+            if isinstance(argument, WeightsReady | ReleaseDependents)
         ]
         self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
         self._maps = [
@@ -54,18 +56,18 @@ class ArgumentList:
             assert address is not None, "the buffer of a tensor map is never optional"
             self.encode_into(room, tensor_map, address)
 
-    def set(self, settled: bool, relayed: bool) -> None:
+    def set(self, weights_ready: bool, release_dependents: bool) -> None:
         """What launches come in front and behind; neither holds unless said."""
         for flag, value in self._flags:
-            value.value = settled if isinstance(flag, Settled) else relayed
+            value.value = weights_ready if isinstance(flag, WeightsReady) else release_dependents
 
     @property
-    def settled(self) -> tuple[str, ...]:
-        """The weights that the launch has been told are settled."""
+    def weights_ready(self) -> tuple[str, ...]:
+        """The weights that the launch has been told are ready."""
         return tuple(
             name
             for flag, value in self._flags
-            if isinstance(flag, Settled) and value.value
+            if isinstance(flag, WeightsReady) and value.value
             for name in flag.weights
         )
 
@@ -126,7 +128,7 @@ def _value(argument: Argument) -> Any:
             return _aligned(TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
         case Int64(value):
             return ctypes.c_longlong(value)
-        case Settled() | Relayed():
+        case WeightsReady() | ReleaseDependents():
             return ctypes.c_int(0)
         case Ints(values):
             return (ctypes.c_int * len(values))(*values)

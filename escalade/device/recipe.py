@@ -84,7 +84,7 @@ class Im2colMap:
 
 
 @dataclass(frozen=True)
-class Settled:
+class WeightsReady:
     """A 32-bit integer: 1 where weights were written before the launch in front began, as in the plan of a network.
 
     A kernel may then read them without waiting for that launch; all else waits.
@@ -95,7 +95,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Relayed:
+class ReleaseDependents:
     """A 32-bit integer: 1 where the launch behind may be let in before this one has finished.
 
     That is where its blocks have a multiprocessor each: many smaller ones would crowd onto those that are free first.
@@ -103,7 +103,7 @@ class Relayed:
 
 
 TensorMap = TiledMap | Im2colMap
-Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | Settled | Relayed
+Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | WeightsReady | ReleaseDependents
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class Recipe:
         def argument(one: Argument) -> Argument:
             if isinstance(one, Buffer):
                 return moved(one)
-            if isinstance(one, Settled):
-                return Settled(tuple(moved(Buffer(name)).name for name in one.weights))
+            if isinstance(one, WeightsReady):
+                return WeightsReady(tuple(moved(Buffer(name)).name for name in one.weights))
             return replace(one, buffer=moved(one.buffer)) if isinstance(one, TiledMap | Im2colMap) else one
 
         def step(one: KernelCall | ConstantCopy) -> KernelCall | ConstantCopy:

@@ -37,8 +37,8 @@ class Executable:
 
     Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
     executable is for one thread at a time: its pointers are state. Where a recipe fills memory of a program, which all
-    executables share, calls take turns. `settled` is for those whose weights no launch
-    writes that may still be running when they are called, `relayed` for those that a launch follows whose blocks have a
+    executables share, calls take turns. `weights_ready` is for those whose weights no launch writes that may still be
+    running when they are called, `release_dependents` for those that a launch follows whose blocks have a
     multiprocessor each.
     """
 
@@ -48,8 +48,8 @@ class Executable:
         device: torch.device,
         label: str = "",
         options: TwinOptions = TwinOptions(),
-        settled: bool = False,
-        relayed: bool = False,
+        weights_ready: bool = False,
+        release_dependents: bool = False,
     ):
         self.recipe = recipe
         self.device = device
@@ -59,7 +59,7 @@ class Executable:
         self._addresses: dict[str, int] = {}
         self._label = f" for {label}" if label else ""
         self._options = options
-        self._flags = (settled, relayed)
+        self._flags = (weights_ready, release_dependents)
         self._steps = self._make({})
         self._recorded: tuple[Copies, list[Step]] = {}, self._steps
         self._turns = self._taking_turns() if recipe.shared_state else None
@@ -228,7 +228,9 @@ class _TwinLaunch:
                 buffers=tuple(self._sizes.values()),
                 unwritten=self.unwritten,
                 overlap=call.overlap,
-                settled=tuple(self._sizes[name] for name in self.arguments.settled if name in self._sizes),
+                weights_ready=tuple(
+                    self._sizes[name] for name in self.arguments.weights_ready if name in self._sizes
+                ),
             )
         except LaunchError as error:
             raise type(error)(f"{self.what}: {error}") from error

@@ -1,4 +1,4 @@
-"""Tensor maps for the GPU's bulk copy engine (TMA), as the driver encodes them."""
+"""Tensor maps for the GPU's Tensor Memory Accelerator (TMA), as the driver encodes them."""
 
 from __future__ import annotations
 

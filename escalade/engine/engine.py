@@ -18,11 +18,11 @@ from escalade.engine.check import check_sizes
 from escalade.engine.constants import Constants, require_finite
 from escalade.engine.explain import Explanation, explain
 from escalade.engine.forms import InputFormat, require_dtype
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Batch, Graph, Node, fixed
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan import Plan, make_plan
 from escalade.engine.program import KernelProgram, Program, ReferenceProgram
-from escalade.engine.way import Way
 from escalade.errors import CompileError, UnsupportedError
 
 logger = logging.getLogger("escalade")
@@ -49,7 +49,7 @@ class Engine:
         dtype: str,
         device: torch.device | str,
         plans: int = MOST_PLANS,
-        way: Way = Way.fused,
+        fusion: FusionLevel = FusionLevel.fused,
     ) -> None:
         require_dtype(dtype)
         require_device(device)
@@ -59,17 +59,17 @@ class Engine:
                 "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "
                 "that look like the data to come"
             )
-        if dtype == "fp8" and way is not Way.fused:
-            raise UnsupportedError(f"fp8 is for fused plans; {way} runs in fp32, tf32, fp16 and bf16")
+        if dtype == "fp8" and fusion is not FusionLevel.fused:
+            raise UnsupportedError(f"fp8 is for fused plans; {fusion} runs in fp32, tf32, fp16 and bf16")
         self.dtype = dtype
         self.device = torch.device("cpu" if device == TWIN else device)
         self.on_twin = device == TWIN
         if plans < 1:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
         self._captured = graph
-        self.way = way
+        self.fusion = fusion
         with own_arithmetic("fp32", self.device):
-            self._graph = optimise(graph, dtype, way)
+            self._graph = optimise(graph, dtype, fusion)
         self._structure, self._arguments = graph.structure, graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs)))
@@ -255,11 +255,11 @@ class Engine:
         if not self._captured.is_sound:
             check_sizes(self._captured, batch)
         with own_arithmetic("fp32", device):
-            graph = for_batch(self._graph, self.dtype, batch, self.way)
+            graph = for_batch(self._graph, self.dtype, batch, self.fusion)
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:
-            plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.way)
+            plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.fusion)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
             if device.type == "cpu" and not self.on_twin:
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)

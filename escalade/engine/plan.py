@@ -16,10 +16,10 @@ from escalade.device.cuda import architecture_of
 from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
 from escalade.engine.arena import Arena, Lifetime, assign
 from escalade.engine.forms import STORAGE, Form, InputFormat
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Graph, Input, Node
 from escalade.engine.lower import FP8, FP32, STORED, Forms, Lowered, lower
 from escalade.engine.passes.layout import layout_of
-from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
 from escalade.ops.base.e4m3 import E4M3
@@ -64,7 +64,7 @@ class Step:
         forms = self.lowered.constants if self.lowered else {}
         return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
 
-    def is_settled(self, constants: Collection[str]) -> bool:
+    def has_weights_ready(self, constants: Collection[str]) -> bool:
         """Whether its weights, which are all that it reads besides values, were there before the plan began: then its
         kernels need not wait for the step in front to read them.
         """
@@ -129,14 +129,14 @@ def make_plan(
     device: torch.device,
     formats: Mapping[str, InputFormat],
     avoid: frozenset[str] = frozenset(),
-    way: Way = Way.fused,
+    fusion: FusionLevel = FusionLevel.fused,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value."""
     forms = value_forms(graph, dtype, formats)
     asking = Forms(dtype, forms, graph.constants)
     steps = []
     for node in graph:
-        steps.append(_step(node, asking, forms, device, avoid, way))
+        steps.append(_step(node, asking, forms, device, avoid, fusion))
     constants = dict.fromkeys(
         step.constant(role)
         for step in steps
@@ -202,7 +202,7 @@ def _step(
     forms: Mapping[str, Form],
     device: torch.device,
     avoid: frozenset[str],
-    way: Way,
+    fusion: FusionLevel,
 ) -> Step:
     if node.op == "reshape" or (node.op == "convert" and _same_bytes(node, forms)):
         return Step(node)
@@ -210,7 +210,7 @@ def _step(
     if lowered is None:
         return Step(node)
     _require_room(node, lowered, forms[node.name])
-    if way is Way.naive:
+    if fusion is FusionLevel.naive:
         choice = _foot(lowered, device)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
     choice = choose(operation(lowered.operation), lowered.problem, device, avoid=avoid)

@@ -117,9 +117,11 @@ class Kernels:
             Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
         each = tuple(part for part in step.recipe.steps if not part.weights_only)
         recipe = Recipe(each, step.recipe.workspaces)
-        relayed = behind is not None and behind.recipe is not None and behind.recipe.may_come_early
-        settled = step.is_settled(self.plan.graph.constants)
-        return Executable(recipe, self._device, label, settled=settled, relayed=relayed).bind(bound)
+        release_dependents = behind is not None and behind.recipe is not None and behind.recipe.may_come_early
+        weights_ready = step.has_weights_ready(self.plan.graph.constants)
+        return Executable(
+            recipe, self._device, label, weights_ready=weights_ready, release_dependents=release_dependents
+        ).bind(bound)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""

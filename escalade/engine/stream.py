@@ -236,7 +236,7 @@ class _DeviceSlot:
     """For engines on a GPU. It is free again when its results are on the host, so no earlier event needs waiting for.
 
     The program's static input is read by the first kernels only, but while they run it is taken; with an input of
-    its own the slot is filled whenever the copy engine is free, and a copy on the device takes microseconds.
+    its own the slot is filled whenever a DMA engine is free, and a copy on the device takes microseconds.
     """
 
     def __init__(self, engine: Engine, lanes: _Lanes) -> None:

@@ -196,6 +196,10 @@ def _arm(
     if recipe.packing.steps:
         Executable(recipe.packing, device, candidate.name).bind(bound)()
     executable = Executable(
-        recipe.after_packing, device, candidate.name, settled=True, relayed=recipe.may_come_early
+        recipe.after_packing,
+        device,
+        candidate.name,
+        weights_ready=True,
+        release_dependents=recipe.may_come_early,
     )
     return Arm(candidate.name, [executable.bind(bound)], proof)

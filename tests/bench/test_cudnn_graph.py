@@ -235,7 +235,7 @@ def test_a_plan_is_run_over_the_addresses_of_its_buffers(
     y, workspace = torch.empty(1), torch.empty(1)
     drawing = drawn(problem.name)[0]
     plan = cudnn_graph.Plan(drawing, 4, "eng4", 64)
-    plan.way(workspace, "handle")(inputs, y)
+    plan.execution(workspace, "handle")(inputs, y)
     ((data, index),) = drawing.graph.executed
     assert index == 4 and data[drawing.result] == y.data_ptr()
     assert [data[feed.tensor] for feed in drawing.feeds] == [
@@ -243,19 +243,19 @@ def test_a_plan_is_run_over_the_addresses_of_its_buffers(
     ]
     package.fails = True
     with pytest.raises(LaunchError, match="eng4"):
-        plan.way(workspace, "handle")(inputs, y)
+        plan.execution(workspace, "handle")(inputs, y)
 
 
-def ways(**values: float | None) -> Iterator[tuple[str, cudnn_graph.Way]]:
+def executions(**values: float | None) -> Iterator[tuple[str, cudnn_graph.Execution]]:
     """Each fills the result with its value, or fails."""
     for name, value in values.items():
 
-        def way(inputs: Any, y: torch.Tensor, value: float | None = value) -> None:
+        def execution(inputs: Any, y: torch.Tensor, value: float | None = value) -> None:
             if value is None:
                 raise RuntimeError("at run time")
             y.fill_(value)
 
-        yield name, way
+        yield name, execution
 
 
 @pytest.fixture
@@ -265,8 +265,8 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     count = itertools.count()
     real = cudnn_graph.screened
 
-    def fake(way: cudnn_graph.Way, inputs: Any, y: torch.Tensor) -> float | None:
-        ran = real(way, inputs, y)
+    def fake(execution: cudnn_graph.Execution, inputs: Any, y: torch.Tensor) -> float | None:
+        ran = real(execution, inputs, y)
         return None if ran is None else taken[next(count)]
 
     monkeypatch.setattr(cudnn_graph, "screened", fake)
@@ -275,16 +275,16 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
 def test_the_fastest_plan_that_is_right_is_kept(times: dict[int, float]) -> None:
     times.update({0: 5.0, 1: 1.0, 2: 3.0})
-    offered = dict(ways(slow=1.0, wrong=1.1, broken=None, fast=1.0))
-    name, ran = cudnn_graph.best_way(offered, {}, torch.empty(4), torch.ones(4), AGREEMENT["fp16"])
+    offered = dict(executions(slow=1.0, wrong=1.1, broken=None, fast=1.0))
+    name, ran = cudnn_graph.best_execution(offered, {}, torch.empty(4), torch.ones(4), AGREEMENT["fp16"])
     assert (name, ran) == ("fast", 3)
 
 
 def test_no_plan_that_is_right_is_a_refusal(times: dict[int, float]) -> None:
     times.update({0: 5.0})
     with pytest.raises(UnsupportedError, match="2 could be built and 1 run"):
-        cudnn_graph.best_way(
-            dict(ways(wrong=2.0, broken=None)), {}, torch.empty(4), torch.ones(4), AGREEMENT["fp32"]
+        cudnn_graph.best_execution(
+            dict(executions(wrong=2.0, broken=None)), {}, torch.empty(4), torch.ones(4), AGREEMENT["fp32"]
         )
 
 

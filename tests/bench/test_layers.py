@@ -268,12 +268,12 @@ def test_packing_weights_counts_where_they_change(
 def test_what_stays_is_packed_before_the_clock_starts(
     stay: bool, timed_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stem packs its weights and then convolves. What is timed may take weights that stay for settled."""
+    """The stem packs its weights and then convolves. What is timed may take weights that stay for ready."""
     ran: list[tuple[int, bool]] = []
 
     class Spy(arms.Executable):
         def __init__(self, recipe: Recipe, *rest: Any, **flags: Any) -> None:
-            self._logged = (len(recipe.steps), flags.get("settled", False))
+            self._logged = (len(recipe.steps), flags.get("weights_ready", False))
             super().__init__(recipe, *rest, **flags)
 
         def bind(self, tensors: Any) -> Any:

@@ -11,7 +11,14 @@ import torch
 from escalade import engine
 from escalade.device.arguments import ArgumentList
 from escalade.device.program import Program
-from escalade.device.recipe import FEW_BLOCKS, FILLING_BYTES, KernelCall, Recipe, Relayed, Settled
+from escalade.device.recipe import (
+    FEW_BLOCKS,
+    FILLING_BYTES,
+    KernelCall,
+    Recipe,
+    ReleaseDependents,
+    WeightsReady,
+)
 from escalade.device.run import Executable
 from escalade.engine import program as engine_program
 from escalade.engine.graph import Node
@@ -29,11 +36,11 @@ def _never(tensor_map: object, address: int) -> bytes:
 
 
 def test_neither_holds_unless_said() -> None:
-    arguments = ArgumentList((7, Settled(), Relayed()), _never)
+    arguments = ArgumentList((7, WeightsReady(), ReleaseDependents()), _never)
     assert [value.value for value in arguments.values] == [7, 0, 0]
-    arguments.set(settled=True, relayed=False)
+    arguments.set(weights_ready=True, release_dependents=False)
     assert [value.value for value in arguments.values] == [7, 1, 0]
-    arguments.set(settled=False, relayed=True)
+    arguments.set(weights_ready=False, release_dependents=True)
     assert [value.value for value in arguments.values] == [7, 0, 1]
 
 
@@ -44,7 +51,7 @@ def flags(executable: Executable) -> set[int]:
         for step, made in zip(executable.recipe.steps, executable._steps, strict=True)
         if isinstance(step, KernelCall)
         for argument, value in zip(step.arguments, made.arguments.values, strict=True)  # type: ignore[attr-defined]
-        if isinstance(argument, Settled)
+        if isinstance(argument, WeightsReady)
     ]
     assert found, "the recipe asks"
     return set(found)
@@ -62,28 +69,28 @@ def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     assert flags(Executable(recipe, torch.device("cpu"))) == {0}
     assert flags(ready(OPERATIONS["linear"], problem, torch.device("cpu"), rung.name).executable) == {0}
-    assert flags(Executable(recipe, torch.device("cpu"), settled=True)) == {1}
+    assert flags(Executable(recipe, torch.device("cpu"), weights_ready=True)) == {1}
 
 
-def test_weights_that_the_plan_computes_are_not_settled() -> None:
+def test_weights_that_the_plan_computes_are_not_ready() -> None:
     inputs = {"x": "given", "weight": "w", "bias": "b", "residual": "value"}
     step = Step(Node("y", "linear", inputs, {}, (2, 8), "float32"))
-    assert step.is_settled({"w", "b"})
-    assert not step.is_settled({"b"}) and not step.is_settled({"w"})
-    assert Step(Node("y", "relu", {"x": "given"}, {}, (2, 8), "float32")).is_settled(())
+    assert step.has_weights_ready({"w", "b"})
+    assert not step.has_weights_ready({"b"}) and not step.has_weights_ready({"w"})
+    assert Step(Node("y", "relu", {"x": "given"}, {}, (2, 8), "float32")).has_weights_ready(())
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_a_plan_tells_its_kernels_what_holds(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of the model are settled; were one computed, its step would be told so."""
-    if not settled:
-        monkeypatch.setattr(Step, "is_settled", lambda step, constants: False)
+@pytest.mark.parametrize("weights_ready", [True, False])
+def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of the model are ready; were one computed, its step would be told so."""
+    if not weights_ready:
+        monkeypatch.setattr(Step, "has_weights_ready", lambda step, constants: False)
     torch.manual_seed(0)
     compiled = engine.compile(torch.nn.Linear(64, 8), torch.randn(1, 64), dtype="fp16", device="twin")
     program = compiled.program(torch.randn(1, 64))
     assert isinstance(program, engine_program.KernelProgram)
     (call,) = program.calls
-    assert isinstance(call, Executable) and flags(call) == {int(settled)}
+    assert isinstance(call, Executable) and flags(call) == {int(weights_ready)}
 
 
 def test_many_small_blocks_do_not_come_early() -> None:
@@ -110,8 +117,8 @@ def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Listening(Executable):
         def __init__(self, recipe: Recipe, device: torch.device, label: str = "", **more: Any) -> None:
-            if more.get("settled"):
-                told.append((recipe.may_come_early, more["relayed"]))
+            if more.get("weights_ready"):
+                told.append((recipe.may_come_early, more["release_dependents"]))
             super().__init__(recipe, device, label, **more)
 
     monkeypatch.setattr(engine_program, "Executable", Listening)
@@ -119,6 +126,6 @@ def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2)]
     model = torch.nn.Sequential(*layers, torch.nn.MaxPool2d(2)).eval()
     engine.compile(model, torch.randn(1, 64, 12, 12), dtype="fp16", device="twin")
-    early, relayed = zip(*told, strict=True)
+    early, release_dependents = zip(*told, strict=True)
     assert len(told) >= 3 and True in early
-    assert relayed == (*early[1:], False)
+    assert release_dependents == (*early[1:], False)

@@ -29,7 +29,7 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
 }
 """
 FULLY_COMPILED, OLDEST = "sm_90a", "sm_80"
-TURNS = 4
+SHARE = 4
 """One rung in so many is compiled for each of the other architectures."""
 INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
 
@@ -259,7 +259,7 @@ def test_every_rung_compiles_and_keeps_its_registers(
         twins = {"fp16", "bf16"} <= {problem.dtype for problem in problems}
         problems = [p for p in problems if not twins or p.dtype != ("fp16", "bf16")[turn % 2]]
     if architecture != FULLY_COMPILED and not request.config.option.thorough:
-        if architecture != OLDEST and turn % TURNS:
+        if architecture != OLDEST and turn % SHARE:
             pytest.skip(f"another rung's turn at {architecture}; --thorough compiles all")
         problems = [problems[turn % len(problems)]]
     for problem in problems:

@@ -1,7 +1,7 @@
 """Launches that may begin before the one in front has ended: their kernels wait ahead of all that they read or write.
 
 By the PTX of every kernel that is launched so, and all ways through it: no way may lead to an access of global memory
-without a `griddepcontrol.wait` on it, unless the access is of weights that are known to be settled.
+without a `griddepcontrol.wait` on it, unless the access is of weights that are known to be ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuda.bindings import nvrtc
 
 from escalade.device.nvrtc import cuda_headers
 from escalade.device.program import KERNELS, Program
-from escalade.device.recipe import KernelCall, Settled
+from escalade.device.recipe import KernelCall, WeightsReady
 from tests.support import all_rungs, supported
 
 WAIT = "griddepcontrol.wait"
@@ -27,7 +27,7 @@ _ACCESS = re.compile(
 )
 _BRANCH = re.compile(_GUARD + r"bra(?:\.uni)?\s+(?P<to>\S+)")
 _LABEL = re.compile(r"([$\w]+):")
-_SETTLED = "int weights_settled"
+_READY = "int weights_ready"
 
 
 @cache
@@ -44,9 +44,9 @@ def overlapping() -> dict[tuple[str, str], KernelCall]:
     return found
 
 
-def unsettled(program: Program) -> str:
+def not_ready(program: Program) -> str:
     """The source, as it is where weights may have been written by the launch in front."""
-    return f"constexpr int weights_settled = 0;\n{program.text().replace(_SETTLED, 'int given')}"
+    return f"constexpr int weights_ready = 0;\n{program.text().replace(_READY, 'int given')}"
 
 
 def ptx(text: str, name: str) -> str:
@@ -110,7 +110,7 @@ def test_every_kernel_waits_before_it_touches_memory() -> None:
     assert len(launches) > 80
 
     def check(kernel: tuple[str, str]) -> tuple[tuple[str, str], list[str], bool]:
-        code = ptx(unsettled(launches[kernel].program), kernel[0])
+        code = ptx(not_ready(launches[kernel].program), kernel[0])
         return kernel, too_early(code, kernel[1]), WAIT in code
 
     with ThreadPoolExecutor(2) as pool:
@@ -119,7 +119,7 @@ def test_every_kernel_waits_before_it_touches_memory() -> None:
             assert not early, f"{kernel} does not wait for the launch in front before {early[:4]}"
 
 
-def test_kernels_are_told_whether_weights_are_settled() -> None:
+def test_kernels_are_told_whether_weights_are_ready() -> None:
     """Whose source asks has the argument, where it asks for it."""
     asking = 0
     for (source, entry), launch in overlapping().items():
@@ -127,14 +127,14 @@ def test_kernels_are_told_whether_weights_are_settled() -> None:
         parameters = re.search(rf"\b{entry}\(([^{{]*)\)\s*{{", text)
         assert parameters is not None, source
         names = parameters[1].split("PARAMETER_LIST")[0].split(",")
-        told = [number for number, one in enumerate(launch.arguments) if isinstance(one, Settled)]
-        assert [number for number, name in enumerate(names) if _SETTLED in name] == told, source
+        told = [number for number, one in enumerate(launch.arguments) if isinstance(one, WeightsReady)]
+        assert [number for number, name in enumerate(names) if _READY in name] == told, source
         asking += bool(told)
     assert asking >= 10
 
 
 KERNEL = """
-extern "C" __global__ void probe(const float* x, const float* w, float* y, int weights_settled) {
+extern "C" __global__ void probe(const float* x, const float* w, float* y, int weights_ready) {
     const int i = threadIdx.x;
     float weight = 0.f;
     %s
@@ -149,8 +149,8 @@ FENCE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
     [
         (f"{FENCE} weight = w[i];", True),
         (f"weight = w[i]; {FENCE}", False),
-        (f"if (!weights_settled) {FENCE} weight = w[i]; {FENCE}", True),
-        (f"if (weights_settled) weight = w[i]; {FENCE} if (!weights_settled) weight = w[i];", True),
+        (f"if (!weights_ready) {FENCE} weight = w[i]; {FENCE}", True),
+        (f"if (weights_ready) weight = w[i]; {FENCE} if (!weights_ready) weight = w[i];", True),
         (f"if (i % 2) {FENCE} weight = w[i];", False),
         (f"if (i % 2) {{ {FENCE} weight = w[i]; }} else {{ {FENCE} weight = w[i + 1]; }}", True),
         (f"for (int n = 0; n < i; ++n) {{ weight += 1.f; {FENCE} }}", False),
@@ -159,6 +159,6 @@ FENCE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 )
 def test_the_check_sees_every_way(body: str, is_right: bool) -> None:
     code = ptx(
-        f"constexpr int weights_settled = 0;\n{(KERNEL % body).replace(_SETTLED, 'int given')}", "probe.cu"
+        f"constexpr int weights_ready = 0;\n{(KERNEL % body).replace(_READY, 'int given')}", "probe.cu"
     )
     assert (not too_early(code, "probe")) == is_right

@@ -62,7 +62,7 @@ class Card:
                 card.gpu.current.enqueue(fill)
 
         class FakeLaunch(FakeCopy):
-            arguments = SimpleNamespace(set=lambda settled, relayed: None)
+            arguments = SimpleNamespace(set=lambda weights_ready, release_dependents: None)
 
             def point(self, buffers: Mapping[str, int]) -> None:
                 self.address = buffers["y"]

@@ -13,8 +13,8 @@ from torch import nn
 from escalade import models
 from escalade.engine import Engine, compile
 from escalade.engine.capture import capture
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Graph
-from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG
@@ -84,7 +84,10 @@ def test_ways_differ_in_steps_and_agree_in_results() -> None:
     models.settle(model, torch.randn(8, 3, 64, 64))
     graph = capture(model, (torch.randn(1, 3, 64, 64),))
     x = torch.randn(2, 3, 64, 64)
-    engines = [Engine(graph, "fp16", "cpu", way=way) for way in (Way.naive, Way.separate, Way.fused)]
+    engines = [
+        Engine(graph, "fp16", "cpu", fusion=fusion)
+        for fusion in (FusionLevel.naive, FusionLevel.separate, FusionLevel.fused)
+    ]
     naive, separate, fused = (len(engine.plan(x).steps) for engine in engines)
     assert naive == separate > 2 * fused
     for engine in engines:

@@ -18,8 +18,8 @@ from escalade.engine.backend import escalade_backend
 from escalade.engine.calibrate import ranges
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.passes import fuse, optimise
-from escalade.engine.way import Way
 from escalade.errors import UnsupportedError
 from escalade.ops.base.e4m3 import E4M3
 
@@ -201,7 +201,7 @@ def test_errors(network: nn.Module) -> None:
         Engine(graph, "fp8", "cpu")
     graph.ranges = {"stem": 1.0}
     with pytest.raises(UnsupportedError, match="fused plans"):
-        Engine(graph, "fp8", "cpu", way=Way.separate)
+        Engine(graph, "fp8", "cpu", fusion=FusionLevel.separate)
 
 
 def test_photographs_get_the_classes_of_fp32() -> None:

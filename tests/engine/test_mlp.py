@@ -15,11 +15,11 @@ from escalade import models
 from escalade.engine import compile, load
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Graph, Node
 from escalade.engine.passes import optimise
 from escalade.engine.passes.mlp import MOST_WEIGHT_BYTES
 from escalade.engine.program import KernelProgram
-from escalade.engine.way import Way
 from escalade.ops.mlp.problem import Layer, MlpProblem
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
@@ -123,13 +123,13 @@ def test_its_score_is_one_step_too_and_fp32(dtype: str) -> None:
     assert found.dtype == torch.float32 and difference(found, model(large)) < 1e-3
 
 
-@pytest.mark.parametrize("way", [Way.naive, Way.separate])
-def test_other_ways_keep_every_layer_apart(way: Way) -> None:
+@pytest.mark.parametrize("fusion", [FusionLevel.naive, FusionLevel.separate])
+def test_other_fusion_levels_keep_every_layer_apart(fusion: FusionLevel) -> None:
     model, x = models.model("spectral_autoencoder")
-    graph = optimise(capture(model, (x,)), "fp16", way)
+    graph = optimise(capture(model, (x,)), "fp16", fusion)
     assert ops(graph).count("linear") == 5 and ops(graph).count("layer_norm") == 2
     assert ops(graph).count("gelu") == 2 and "aten" not in ops(graph) and "mlp" not in ops(graph)
-    engine = Engine(capture(model, (x,)), "fp32", "cpu", way=way)
+    engine = Engine(capture(model, (x,)), "fp32", "cpu", fusion=fusion)
     assert difference(engine(x), model(x)) < TOLERANCE["fp32"]
 
 

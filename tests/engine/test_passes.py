@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture import capture
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Batch, Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
 from escalade.engine.passes.layout import convert_between, layout_of, reorder_flattened
 from escalade.engine.passes.simplify import fold_constants
-from escalade.engine.way import Way
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 
@@ -191,9 +191,9 @@ def test_the_mean_of_many_images_is_a_step_of_its_own() -> None:
         return p.head(p.first(x).mean((2, 3)))
 
     assert "adaptive_avg_pool2d" in ops(pooled_after(run, batch=5))
-    for way in Way:
-        done = for_batch(optimise(graph_of(run), "fp16", way), "fp16", 1, way)
-        assert ("adaptive_avg_pool2d" in ops(done)) == (way is not Way.fused)
+    for fusion in FusionLevel:
+        done = for_batch(optimise(graph_of(run), "fp16", fusion), "fp16", 1, fusion)
+        assert ("adaptive_avg_pool2d" in ops(done)) == (fusion is not FusionLevel.fused)
 
 
 def test_flattened_pixels_keep_their_order() -> None:
@@ -245,9 +245,9 @@ def test_nothing_is_left_that_nobody_reads() -> None:
     assert len(graph.constants) == 4
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("fusion", list(FusionLevel))
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16"])
-def test_all_passes_together_change_no_result(dtype: str, way: Way) -> None:
+def test_all_passes_together_change_no_result(dtype: str, fusion: FusionLevel) -> None:
     def run(p: Parts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = F.max_pool2d(F.relu(p.n(p.first(x))), 3, 1, 1)
         y = F.relu(p.m(p.a(y)) + y)
@@ -256,10 +256,10 @@ def test_all_passes_together_change_no_result(dtype: str, way: Way) -> None:
 
     graph = graph_of(run)
     before = graph.copy()
-    done = optimise(graph, dtype, way)
+    done = optimise(graph, dtype, fusion)
     same_results(graph, done)
     assert graph == before  # a plan of another dtype starts from it
-    if way is Way.fused:
+    if fusion is FusionLevel.fused:
         assert not {"batch_norm", "relu", "add"} & set(ops(done))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
@@ -76,7 +76,7 @@ def test_every_access_is_in_order_and_in_bounds(
 ) -> None:
     """With checks: races, overruns and reads of what nothing wrote; threads shuffled, copies as late as allowed.
 
-    A launch that is told of settled weights reads them, and nothing else, before it has waited for the one in front.
+    A launch that is told of ready weights reads them, and nothing else, before it has waited for the one in front.
     """
     candidates = cover(operation, rung, operation.small_problems, seed)
     problem = min(candidates, key=lambda candidate: candidate.flops * (1 + (candidate.batch == 1)))
@@ -84,11 +84,11 @@ def test_every_access_is_in_order_and_in_bounds(
     check(operation, rung, problem, rung.configs(problem)[0], CPU, seed, options)
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     calls = [step for step in recipe.after_packing.steps if isinstance(step, KernelCall)]
-    if any(isinstance(argument, Settled) for call in calls for argument in call.arguments):
+    if any(isinstance(argument, WeightsReady) for call in calls for argument in call.arguments):
         tensors = {**operation.inputs(problem, CPU, seed), "y": operation.output(problem, CPU)}
         tensors |= {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
         Executable(recipe.packing, CPU, options=options).bind(tensors)()
-        Executable(recipe.after_packing, CPU, options=options, settled=True).bind(tensors)()
+        Executable(recipe.after_packing, CPU, options=options, weights_ready=True).bind(tensors)()
 
 
 # --- what a rung says

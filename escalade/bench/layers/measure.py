@@ -1,4 +1,4 @@
-"""One layer: our way chosen, it and its peers verified, all of them timed in turns."""
+"""One layer: our rung and config chosen, it and its peers verified, all of them timed in turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from escalade.tune import search
 
 
 @dataclass(frozen=True)
-class Way:
+class Chosen:
     """How we do a layer."""
 
     rung: Rung[Any]
@@ -34,15 +34,15 @@ class Way:
     why: str
 
 
-def way_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Way:
+def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Chosen:
     """What a call would take; or the fastest of all configs of all preferred rungs, found by measuring them."""
     if not tune:
         found = choose(ops.operation(layer.operation), layer.problem, device)
-        return Way(found.rung, found.config, found.problem, found.why)
+        return Chosen(found.rung, found.config, found.problem, found.why)
     entry = search.fastest(layer.operation, layer.problem, device, seed)
     rung = ops.operation(layer.operation).ladder.rung(entry.rung)
     config = next(c for c in rung.configs(layer.problem) if c.as_dict() == entry.config)
-    return Way(rung, config, layer.problem, "the fastest of all configs of the preferred rungs")
+    return Chosen(rung, config, layer.problem, "the fastest of all configs of the preferred rungs")
 
 
 def programs(layers: Iterable[Layer], device: torch.device, architecture: str, tune: bool) -> list[Program]:
@@ -53,10 +53,10 @@ def programs(layers: Iterable[Layer], device: torch.device, architecture: str, t
             wanted: Sequence[Program] = search.programs(layer.operation, (layer.problem,), architecture)
         else:
             try:
-                way = way_for(layer, device, tune=False)
+                chosen = chosen_for(layer, device, tune=False)
             except UnsupportedError:
                 continue
-            wanted = way.rung.recipe(way.problem, way.config).programs
+            wanted = chosen.rung.recipe(chosen.problem, chosen.config).programs
         found.update(dict.fromkeys(wanted))
     return list(found)
 
@@ -79,19 +79,19 @@ def measure(
     label = f"{problem.name} {problem.dtype}"
     say(f"{label}: {'tuning' if settings.tune else 'choosing'}")
     try:
-        way = way_for(layer, device, settings.tune, settings.seed)
+        chosen = chosen_for(layer, device, settings.tune, settings.seed)
     except UnsupportedError as refused:
         note(f"{label}: {refused}")
         return []
-    say(f"{label}: verifying {way.rung.name} and peers")
+    say(f"{label}: verifying {chosen.rung.name} and peers")
     case = verify.Case(operation, problem, device, settings.seed)
-    outcome = case.check(way.rung, way.problem.layout, way.config)
-    ours = Verified(way.rung, way.problem, way.config, outcome, _note(way, problem))
+    outcome = case.check(chosen.rung, chosen.problem.layout, chosen.config)
+    ours = Verified(chosen.rung, chosen.problem, chosen.config, outcome, _note(chosen, problem))
     found = (
         rivals.verified(rivals.candidates(layer, peers, note), case, note) if device.type == "cuda" else []
     )
     del case
-    recipe = way.rung.recipe(way.problem, way.config)
+    recipe = chosen.rung.recipe(chosen.problem, chosen.config)
     settings = replace(settings, weights_stay=not operation.weights_change)
     bench = Bench(operation, problem, device, [recipe], settings, ceilings)
     records = bench.measure([ours] if outcome.passed else [], [(rival.peer, error) for rival, error in found])
@@ -100,19 +100,19 @@ def measure(
     notes = {rival.peer.system: rival.note() for rival, _ in found}
     records = [replace(record, note=_joined(notes.get(record.system, ""), record.note)) for record in records]
     if not outcome.passed:
-        wrong = blank_record(operation, way.problem, "escalade", way.rung.name)
+        wrong = blank_record(operation, chosen.problem, "escalade", chosen.rung.name)
         records.append(
-            replace(wrong, config=way.config.as_dict(), failure=outcome.failure, error=outcome.error)
+            replace(wrong, config=chosen.config.as_dict(), failure=outcome.failure, error=outcome.error)
         )
     del bench
     free(device)
     return [replace(record, workload=workload) for record in with_gains(records, operation.ladder)]
 
 
-def _note(way: Way, problem: Any) -> str:
-    elsewhere = way.problem.layout != problem.layout
+def _note(chosen: Chosen, problem: Any) -> str:
+    elsewhere = chosen.problem.layout != problem.layout
     return _joined(
-        way.why, f"in layout {way.problem.layout}, not counting the conversion" if elsewhere else ""
+        chosen.why, f"in layout {chosen.problem.layout}, not counting the conversion" if elsewhere else ""
     )
 
 

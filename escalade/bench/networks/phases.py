@@ -19,9 +19,9 @@ from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.engine.engine import Engine
 from escalade.engine.forms import STORAGE
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Graph
 from escalade.engine.program import KernelProgram
-from escalade.engine.way import Way
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 from escalade.measure.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
@@ -156,13 +156,13 @@ def _phases(graph: Graph, entry: Entry, standard: Standard) -> dict[str, Callabl
         return Phase("transfer", call, sampler, x.nbytes + room.nbytes, (x, logits), copied=copied)
 
     @cache
-    def program(way: Way) -> KernelProgram:
-        made = Engine(graph, entry.dtype, device, plans=1, way=way).program(x)
+    def program(fusion: FusionLevel) -> KernelProgram:
+        made = Engine(graph, entry.dtype, device, plans=1, fusion=fusion).program(x)
         assert isinstance(made, KernelProgram)
         return made
 
-    def kernels(name: str, way: Way, one_by_one: bool) -> Phase:
-        ready = program(way)
+    def kernels(name: str, fusion: FusionLevel, one_by_one: bool) -> Phase:
+        ready = program(fusion)
         run = ready.run_steps if one_by_one else ready.run
 
         def fill() -> None:
@@ -181,10 +181,10 @@ def _phases(graph: Graph, entry: Entry, standard: Standard) -> dict[str, Callabl
     return {
         "cpu": cpu,
         "transfer": transfer,
-        "naive": partial(kernels, "naive", Way.naive, True),
-        "separate": partial(kernels, "separate", Way.separate, True),
-        "graph": partial(kernels, "graph", Way.separate, False),
-        "optimised": partial(kernels, "optimised", Way.fused, False),
+        "naive": partial(kernels, "naive", FusionLevel.naive, True),
+        "separate": partial(kernels, "separate", FusionLevel.separate, True),
+        "graph": partial(kernels, "graph", FusionLevel.separate, False),
+        "optimised": partial(kernels, "optimised", FusionLevel.fused, False),
     }
 
 

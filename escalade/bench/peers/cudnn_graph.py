@@ -38,7 +38,7 @@ _EXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")
 """Notes of what fp32 must not do: on tensor cores its products are TF32."""
 
 
-Way = Callable[[Inputs, torch.Tensor], None]
+Execution = Callable[[Inputs, torch.Tensor], None]
 """Fills a result from inputs."""
 
 
@@ -74,14 +74,14 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Plan:
-    """One way in which cuDNN does a graph."""
+    """One execution plan of a graph."""
 
     drawing: Drawing
     index: int
     name: str
     workspace_bytes: int
 
-    def way(self, workspace: torch.Tensor, handle: Any) -> Way:
+    def execution(self, workspace: torch.Tensor, handle: Any) -> Execution:
         """On PyTorch's current stream."""
 
         def run(inputs: Inputs, y: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ class CudnnGraph:
         self.operation = operation
         self.problem = problem
         self.note = ""
-        self._chosen: Way | None = None
+        self._chosen: Execution | None = None
 
     def run(self, problem: Any, inputs: Inputs) -> torch.Tensor:
         if problem != self.problem:
@@ -118,18 +118,18 @@ class CudnnGraph:
         self._chosen(inputs, y)
         return y
 
-    def _choose(self, inputs: Inputs, y: torch.Tensor) -> Way:
+    def _choose(self, inputs: Inputs, y: torch.Tensor) -> Execution:
         if not y.is_cuda:
             raise UnsupportedError(f"{SYSTEM} runs on an NVIDIA GPU, not on {y.device}")
         handle = _handle(y.device)
         plans, offered = built(drawings(self.operation, self.problem, {"handle": handle}), self.problem.dtype)
         room = max((plan.workspace_bytes for plan in plans), default=0)
         workspace = torch.empty(max(room, _SMALLEST_WORKSPACE), dtype=torch.uint8, device=y.device)
-        ways = {f"{plan.drawing.name} {plan.name}": plan.way(workspace, handle) for plan in plans}
+        executions = {f"{plan.drawing.name} {plan.name}": plan.execution(workspace, handle) for plan in plans}
         right = self.operation.peer(self.problem, inputs)
-        name, ran = best_way(ways, inputs, y, right, AGREEMENT[self.problem.dtype])
+        name, ran = best_execution(executions, inputs, y, right, AGREEMENT[self.problem.dtype])
         self.note = f"{name}: the fastest of {ran} plans that ran, {len(plans)} built, {offered} offered"
-        return ways[name]
+        return executions[name]
 
 
 def cudnn_graph_peer(operation: Operation[Any], problem: Any) -> tuple[Peer, CudnnGraph]:
@@ -145,24 +145,32 @@ def _handle(device: torch.device) -> Any:
         return frontend().create_handle()
 
 
-def best_way(
-    ways: Mapping[str, Way], inputs: Inputs, y: torch.Tensor, right: torch.Tensor, agreement: float
+def best_execution(
+    executions: Mapping[str, Execution],
+    inputs: Inputs,
+    y: torch.Tensor,
+    right: torch.Tensor,
+    agreement: float,
 ) -> tuple[str, int]:
     """The fastest whose result agrees with PyTorch's, and how many ran at all. All of them write to `y`."""
-    times = {name: us for name, way in ways.items() if (us := screened(way, inputs, y)) is not None}
+    times = {
+        name: us
+        for name, execution in executions.items()
+        if (us := screened(execution, inputs, y)) is not None
+    }
     for name in sorted(times, key=lambda name: times[name]):
         y.fill_(math.nan)
-        ways[name](inputs, y)
+        executions[name](inputs, y)
         if relative_error(y, right) <= agreement:
             return name, len(times)
     raise UnsupportedError(
-        f"of cuDNN's plans {len(ways)} could be built and {len(times)} run; none gives the right result"
+        f"of cuDNN's plans {len(executions)} could be built and {len(times)} run; none gives the right result"
     )
 
 
-def screened(way: Way, inputs: Inputs, y: torch.Tensor) -> float | None:
+def screened(execution: Execution, inputs: Inputs, y: torch.Tensor) -> float | None:
     """Microseconds by a short look; None if it does not run."""
-    arm = Arm("plan", [lambda: way(inputs, y)])
+    arm = Arm("plan", [lambda: execution(inputs, y)])
     try:
         timings = time_interleaved(
             [arm], y.device, seconds_per_arm=SCREENING_SECONDS, min_rounds=3, replay_us=100.0

@@ -126,7 +126,7 @@ class _Variable(ctypes.Structure):
 _COUNTS = (
     *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible", "overlap"),
     *("variable_count", "static_bytes", "buffer_count", "parameter_count"),
-    *("unwritten_count", "settled_count"),
+    *("unwritten_count", "weights_ready_count"),
 )
 
 
@@ -141,7 +141,7 @@ class _Request(ctypes.Structure):
         ("variables", ctypes.POINTER(_Variable)),
         ("buffers", ctypes.POINTER(_Range)),
         ("unwritten", ctypes.POINTER(_Unwritten)),
-        ("settled", ctypes.POINTER(_Range)),
+        ("weights_ready", ctypes.POINTER(_Range)),
         ("library", _Range),
     ]
 
@@ -185,7 +185,7 @@ class TwinKernel:
         buffers: Sequence[tuple[int, int]] = (),
         unwritten: Unwritten | None = None,
         overlap: bool = False,
-        settled: Sequence[tuple[int, int]] = (),
+        weights_ready: Sequence[tuple[int, int]] = (),
         limit_s: float | None = None,
     ) -> None:
         """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
@@ -194,7 +194,7 @@ class TwinKernel:
         touch. A kernel built with checks is held to them, and to write what is `unwritten` before it reads it; it
         runs on copies of them that lie far apart, and if it fails they are as they were before. With `overlap` it
         may start before the launch in front has finished, so with checks it has to wait for that before it touches
-        any of them, but for reading those that are `settled`. A kernel that computes for `limit_s` seconds without
+        any of them, but for reading those of `weights_ready`. A kernel that computes for `limit_s` seconds without
         one of its threads returning is taken to have no end; None stands for `limit()`, 0 for no limit.
         """
         if not all(grid):
@@ -222,14 +222,14 @@ class TwinKernel:
             len(ranges),
             len(arguments),
             len(unwritten),
-            len(settled),
+            len(weights_ready),
             self._entry_address,
             ctypes.addressof(addresses),
             (ctypes.c_uint32 * max(1, len(arguments)))(*map(ctypes.sizeof, arguments)),
             self._variables,
             (_Range * max(1, len(ranges)))(*(_Range(*each) for each in ranges)),
             unwritten.fields,
-            (_Range * max(1, len(settled)))(*(_Range(*each, 0) for each in settled)),
+            (_Range * max(1, len(weights_ready)))(*(_Range(*each, 0) for each in weights_ready)),
             _Range(self._base, self._elf.loaded_bytes),
         )
         for index, (start, size) in enumerate(buffers if self.checks else ()):

@@ -1,4 +1,4 @@
-"""Tensor maps for the twin's copy engine: 128 bytes, as for the GPU's, but written here and not by the driver."""
+"""Tensor maps for the twin's TMA: 128 bytes, as for the GPU's, but written here and not by the driver."""
 
 from __future__ import annotations
 

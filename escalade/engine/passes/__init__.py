@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.graph import Graph
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.few_channels import fuse_few_channels
@@ -13,39 +14,38 @@ from escalade.engine.passes.quantise import quantise
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
 from escalade.engine.translate import translate_layers
-from escalade.engine.way import Way
 
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 STEM_DTYPES = ("fp16", "bf16", "fp8")
 
 
-def optimise(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
+def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
     """The graph that a plan of this dtype is made for."""
-    graph = fuse(graph, dtype, way)
+    graph = fuse(graph, dtype, fusion)
     if dtype == "fp8":
         quantise(graph, graph.ranges)
         remove_dead_code(graph)
     return graph
 
 
-def for_batch(graph: Graph, dtype: str, batch: int, way: Way = Way.fused) -> Graph:
+def for_batch(graph: Graph, dtype: str, batch: int, fusion: FusionLevel = FusionLevel.fused) -> Graph:
     """An optimised graph with every size a number, and with what pays at some batch sizes only."""
     graph = graph.at(batch)
-    if way is Way.fused:
+    if fusion is FusionLevel.fused:
         fuse_pooled(graph, dtype)
     return graph
 
 
-def fuse(graph: Graph, dtype: str, way: Way = Way.fused) -> Graph:
+def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
     """The same before anything is quantised: what FP8's ranges are measured on."""
     graph = graph.copy()
     remove_dead_code(graph)
     fold_constants(graph)
     translate_layers(graph)
-    if way is Way.fused:
+    if fusion is FusionLevel.fused:
         _fuse(graph, dtype)
     reorder_flattened(graph)
-    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and way is not Way.naive)
+    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
     convert_between(graph)
     remove_dead_code(graph)
     return graph

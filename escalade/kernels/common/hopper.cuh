@@ -49,7 +49,7 @@ __device__ __forceinline__ bool barrier_try_wait(u32 barrier, u32 parity) {
     return done;
 }
 
-// Ends the kernel with an illegal-address error. A trap instruction in the consumers' branch would
+// Stops the kernel with an illegal-address error. A trap instruction in the consumers' branch would
 // make the compiler (13.0) hold them to the 168 registers of kernel entry, with spills.
 __device__ __forceinline__ void fault() {
     asm volatile("st.global.u32 [%0], %1;" :: "l"(0ull), "r"(0) : "memory");
@@ -62,7 +62,7 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         if (clock64() - start > WAIT_LIMIT_CYCLES) fault();
 }
 
-// Barriers just initialised become visible to the cluster and to the copy engine.
+// Barriers just initialised become visible to the cluster and to TMA.
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 
 // ------------------------------------------------------------------ fences, barriers, roles
 
-// Ordinary shared-memory writes become visible to the copy engine.
+// Ordinary shared-memory writes become visible to TMA (the async proxy).
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -284,7 +284,8 @@ __device__ __forceinline__ void wait_for_previous_launch() { asm volatile("gridd
 // The launch behind may start once all blocks have said so; it still waits for this one's writes. Without it, the
 // launch behind starts as the last block leaves, which is better where several of its blocks fit a multiprocessor:
 // those that come early crowd onto the ones that happen to be free and stay there (ResNet-18 at batch 8: 327 us against
-// 224). Where each fills one they cannot, and what they do before they wait is hidden: `Relayed` of a recipe says so.
+// 224). Where each fills one they cannot, and what they do before they wait is hidden: `ReleaseDependents` of a recipe
+// says so.
 __device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
 __device__ __forceinline__ void wait_for_previous_launch() {}

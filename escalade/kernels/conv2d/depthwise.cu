@@ -144,10 +144,10 @@ __device__ __forceinline__ void store(Element* y, const Element* residual, const
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_depthwise(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
-                     ConvShape shape, int weights_settled) {
+                     ConvShape shape, int weights_ready) {
     const Place place = place_of_thread(shape);
     float w[TAPS][VECTOR];
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     load_weights(w, weight, place);
     if (!place.exists) return;
     float channel_bias[VECTOR] = {};

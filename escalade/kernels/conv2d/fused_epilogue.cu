@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                           const Bias* __restrict__ bias, const float* __restrict__ scale,
                           const float* __restrict__ scales, const Element* __restrict__ residual,
                           Output* __restrict__ y, float4* parts, u32* tickets, ConvShape shape,
-                          ShortcutShape shortcut_shape, int weights_settled, int relayed) {
+                          ShortcutShape shortcut_shape, int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
     // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Copier copier(shape, x, weight, first_pixel, first_filter, first_tile * TILE_K,
                   {shortcut, shortcut_weight, shortcut_shape});
 
-    if (weights_settled) {  // they need not wait for the launch in front; they join the first group
+    if (weights_ready) {  // they need not wait for the launch in front; they join the first group
         Copier ahead = copier;
 #pragma unroll
         for (int tile = 0; tile < STAGES - 1; ++tile) {
@@ -293,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int tile = 0; tile < STAGES - 1; ++tile) {
         copier.copy_a(stages + tile * Copier::STAGE_BYTES, tile < tiles);
-        if (!weights_settled) copier.copy_b(stages + tile * Copier::STAGE_BYTES, tile < tiles);
+        if (!weights_ready) copier.copy_b(stages + tile * Copier::STAGE_BYTES, tile < tiles);
         copier.next();
         copy_async_commit();
     }
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (PRODUCTS == 3) add(sums, tile_sums);
     }
 
-    if (relayed) let_next_launch_start();
+    if (release_dependents) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
     const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters);
     Residuals residuals;

@@ -208,7 +208,7 @@ __device__ __forceinline__ Pack<Element, UNIT> finished(const float* sums, const
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_grouped(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
-                   ConvShape shape, int weights_settled) {
+                   ConvShape shape, int weights_ready) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const fragments = reinterpret_cast<Element*>(shared_memory);
     const u32 zeros = shared_address(shared_memory) + WEIGHT_BYTES;
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int first_channel = blockIdx.x % channel_blocks * BLOCK_UNITS * UNIT;
     const int tiles = tile_count(shape);
 
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     stage_weights(fragments, weight, first_filter);
     if (threadIdx.x < ZERO_BYTES / 4) reinterpret_cast<u32*>(shared_memory + WEIGHT_BYTES)[threadIdx.x] = 0;
 

@@ -1,6 +1,6 @@
 // y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
-// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. The copy engine
+// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. TMA
 // brings slabs of 128 bytes of channels of one filter tap into a ring of STAGES stages: it walks the output pixels
 // itself, over rows and images, and pads; past the last channel and the last filter there are zeros. One instruction of
 // a warpgroup (wgmma) then multiplies 64 pixels with all filters of the tile straight from there; sums never leave

@@ -4,7 +4,7 @@
 // fp32's accuracy from fp16 products: x * 2^e = upper + lower, the weights likewise with a power of two for each filter
 // (common/halves.cuh), and three products of the halves for one: upper * upper + upper * lower + lower * upper.
 //
-// The copy engine brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the
+// TMA brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the
 // halves of the weights beside it. A lane reads the numbers of x that a product expects of it, cuts them in two in its
 // registers, and the warpgroup multiplies from there: nothing but x, weights and y ever passes through memory.
 // A product cuts off what it adds to its sums beyond their last bit. So it adds up 32 channels only, the small terms

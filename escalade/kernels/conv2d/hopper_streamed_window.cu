@@ -8,7 +8,7 @@
 // of their own. For every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM
 // copies 324. The shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what
 // the stride does.
-// Blocks stay, two warpgroups take turns at tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
+// Blocks stay, and two warpgroups ping-pong over tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
 // share the channels of one tile, and each adds up and stores a part of its pixels.
 // What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
 #include "common/ring.cuh"
@@ -17,8 +17,8 @@
 #include "conv2d/shared_sum.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr Turned WEIGHTS = TURNED ? Turned::rows : Turned::none;
-static_assert(!(TURNED && SHORTCUT), "no gradient has a shortcut");
+constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
+static_assert(!(MN_MAJOR && SHORTCUT), "no gradient has a shortcut");
 // Of a slab, numbered like the window's pixels.
 constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;
 
@@ -54,7 +54,7 @@ struct Memory {  // addresses in shared memory
         taps.init(4);
         Panel::init(residual_full);
         if (SPLITS > 1) shared_sum(rank).init();
-        else Turns::init(turns);
+        else PingPong::init(turns);
     }
 };
 
@@ -103,10 +103,10 @@ __device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int c
     taps.next();
 }
 
-// The first taps of the first slab need not wait for the launch in front if weights are settled.
+// The first taps of the first slab need not wait for the launch in front if weights are ready.
 __device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, Windows windows, Taps taps,
-                                           bool weights_settled) {
-    int ahead = weights_settled ? min(TAPS, TAP_STAGES) : 0;
+                                           bool weights_ready) {
+    int ahead = weights_ready ? min(TAPS, TAP_STAGES) : 0;
     for (int tap = 0; tap < ahead; ++tap)
         load_tap(taps, maps.weights, work.slabs.first * SLAB, tap, work.tile(work.first).filter);
     wait_for_previous_launch();
@@ -144,13 +144,14 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
 #pragma unroll 1
             for (int s = 0; s < width; ++s, taps.next()) {
                 taps.wait_full();
-                const u64 weights = slab_descriptor<TURNED>(taps.address());
+                const u64 weights = slab_descriptor<MN_MAJOR>(taps.address());
                 const u64 pixels = row + (s * DILATION_W * ROW_BYTES >> 4);
                 const bool begun = slab || r || s;
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < ROW_BYTES / 32; ++k)
-                    multiply<Element, WEIGHTS>(sums, weights + k * STEP<TURNED>, pixels + k * STEP<false>, begun || k);
+                    multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>,
+                                               begun || k);
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (begun) taps.release(previous);
@@ -162,7 +163,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
 
 __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
                                                const Work& work) {
-    Turns turns(memory.turns, panel.consumer);
+    PingPong ping_pong(memory.turns, panel.consumer);
     Windows windows = memory.windows;
     Taps taps = memory.taps;
     if (panel.consumer == 1) {
@@ -172,10 +173,10 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
     for (int index = work.first + panel.consumer * work.step; index < work.end(); index += CONSUMERS * work.step) {
         const Tile tile = work.tile(index);
         if (!SHARED_PANEL || index == work.first) panel.begin(tile);
-        turns.wait();
+        ping_pong.wait();
         Sums sums;
         multiply_slabs(sums, windows, taps, work);
-        turns.pass();
+        ping_pong.pass();
         wgmma_wait<0>();
         taps.release((taps.stage + TAP_STAGES - 1) % TAP_STAGES);
         windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
@@ -251,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                   const __grid_constant__ TensorMap shortcut_weight_map,
                                   const __grid_constant__ TensorMap residual_map,
                                   const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
-                                  Element* __restrict__ y, WindowShape shape, int weights_settled, int relayed) {
+                                  Element* __restrict__ y, WindowShape shape, int weights_ready,
+                                  int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     const u32 rank = SPLITS > 1 ? cluster_rank() : 0;
@@ -271,8 +273,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         release_registers<40>();
         if (threadIdx.x % 128 == 0) {
             copy_tiles({window_map, weight_map, shortcut_map, shortcut_weight_map}, work, memory.windows, memory.taps,
-                       weights_settled);
-            if (relayed) let_next_launch_start();
+                       weights_ready);
+            if (release_dependents) let_next_launch_start();
         }
         if (SPLITS > 1) cluster_wait();
     } else {

@@ -6,15 +6,15 @@
 // those copies are what it waits for. Here one copy brings the window of a whole tile, padding included, and all taps
 // read that in place (conv2d/window_tile.cuh).
 // Blocks stay: all taps of their 64 filters lie in shared memory from the first tile to the last, one thread copies
-// windows into a ring of STAGES, and two warpgroups take turns at tiles, so that the end of one's lies under the
-// products of the other's.
+// windows into a ring of STAGES, and two warpgroups ping-pong over tiles, so that the epilogue of one's lies under
+// the products of the other's.
 // What bounds it: the tensor cores, 64 x WGMMA_N x 16 a step, and the card's power.
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
 #include "conv2d/products.cuh"
 
 static_assert(SLAB == 64, "64 channels of 16 bits");
-constexpr Turned WEIGHTS = TURNED ? Turned::rows : Turned::none;
+constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
 constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
 
 using Windows = Ring<STAGES, WINDOW_STAGE_BYTES>;
@@ -36,7 +36,7 @@ struct Memory {  // addresses in shared memory
         windows.init(4);  // the warps of the one consumer whose tile it is
         for (int r = 0; r < FILTER_HEIGHT; ++r) barrier_init(weights_full + r * 8, 1);
         Panel::init(residual_full);
-        Turns::init(turns);
+        PingPong::init(turns);
     }
 };
 
@@ -62,18 +62,18 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
     }
 }
 
-// Weights need not wait for the launch in front if they are settled. Otherwise the first window comes before them:
+// Weights need not wait for the launch in front if they are ready. Otherwise the first window comes before them:
 // products begin when it and one row of taps have arrived.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
                                              const WindowShape& shape, const Memory& memory, const Work& work,
-                                             bool weights_settled) {
-    if (weights_settled) copy_weights(weight_map, memory, work.filter);
+                                             bool weights_ready) {
+    if (weights_ready) copy_weights(weight_map, memory, work.filter);
     wait_for_previous_launch();
     Windows ring = memory.windows;
     for (int index = work.first; index < shape.tiles; index += work.step, ring.next()) {
         ring.wait_empty();
         load_window(ring.address(), window_map, ring.full(ring.stage), shape, Tile(shape, index, work.filter), 0);
-        if (index == work.first && !weights_settled) copy_weights(weight_map, memory, work.filter);
+        if (index == work.first && !weights_ready) copy_weights(weight_map, memory, work.filter);
     }
 }
 
@@ -86,12 +86,12 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < FILTER_WIDTH; ++s) {
-            const u64 weights = slab_descriptor<TURNED>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
+            const u64 weights = slab_descriptor<MN_MAJOR>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
             const u64 pixels =
                 operand_descriptor(window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES);
 #pragma unroll
             for (int k = 0; k < ROW_BYTES / 32; ++k)
-                multiply<Element, WEIGHTS>(sums, weights + k * STEP<TURNED>, pixels + k * STEP<false>, r || s || k);
+                multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, r || s || k);
         }
     }
     wgmma_commit();
@@ -101,18 +101,18 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
                                                const Work& work) {
     const WindowShape& shape = panel.shape;
     const Biases biases(bias, work.filter);
-    Turns turns(memory.turns, panel.consumer);
+    PingPong ping_pong(memory.turns, panel.consumer);
     Windows ring = memory.windows;
     ring.skip(panel.consumer);
     for (int index = work.first + panel.consumer * work.step; index < shape.tiles;
          index += CONSUMERS * work.step, ring.skip(CONSUMERS)) {
         const Tile tile(shape, index, work.filter);
         panel.begin(tile);
-        turns.wait();
+        ping_pong.wait();
         ring.wait_full();
         Sums sums;
         multiply_window(sums, memory, ring.address());
-        turns.pass();
+        ping_pong.pass();
         wgmma_wait<0>();
         ring.release(ring.stage);
         panel.store(sums, tile, biases);
@@ -123,7 +123,8 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_hopper_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
                          const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
-                         const Element* __restrict__ bias, WindowShape shape, int weights_settled, int relayed) {
+                         const Element* __restrict__ bias, WindowShape shape, int weights_ready,
+                         int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -141,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (consumer == CONSUMERS) {
         release_registers<40>();
         if (threadIdx.x % 128 == 0) {
-            copy_windows(window_map, weight_map, shape, memory, work, weights_settled);
-            if (relayed) let_next_launch_start();
+            copy_windows(window_map, weight_map, shape, memory, work, weights_ready);
+            if (release_dependents) let_next_launch_start();
         }
     } else {
         claim_registers<232>();

@@ -43,7 +43,7 @@ struct Copier {
         const TensorMap& map = shortcut ? maps.shortcut_weights : maps.weights;
         const u32 to = ring.address() + PIXEL_BYTES, full = ring.full(ring.stage);
         const int tap = shortcut ? 0 : walk.tap;
-        if constexpr (TURNED) {
+        if constexpr (MN_MAJOR) {
             const ConvShape& shape = problem.shape;
 #pragma unroll
             for (int block = 0; block < TILE_FILTERS; block += 64)

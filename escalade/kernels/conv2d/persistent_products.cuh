@@ -17,17 +17,17 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Stages& ring, in
                                               bool accumulate) {
     ring.wait_full();
     const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
-    const u64 weights = slab_descriptor<TURNED>(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
+    const u64 weights = slab_descriptor<MN_MAJOR>(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
     const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
-    constexpr Turned WHICH = !TURNED ? Turned::none : SWAPPED ? Turned::rows : Turned::columns;
+    constexpr MNMajor WHICH = !MN_MAJOR ? MNMajor::none : SWAPPED ? MNMajor::rows : MNMajor::columns;
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < ROW_BYTES / 32; ++step)
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
             multiply<Element, WHICH>(sums[i],
-                                     rows + step * STEP<WHICH == Turned::rows> + i * (64 * ROW_BYTES >> 4),
-                                     columns + step * STEP<WHICH == Turned::columns>, accumulate || step);
+                                     rows + step * STEP<WHICH == MNMajor::rows> + i * (64 * ROW_BYTES >> 4),
+                                     columns + step * STEP<WHICH == MNMajor::columns>, accumulate || step);
     wgmma_commit();
 }
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, int sla
         if (DEPTH) ring.skip(2);
         else ring.next();
     }
-    if (!TURNS) {
+    if (!PING_PONG) {
         wgmma_wait<0>();
         release(ring, previous);
     }
@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int 
         Sums part;
         multiply_slab(part, ring, first_pixel, first_filter, false);
         wgmma_wait<0>();
-        if (!TURNS || slab + 1 < slabs) release(ring, ring.stage);
+        if (!PING_PONG || slab + 1 < slabs) release(ring, ring.stage);
         add(sums, part);
     }
 }

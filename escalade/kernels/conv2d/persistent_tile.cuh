@@ -9,7 +9,7 @@
 
 constexpr int ROW_BYTES = 128;  // what the swizzle spans
 constexpr int SLAB = ROW_BYTES / sizeof(Element);
-constexpr bool TURNS = SHARE == 0, DEPTH = SHARE == 3;
+constexpr bool PING_PONG = SHARE == 0, DEPTH = SHARE == 3;
 constexpr int TILE_PIXELS = WG_PIXELS * (SHARE == 1 ? 2 : 1);
 constexpr int TILE_FILTERS = WG_FILTERS * (SHARE == 2 ? 2 : 1);
 constexpr int PIXEL_BYTES = TILE_PIXELS * ROW_BYTES;
@@ -31,10 +31,10 @@ constexpr int PANELS = ATOMS * PANELS_AN_ATOM;
 
 static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "buffers are used in a fixed order");
 static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
-static_assert(PARTS == 1 || (!TURNS && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
+static_assert(PARTS == 1 || (!PING_PONG && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
 static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
-static_assert(!TURNED || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), "blocks of 64 turned filters");
+static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), "blocks of 64 MN-major filters");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];

@@ -8,14 +8,14 @@
 #include "common/e4m3.cuh"
 #include "common/hopper.cuh"
 
-enum class Turned { none, rows, columns };  // which operand
+enum class MNMajor { none, rows, columns };  // which operand
 
-template <bool TURNED>
+template <bool MN_MAJOR>
 __device__ __forceinline__ u64 slab_descriptor(u32 address) {
-    return TURNED ? transposed_descriptor(address, 64 * 128) : operand_descriptor(address);
+    return MN_MAJOR ? transposed_descriptor(address, 64 * 128) : operand_descriptor(address);
 }
-template <bool TURNED>
-constexpr int STEP = (TURNED ? 16 * 128 : 32) >> 4;  // from one step along k to the next, in a descriptor
+template <bool MN_MAJOR>
+constexpr int STEP = (MN_MAJOR ? 16 * 128 : 32) >> 4;  // from one step along k to the next, in a descriptor
 
 template <class Element>
 struct Product;
@@ -23,10 +23,10 @@ struct Product;
 #ifdef __CUDA_FP16_H__
 template <>
 struct Product<__half> {
-    template <Turned TURNED, int N>
+    template <MNMajor MN_MAJOR, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        if constexpr (TURNED == Turned::rows) wgmma_rows_transposed(sums, rows, columns, accumulate);
-        else if constexpr (TURNED == Turned::columns) wgmma_columns_transposed(sums, rows, columns, accumulate);
+        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_rows_transposed(sums, rows, columns, accumulate);
+        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_columns_transposed(sums, rows, columns, accumulate);
         else wgmma(sums, rows, columns, accumulate);
     }
 };
@@ -35,10 +35,10 @@ struct Product<__half> {
 #ifdef __CUDA_BF16_H__
 template <>
 struct Product<__nv_bfloat16> {
-    template <Turned TURNED, int N>
+    template <MNMajor MN_MAJOR, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        if constexpr (TURNED == Turned::rows) wgmma_bf16_rows_transposed(sums, rows, columns, accumulate);
-        else if constexpr (TURNED == Turned::columns) wgmma_bf16_columns_transposed(sums, rows, columns, accumulate);
+        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_bf16_rows_transposed(sums, rows, columns, accumulate);
+        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_bf16_columns_transposed(sums, rows, columns, accumulate);
         else wgmma_bf16(sums, rows, columns, accumulate);
     }
 };
@@ -46,24 +46,24 @@ struct Product<__nv_bfloat16> {
 
 template <>
 struct Product<float> {  // as TF32
-    template <Turned TURNED, int N>
+    template <MNMajor MN_MAJOR, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        static_assert(TURNED == Turned::none);
+        static_assert(MN_MAJOR == MNMajor::none);
         wgmma_tf32(sums, rows, columns, accumulate);
     }
 };
 
 template <>
 struct Product<e4m3> {
-    template <Turned TURNED, int N>
+    template <MNMajor MN_MAJOR, int N>
     __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        static_assert(TURNED == Turned::none);
+        static_assert(MN_MAJOR == MNMajor::none);
         wgmma_e4m3(sums, rows, columns, accumulate);
     }
 };
 
 // sums = rows * columns^T, or added to what they are.
-template <class Element, Turned TURNED = Turned::none, int N>
+template <class Element, MNMajor MN_MAJOR = MNMajor::none, int N>
 __device__ __forceinline__ void multiply(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-    Product<Element>::template add<TURNED>(sums, rows, columns, accumulate);
+    Product<Element>::template add<MN_MAJOR>(sums, rows, columns, accumulate);
 }

@@ -7,7 +7,7 @@
 // meets the zeros in front of the next one, and over the end of an image those above the next image.
 //
 // Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
-// Results leave, and residuals come, through a panel of shared memory that the copy engine reads or fills: rows of a
+// Results leave, and residuals come, through a panel of shared memory that TMA reads or fills: rows of a
 // pixel's filters, 128 bytes long, those of 32 bits in two halves. A mask comes in the residual's place, and lets a sum
 // through where it is positive: the gradient of a ReLU.
 #pragma once
@@ -74,10 +74,10 @@ __device__ __forceinline__ void load_window(u32 to, const TensorMap& map, u32 fu
     tma_load_4d(to, map, full, channel, tile.column - shape.pad_w, tile.row - shape.pad_h, tile.image);
 }
 
-// Of one tap, 64 filters by a slab of channels; bytes are expected already. TURNED: weights lie as [channels][filters],
-// taps backwards, those of the convolution whose gradient this one is.
+// The weights of one tap, 64 filters by a slab of channels; bytes are expected already. MN_MAJOR: weights lie as
+// [channels][filters], taps backwards, those of the convolution whose gradient this one is.
 __device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 full, int channel, int tap, int filter) {
-    if constexpr (TURNED)
+    if constexpr (MN_MAJOR)
         tma_load_4d(to, map, full, filter, FILTER_WIDTH - 1 - tap % FILTER_WIDTH,
                     FILTER_HEIGHT - 1 - tap / FILTER_WIDTH, channel);
     else
@@ -98,13 +98,13 @@ __device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
     fence_async_proxy();
 }
 
-// Two warpgroups take turns at tiles. A turn ends when its stages have been waited for and its products are under way.
-struct Turns {
+// Two warpgroups ping-pong over tiles. A turn ends when its stages have been waited for and its products are under way.
+struct PingPong {
     const u32 barriers;  // one a consumer
     const int consumer;
     u32 parity;
 
-    __device__ __forceinline__ Turns(u32 barriers, int consumer)
+    __device__ __forceinline__ PingPong(u32 barriers, int consumer)
         : barriers(barriers), consumer(consumer), parity(consumer == 0) {}  // the first turn is free
 
     __device__ __forceinline__ static void init(u32 barriers) {

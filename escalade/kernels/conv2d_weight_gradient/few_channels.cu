@@ -3,7 +3,7 @@
 //
 // Few channels with Hopper's own units, in NHWC: x has been packed, pixels of 16 bytes with the channels of GROUP rows
 // each (pack_rows.cu), and the 8 pixels from a window's corner on, 128 bytes that lie together, are a box: 64 columns of
-// the product, up to 8 taps of GROUP rows of the filter. The copy engine brings boxes from an image whose rows overlap.
+// the product, up to 8 taps of GROUP rows of the filter. TMA brings boxes from an image whose rows overlap.
 // A product is over 16 neighbouring output pixels; a slab of the ring has ROWS output rows of them (a divisor of all),
 // and the packed rows that these share: going one box on is going ROW_JUMP packed rows on, one output row, ROW_PITCH.
 // Sums leave as fp32 parts, for a second launch to add up in a fixed order. Warps of the warpgroup that copies sum the

@@ -1,7 +1,7 @@
 // packed[n][i][j][g][c] = x[n][ROW_STEP * i + g - pad_h][j - pad_w][c], in NHWC; zeros outside the image and for
 // c >= CHANNELS
 //
-// An image of few channels for the copy engine: a pixel of 16 bytes has GROUP rows of x, each with room for 8 / GROUP
+// An image of few channels for TMA: a pixel of 16 bytes has GROUP rows of x, each with room for 8 / GROUP
 // channels, so that 128 bytes that lie together are GROUP rows of 8 taps. A thread takes ROUNDS pixels, all loads before
 // all stores. What bounds it: memory.
 #include "common/conv_shape.cuh"

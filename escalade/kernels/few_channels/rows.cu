@@ -148,7 +148,7 @@ __device__ __forceinline__ void convolve(float (&sums)[RUN][FILTERS_EACH], const
 extern "C" __global__ void __launch_bounds__(THREADS)
     few_channels_rows(const Source* __restrict__ x, const Element* __restrict__ weight,
                       const Element* __restrict__ bias, Element* __restrict__ y, FewChannelsShape shape,
-                      int row_tiles, int column_tiles, int weights_settled) {
+                      int row_tiles, int column_tiles, int weights_ready) {
     extern __shared__ float4 shared_memory[];
     float* const weights = shared_part(reinterpret_cast<float*>(shared_memory), WEIGHTS);
     float* const planes = shared_part(reinterpret_cast<float*>(shared_memory) + WEIGHTS, REST);
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long first_image = 1LL * (blockIdx.x / column_tiles / row_tiles) * IMAGES;
     const int first_row = blockIdx.x / column_tiles % row_tiles * TILE_ROWS;              // of y
     const int first_column = blockIdx.x % column_tiles * SEGMENTS * POOLED;               // of y
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     stage_weights(weights, weight, shape.filters);
     wait_for_previous_launch();  // if it was done before, it is over at once
     stage_input(planes, x, shape, first_image, first_row * POOL - shape.pad_h, first_column * POOL - shape.pad_w);

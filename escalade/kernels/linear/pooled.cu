@@ -5,7 +5,7 @@
 // every block takes the means of all features for itself. A feature's pixels are dealt out to GROUPS threads, each with
 // up to AHEAD loads of VECTOR features under way; their sums meet in shared memory and become rows as the layer knows
 // them. Each warp then has OUTPUTS outputs, whose weights it has fetched into registers before anything else, ahead of
-// the end of the launch in front if they are settled. What bounds it: the way of x from L2, for each block reads it
+// the end of the launch in front if they are ready. What bounds it: the way of x from L2, for each block reads it
 // whole, its conversion to fp32, and the time of one round trip.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -76,7 +76,7 @@ __device__ __forceinline__ void take_means(Element (*means)[FEATURES], float (*p
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     linear_pooled(const Element* x, const Element* weight, const Element* bias, Element* y, int out_features,
-                  int weights_settled) {
+                  int weights_ready) {
     extern __shared__ __align__(16) unsigned char shared[];
     float(*parts)[GROUPS][FEATURES] = reinterpret_cast<float(*)[GROUPS][FEATURES]>(shared);
     Element(*means)[FEATURES] = reinterpret_cast<Element(*)[FEATURES]>(parts + ROWS);
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // The output that this lane's sum will be of, and its neighbours' up to the next multiple of 32 / OUTPUTS.
     const int output = first_output + lane / (32 / OUTPUTS);
 
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     Values weights[OUTPUTS][PACKS];  // past the last output the last again, past a row's end its last again
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o)

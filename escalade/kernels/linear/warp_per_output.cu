@@ -4,8 +4,8 @@
 // Each warp streams OUTPUTS rows of weights through a ring in shared memory, 16 bytes a lane and STAGES - 1 such
 // copies of each row ahead, for which no register waits; ROWS rows of x, which the warps of a block find in L1, are
 // loaded a step ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same
-// outputs and each takes every DEPTH_WARPS-th piece of k. Settled weights do not wait for the launch in front. What
-// bounds it: memory, and at a megabyte the time of one round trip.
+// outputs and each takes every DEPTH_WARPS-th piece of k. Weights that are ready do not wait for the launch in
+// front. What bounds it: memory, and at a megabyte the time of one round trip.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Values (&inp
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     linear_warp_per_output(const Element* x, const Element* weight, const Element* bias, Element* y, int rows,
-                           int in_features, int out_features, int weights_settled) {
+                           int in_features, int out_features, int weights_ready) {
     extern __shared__ __align__(16) unsigned char shared[];
     Values(*ring)[OUTPUTS][32] = reinterpret_cast<Values(*)[OUTPUTS][32]>(shared) + threadIdx.x / 32 * STAGES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int mine = lane / (32 / SUMS);
     const int row = first_row + mine / OUTPUTS, output = first_output + mine % OUTPUTS;
 
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     int pack = depth_warp * 32 + lane;
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage, pack + stage * STEP);

@@ -389,13 +389,13 @@ __device__ __forceinline__ void run(float* space, const float* staged, const Par
 }
 
 extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
-    mlp_persistent(const Element* x, Result* y, int batch, int weights_settled, PARAMETER_LIST) {
+    mlp_persistent(const Element* x, Result* y, int batch, int weights_ready, PARAMETER_LIST) {
     extern __shared__ __align__(16) float shared[];
     const Element* const parameters[] = {PARAMETER_NAMES};
     const int team = threadIdx.x / TEAM_THREADS, thread = threadIdx.x % TEAM_THREADS;
     float* staged = shared_part(shared, STAGED_FLOATS);
     float* space = shared_part(shared + STAGED_FLOATS + team * TEAM_FLOATS, TEAM_FLOATS);
-    if (!weights_settled) wait_for_previous_launch();
+    if (!weights_ready) wait_for_previous_launch();
     stage<0>(staged, parameters);
     wait_for_previous_launch();  // if it was done before, it is over at once
 

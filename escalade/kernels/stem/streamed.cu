@@ -3,7 +3,7 @@
 // The same product by wgmma, over a k with less padding (see dense.cuh), and as a stream: a block stays and has two
 // ranges of rows of y, which it walks down without looking back. For each range one warpgroup loads the image two rows
 // at a time, converts them and leaves them in a ring of stages; another multiplies and pools. The two that multiply
-// take turns, so that the tensor cores have the one's row while the other pools and stores. Rows of the convolution are
+// ping-pong, so that the tensor cores have the one's row while the other pools and stores. Rows of the convolution are
 // computed twice only where a range begins.
 // What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, 176 of k for 147 that exist (7x7); then memory.
 //
@@ -204,7 +204,7 @@ __device__ __forceinline__ constexpr int chunk_offset(Chunk chunk) {
     return chunk.row == CORNER ? CORNERS : chunk.row % 2 * ROW_BYTES + chunk.slot * 16;
 }
 
-// Turns of the two warpgroups: a barrier each, at which the other one says that it has issued its row.
+// Ping-pong of the two warpgroups: a barrier each, at which the other one says that it has issued its row.
 constexpr int FIRST_TURN = 1;
 __device__ __forceinline__ void wait_for_turn(int stream) { named_barrier_sync(FIRST_TURN + stream, 256); }
 __device__ __forceinline__ void pass_turn(int stream) { named_barrier_arrive(FIRST_TURN + 1 - stream, 256); }
@@ -282,7 +282,7 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     stem_streamed(const Source* __restrict__ x, const u32* __restrict__ packed, const Element*,
                   const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
-                  StemShape shape, int relayed) {
+                  StemShape shape, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so that the compiler knows: alike in all lanes
     const int stream = warpgroup % STREAMS;
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     wait_for_previous_launch();
-    if (relayed) let_next_launch_start();
+    if (release_dependents) let_next_launch_start();
 
     const Range range(stream, shape);
     if (warpgroup < STREAMS) {

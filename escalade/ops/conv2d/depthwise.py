@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import KernelCall, Recipe, Settled
+from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import SMS
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import blocks, ceil_div
@@ -176,7 +176,7 @@ class Depthwise(Conv2dRung):
             Program.of("conv2d/depthwise.cu", "conv2d_depthwise", constants),
             (config.blocks(p), 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(), arguments.shape(p), Settled(("weight", "bias"))),
+            (*arguments.tensors(), arguments.shape(p), WeightsReady(("weight", "bias"))),
             overlap=True,
         )
         return Recipe((call,))

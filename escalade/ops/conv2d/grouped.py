@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from math import lcm
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import KernelCall, Recipe, Settled
+from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SHARED_BYTES, SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -315,7 +315,7 @@ class Grouped(Conv2dRung):
             Program.of("conv2d/grouped.cu", "conv2d_grouped", constants),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (config.warps * 32, 1, 1),
-            (*arguments.tensors(), arguments.shape(p), Settled()),
+            (*arguments.tensors(), arguments.shape(p), WeightsReady()),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
         )

@@ -159,7 +159,7 @@ class Hopper(HopperRung):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Hopper(
         "tma_wgmma",
-        "Hopper's own units: the copy engine gathers windows (im2col) and weights into a ring of stages, whole "
+        "Hopper's own units: TMA gathers windows (im2col) and weights into a ring of stages, whole "
         "warpgroups multiply from there (wgmma), and sums go straight from registers to y",
         below="fused_epilogue",
         # mma.sync stops at 415 TFLOP/s (143 us), about 62% of wgmma's 700. A tile of 256x128 has 85 operations a

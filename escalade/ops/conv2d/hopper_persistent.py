@@ -1,4 +1,4 @@
-"""The implicit GEMM with Hopper's own units by blocks that stay, and what that allows: turns, copies out, clusters."""
+"""The implicit GEMM with Hopper's own units by blocks that stay, and what follows: ping-pong, copies out, clusters."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ import math
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Relayed, Settled, TensorMap, TiledMap
+from escalade.device.recipe import (
+    Buffer,
+    Ints,
+    KernelCall,
+    Recipe,
+    ReleaseDependents,
+    TensorMap,
+    TiledMap,
+    WeightsReady,
+)
 from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
-from escalade.ops.conv2d.ends import UNPLACED, Ends
+from escalade.ops.conv2d.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
-from escalade.ops.conv2d.hopper_windows import ROW_BYTES, TURNED_FILTERS, Windows, shortcut_shape
+from escalade.ops.conv2d.hopper_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
 from escalade.ops.conv2d.prepare import prepare_for_copies
 from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
 
-TURNS, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
+PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 """How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""
 PANEL = 64
 """Pixels and filters of a panel of results."""
@@ -44,7 +53,7 @@ LONE_COPY_RATE = 84.0
 START_CYCLES = 1600.0
 """Until the first copies arrive, and from the last results to the end of the launch."""
 TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
-"""From one tile's products to the next one's where warpgroups take turns: so much, and for every result."""
+"""From one tile's products to the next one's where warpgroups ping-pong: so much, and for every result."""
 END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
 """The same where nothing else is multiplied meanwhile."""
 STRAIGHT = 1.4
@@ -61,7 +70,7 @@ class PersistentConfig(Config):
     """Of a tile."""
     filters: int
     share: str
-    """By two warpgroups: turns, pixels, filters or depth."""
+    """What two warpgroups share: turns (ping-pong, a tile each), or the pixels, filters or depth of one tile."""
     stages: int
     buffers: int = 0
     """Panels of results a warpgroup has in shared memory; none: results go straight to y."""
@@ -80,9 +89,9 @@ class PersistentConfig(Config):
         )
 
     @property
-    def takes_turned(self) -> bool:
-        """Whether a warpgroup has as many filters as turned weights come in, and they come to one block."""
-        return self.warpgroup_tile[1] % TURNED_FILTERS == 0 and self.cluster == 1
+    def takes_mn_major(self) -> bool:
+        """Whether a warpgroup has as many filters as MN-major weights come in, and they come to one block."""
+        return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
 
     @property
     def parts(self) -> int:
@@ -102,7 +111,7 @@ class PersistentConfig(Config):
         return ceil_div(pieces, self.splits) * self.splits * 2 * PIECE_BYTES
 
     def _bytes_besides_parts(self, output_bytes: int) -> int:
-        """Panels, stages, and the barriers of both and of turns or parts."""
+        """Panels, stages, and the barriers of both and of ping-pong or parts."""
         panels = 2 * self.buffers * PANEL * PANEL * output_bytes
         stages = self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
         return panels + stages + 2 * self.buffers * 8 + 16
@@ -155,7 +164,7 @@ class PersistentConfig(Config):
         rate = min(LONE_COPY_RATE, COPY_RATE * SMS / blocks_at_once)
         copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
         rounds = blocks(tiles, CLUSTERS[group])
-        if self.share == TURNS and rounds > 1:
+        if self.share == PING_PONG and rounds > 1:
             end = TURN_CYCLES + TURN_CYCLES_A_SUM * sums
         else:
             end = END_CYCLES + END_CYCLES_A_SUM * sums
@@ -174,7 +183,7 @@ def product(
     windows: Windows,
     filters: int,
     config: PersistentConfig,
-    ends: Ends,
+    epilogue: Epilogue,
     *,
     x: str = "x",
     weight: str = "weight",
@@ -184,14 +193,14 @@ def product(
     placement: Ints = UNPLACED,
     lane: int = 0,
 ) -> KernelCall:
-    """One launch: y = ends(sum over the taps and channels of x's windows times weight [filters][taps][channels])."""
+    """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels])."""
     wg_pixels, wg_filters = config.warpgroup_tile
-    dtype, output_bytes = windows.dtype, ELEMENT_BYTES[ends.output]
+    dtype, output_bytes = windows.dtype, ELEMENT_BYTES[epilogue.output]
     constants: dict[str, Constant] = {
         "Element": Type(arguments.ELEMENTS[dtype]),
         "WG_PIXELS": wg_pixels,
         "WG_FILTERS": wg_filters,
-        "SHARE": (TURNS, PIXELS, FILTERS, DEPTH).index(config.share),
+        "SHARE": (PING_PONG, PIXELS, FILTERS, DEPTH).index(config.share),
         "SWAPPED": config.swapped,
         "STAGES": config.stages,
         "BUFFERS": config.buffers,
@@ -201,10 +210,10 @@ def product(
         "PROMOTED": dtype in PROMOTE_SLABS,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
-        "TURNED": windows.turned is not None,
+        "MN_MAJOR": windows.mn_major is not None,
         "FILTERS_ALIGNED": filters % config.filters == 0,
         "FILTERS_EVEN": filters % 2 == 0,
-        **ends.constants(dtype),
+        **epilogue.constants(dtype),
     }
     pixel_map = windows.pixel_map(Buffer(x), config.pixels)
     weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
@@ -218,14 +227,14 @@ def product(
     def panel_map(buffer: str) -> TensorMap:
         if not config.buffers:
             return pixel_map
-        if placement != UNPLACED:  # results go there without the copy engine
+        if placement != UNPLACED:  # results go there without TMA
             return (
                 pixel_map if buffer == "y" else windows.placed_map(Buffer(buffer), filters, placement, PANEL)
             )
         box = (ROW_BYTES // output_bytes, PANEL)
-        return TiledMap(Buffer(buffer), ends.output, (filters, windows.pixels), box)
+        return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box)
 
-    maps += [panel_map(residual if ends.companion else "y"), panel_map("y")]
+    maps += [panel_map(residual if epilogue.companion else "y"), panel_map("y")]
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/hopper_persistent.cu", "conv2d_hopper_persistent", constants),
@@ -241,8 +250,8 @@ def product(
             windows.shape(filters),
             shortcut_shape(shortcut),
             placement,
-            Settled((weight, shortcut_weight)),
-            Relayed(),
+            WeightsReady((weight, shortcut_weight)),
+            ReleaseDependents(),
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
@@ -298,7 +307,7 @@ class Persistent(HopperRung):
             Windows.of(prepared.shape),
             p.filters,
             config,
-            Ends.of(p),
+            Epilogue.of(p),
             x=prepared.x.name,
             weight=prepared.weight.name,
             shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,
@@ -308,18 +317,18 @@ class Persistent(HopperRung):
 
 
 _TILES = (
-    PersistentConfig(128, 128, TURNS, 6),
+    PersistentConfig(128, 128, PING_PONG, 6),
     PersistentConfig(256, 128, PIXELS, 4),
     PersistentConfig(128, 256, PIXELS, 4),
     PersistentConfig(128, 128, PIXELS, 6),
-    PersistentConfig(128, 64, TURNS, 8),
-    PersistentConfig(64, 64, TURNS, 8),
+    PersistentConfig(128, 64, PING_PONG, 8),
+    PersistentConfig(64, 64, PING_PONG, 8),
     PersistentConfig(64, 128, FILTERS, 8),
 )
 _SWAPPED = (
-    PersistentConfig(256, 64, TURNS, 4, buffers=4, swapped=True),
+    PersistentConfig(256, 64, PING_PONG, 4, buffers=4, swapped=True),
     PersistentConfig(256, 128, FILTERS, 4, buffers=2, swapped=True),
-    PersistentConfig(128, 64, TURNS, 7, buffers=2, swapped=True),
+    PersistentConfig(128, 64, PING_PONG, 7, buffers=2, swapped=True),
     PersistentConfig(128, 128, FILTERS, 6, buffers=2, swapped=True),
 )
 _STORED = tuple(replace(tile, buffers=2 if max(tile.warpgroup_tile) > 64 else 1) for tile in _TILES)
@@ -339,7 +348,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Persistent(
         "persistent",
         "as many blocks as multiprocessors take tile after tile; copies run ahead over the ends of tiles, and two "
-        "warpgroups take turns at tiles of their own, so that one stores while the other multiplies",
+        "warpgroups ping-pong over tiles of their own, so that one stores while the other multiplies",
         below="producer_consumer",
         # Of the 24 slabs' time that a tile of 18 takes, 5 went to filling and storing; now one is left: 560 -> 640.
         predicted_gain=1.12,
@@ -347,7 +356,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     ),
     Persistent(
         "overlapped_store",
-        "results leave through panels in shared memory by the copy engine, whole lines at a time, and residuals come "
+        "results leave through panels in shared memory by TMA, whole lines at a time, and residuals come "
         "the same way under the products",
         below="persistent",
         # 4-byte stores of quarters of a line keep a warpgroup for 1500 cycles of a tile's 9200; half of them lie under

@@ -1,4 +1,4 @@
-"""What all rungs have in common that leave windows to Hopper's copy engine (im2col) and products to wgmma."""
+"""What all rungs have in common that leave windows to Hopper's TMA (im2col) and products to wgmma."""
 
 from __future__ import annotations
 

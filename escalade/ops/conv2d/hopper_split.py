@@ -9,7 +9,7 @@ from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, Ints, KernelCall, Recipe, TiledMap, Workspace
 from escalade.ops.base.card import SMS
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.epilogue import UNPLACED
 from escalade.ops.conv2d.gemm import blocks
 from escalade.ops.conv2d.hopper_windows import ROW_BYTES, Windows, shortcut_shape
 from escalade.ops.conv2d.job import Job, JobRung
@@ -103,7 +103,7 @@ def _filled_up(channels: int) -> int:
 
 @dataclass(frozen=True)
 class _Image:
-    """What the copy engine reads: the tensor itself, or a copy with more channels."""
+    """What TMA reads: the tensor itself, or a copy with more channels."""
 
     windows: Windows
     buffer: Buffer
@@ -198,7 +198,7 @@ class HopperSplit(JobRung):
             "HAS_SHORTCUT": job.shortcut is not None,
             "PLACED": job.placement != UNPLACED,
             "SAMPLED": job.any_magnitude,
-            **job.ends.flags,
+            **job.epilogue.flags,
         }
         program = Program.of("conv2d/hopper_split.cu", "conv2d_hopper_split", constants)
         attempts = tuple(
@@ -247,7 +247,7 @@ def _weight_map(job: Job, config: SplitConfig) -> TiledMap:
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     HopperSplit(
         "wgmma_split",
-        "fp32 accuracy from fp16 halves on Hopper's own units: the copy engine brings x as it is, registers cut it "
+        "fp32 accuracy from fp16 halves on Hopper's own units: TMA brings x as it is, registers cut it "
         "into halves, three wgmma for one product, 32 channels at a time added up in fp32; a second launch redoes the "
         "work with another power of two where numbers are huge or tiny; an infinity becomes NaN",
         below="tensor_core_split",

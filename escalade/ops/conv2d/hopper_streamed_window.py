@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled, TiledMap
+from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
 from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.epilogue import UNPLACED
 from escalade.ops.conv2d.hopper_persistent import PIECE_BYTES
 from escalade.ops.conv2d.hopper_rung import truncated_tolerance
 from escalade.ops.conv2d.hopper_windows import Windows
@@ -131,12 +131,12 @@ def _cost(tiling: Tiling, splits: int) -> float:
     shortcut = max(tap, (pixel_bytes + TAP_BYTES) / COPY_RATE)
     tile = ceil_div(_slabs(job.windows), splits) * window
     tile += ceil_div(_slabs(job.shortcut), splits) * shortcut
-    if job.ends.companion:
+    if job.epilogue.companion:
         tile += RESIDUAL_CYCLES + RESIDUAL_CYCLES_BOX * tiling.boxes
     end = END_CYCLES_COLUMN * tiling.width
     if tiling.shared_panel:
         copies = 2 * tiling.width * ROW_BYTES / COPY_RATE
-        tile = max(tile, HANDING_CYCLES - TURN_CYCLES + (1 + job.ends.companion) * copies)
+        tile = max(tile, HANDING_CYCLES - TURN_CYCLES + (1 + job.epilogue.companion) * copies)
         end += copies / 2
     if splits == 1:
         return START_CYCLES + ceil_div(tiles, SMS) * (tile + TURN_CYCLES) + end
@@ -247,8 +247,8 @@ class StreamedWindow(WindowRung):
                 Buffer("bias", optional=True),
                 Buffer("y"),
                 tiling.shape,
-                Settled((weight.name,)),
-                Relayed(),
+                WeightsReady((weight.name,)),
+                ReleaseDependents(),
             ),
             shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages, config.splits),
             cluster=(config.splits, 1, 1),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Relayed, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import MOST_SHARED, SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -91,7 +91,7 @@ def _cost(tiling: Tiling) -> float:
     tile = max(products, copies, (products + end) / 2)
     tiles = ceil_div(tiling.tiles, _blocks(tiling))
     residuals = 0.0
-    if tiling.job.ends.companion:
+    if tiling.job.epilogue.companion:
         residuals = (
             RESIDUAL_CYCLES + RESIDUAL_CYCLES_COLUMN * tiling.width + RESIDUAL_CYCLES_BOX * tiling.boxes
         )
@@ -147,8 +147,8 @@ class Window(WindowRung):
                 *tiling.panel_maps,
                 Buffer("bias", optional=True),
                 tiling.shape,
-                Settled(),
-                Relayed(),
+                WeightsReady(),
+                ReleaseDependents(),
             ),
             shared_bytes=_shared_bytes(tiling, config.stages),
             overlap=True,
@@ -160,7 +160,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Window(
         "window",
         "the window of a tile of 64 channels is copied once and all taps read it in place, weights stay in shared "
-        "memory, and two warpgroups take turns at tiles",
+        "memory, and two warpgroups ping-pong over tiles",
         below="producer_consumer",
         # 64to64_56_k3 at batch 256, 59 GFLOP. Below: tiles of 256x64 copy 40 KB a slab, 1050 cycles where its products
         # take 512, so 9 * 1050 + 2000 cycles a tile and 24 tiles a multiprocessor: 157 us at 1.75 GHz. Here 36 steps of

@@ -1,4 +1,4 @@
-"""What Hopper's copy engine is told of a convolution: where the windows of its output pixels lie in an NHWC image."""
+"""What Hopper's TMA is told of a convolution: where the windows of its output pixels lie in an NHWC image."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_TAPS = 256
 MOST_STRIDE = 8
 MOST_PIXELS = 256
 """Of a tile."""
-TURNED_FILTERS = 64
-"""That weights read as they lie come in: rows of 128 bytes."""
+MN_MAJOR_FILTERS = 64
+"""Filters that a copy of MN-major weights brings at once: rows of 128 bytes."""
 
 
 @dataclass(frozen=True)
-class Turned:
-    """Weights of 16 bits as they lie for the convolution whose gradient this one is: seen from here [channels][taps]
-    [filters], and the taps backwards."""
+class MNMajor:
+    """MN-major weights of 16 bits, as they lie for the convolution whose gradient this one is: seen from here
+    [channels][taps][filters], and the taps backwards."""
 
     first: int
     """Bytes to the tap that is the last here."""
@@ -46,8 +46,8 @@ class Windows:
     """In front; how far windows reach behind the image follows from the output."""
     dilation: tuple[int, int]
     output: tuple[int, int]
-    turned: Turned | None = None
-    """How weights lie; None: as [filters][taps][channels]."""
+    mn_major: MNMajor | None = None
+    """How MN-major weights lie; None: they are K-major, [filters][taps][channels]."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
@@ -96,7 +96,7 @@ class Windows:
         reach = [(taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True)]
         if max(reach) >= MOST_TAPS or not all(corner in CORNERS for corner in (*self._lower, *self._upper)):
             return (
-                f"{rung} leaves windows to the copy engine, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} "
+                f"{rung} leaves windows to TMA, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} "
                 f"of the image; padding {self.padding} and filters that reach over {reach[0] + 1}x{reach[1] + 1} "
                 "pixels are beyond"
             )
@@ -107,7 +107,7 @@ class Windows:
         return None
 
     def pixel_map(self, buffer: Buffer, pixels: int) -> Im2colMap:
-        """A slab of the windows of so many output pixels, which the copy engine walks over rows and images."""
+        """A slab of the windows of so many output pixels, which TMA walks over rows and images."""
         return Im2colMap(
             buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
             (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.slab, pixels,
@@ -115,7 +115,7 @@ class Windows:
         )  # fmt: skip
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
-        """Of an image in which the output pixels lie apart: so many of them, which the copy engine walks alike."""
+        """Of an image in which the output pixels lie apart: so many of them, which TMA walks alike."""
         step_h, step_w, offset_h, offset_w, height, width = placement.values
         whole = replace(
             self, channels=filters, image=(height, width), taps=(1, 1), stride=(step_h, step_w),
@@ -124,12 +124,12 @@ class Windows:
         return whole.pixel_map(buffer, pixels)
 
     def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
-        """A slab of one tap of `box` filters, of 64 if turned; where channels end before the slab there are zeros."""
-        if self.turned:
+        """A slab of one tap of `box` filters, of 64 if MN-major; where channels end before the slab there are zeros."""
+        if self.mn_major:
             return TiledMap(
-                replace(buffer, offset=buffer.offset + self.turned.first), self.dtype,
-                (filters, self.taps[1], self.taps[0], self.channels), (TURNED_FILTERS, 1, 1, self.slab),
-                strides=self.turned.strides,
+                replace(buffer, offset=buffer.offset + self.mn_major.first), self.dtype,
+                (filters, self.taps[1], self.taps[0], self.channels), (MN_MAJOR_FILTERS, 1, 1, self.slab),
+                strides=self.mn_major.strides,
             )  # fmt: skip
         return TiledMap(
             buffer,

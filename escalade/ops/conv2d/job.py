@@ -9,7 +9,7 @@ from typing import ClassVar
 from escalade.device.recipe import Ints, Recipe
 from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
-from escalade.ops.conv2d.ends import UNPLACED, Ends
+from escalade.ops.conv2d.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.hopper_windows import Windows
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rung import Conv2dRung
@@ -19,7 +19,7 @@ from escalade.ops.conv2d.rung import Conv2dRung
 class Job:
     windows: Windows
     filters: int
-    ends: Ends
+    epilogue: Epilogue
     shortcut: Windows | None = None
     placement: Ints = UNPLACED
     any_magnitude: bool = False
@@ -28,7 +28,7 @@ class Job:
     @staticmethod
     def of(problem: Conv2dProblem) -> Job:
         shortcut = Windows.of_shortcut(problem) if problem.shortcut_channels else None
-        return Job(Windows.of(problem), problem.filters, Ends.of(problem), shortcut)
+        return Job(Windows.of(problem), problem.filters, Epilogue.of(problem), shortcut)
 
     @property
     def taps(self) -> int:

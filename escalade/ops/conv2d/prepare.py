@@ -12,7 +12,7 @@ from escalade.ops.conv2d.mma_config import Operands
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 COPY_BYTES = 16
-"""What Hopper's copy engine moves at least: channels are a multiple."""
+"""What Hopper's TMA moves at least: channels are a multiple."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def prepare(operands: Operands) -> Prepared:
 
 
 def copied_channels(problem: Conv2dProblem) -> int:
-    """The channels that x and the weights have for Hopper's copy engine."""
+    """The channels that x and the weights have for Hopper's TMA."""
     return blocks(problem.channels * problem.element_bytes, COPY_BYTES) * COPY_BYTES // problem.element_bytes
 
 
 def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
-    """For Hopper's copy engine and wgmma.
+    """For Hopper's TMA and wgmma.
 
     wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller: with both operands
     truncated results are off by 7.7e-4; with the weights rounded beforehand, once, by 4.6e-4. x is rounded too where

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Relayed, Settled, Workspace
+from escalade.device.recipe import (
+    Buffer,
+    Int64,
+    KernelCall,
+    Recipe,
+    ReleaseDependents,
+    WeightsReady,
+    Workspace,
+)
 from escalade.ops.base import card as machine
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
@@ -233,8 +241,8 @@ class FusedEpilogue(Conv2dRung):
                 Buffer("tickets", optional=True),
                 arguments.shape(prepared.shape),
                 arguments.shortcut_shape(problem),
-                Settled((prepared.weight.name, "shortcut_weight")),
-                Relayed(),
+                WeightsReady((prepared.weight.name, "shortcut_weight")),
+                ReleaseDependents(),
             ),
             shared_bytes=config.shared_bytes,
             overlap=True,

@@ -10,7 +10,7 @@ from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.base.card import SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d import arguments
-from escalade.ops.conv2d.ends import UNPLACED
+from escalade.ops.conv2d.epilogue import UNPLACED
 from escalade.ops.conv2d.job import Job, JobRung
 
 FILTERS = 64
@@ -127,8 +127,8 @@ class Tiling:
             "TILE_IMAGES": self.images,
             "ONE_BOX": self.one_box,
             "WGMMA_N": self.width,
-            "TURNED": w.turned is not None,
-            **self.job.ends.flags,
+            "MN_MAJOR": w.mn_major is not None,
+            **self.job.epilogue.flags,
         }
 
     @property
@@ -142,8 +142,8 @@ class Tiling:
         return self.job.windows.weight_map(weight, self.job.filters, FILTERS)
 
     def _panel_map(self, buffer: str) -> TiledMap:
-        """Boxes of 64 filters, or of half as many of 32 bits. Pixels that a placement has apart are neighbours for the
-        copy engine."""
+        """Boxes of 64 filters, or of half as many of 32 bits. Pixels that a placement has apart are neighbours for
+        TMA."""
         job, w = self.job, self.job.windows
         sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (w.slab, *self.box, self.images)
         if job.placement == UNPLACED:
@@ -158,7 +158,7 @@ class Tiling:
     @property
     def panel_maps(self) -> tuple[TiledMap, TiledMap]:
         """What is loaded of the residual or the mask, and what is stored, in one go."""
-        return self._panel_map("residual" if self.job.ends.companion else "y"), self._panel_map("y")
+        return self._panel_map("residual" if self.job.epilogue.companion else "y"), self._panel_map("y")
 
     @property
     def shape(self) -> Ints:

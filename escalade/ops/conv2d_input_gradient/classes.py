@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Ints
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.conv2d.ends import UNPLACED
-from escalade.ops.conv2d.hopper_windows import Turned, Windows
+from escalade.ops.conv2d.epilogue import UNPLACED
+from escalade.ops.conv2d.hopper_windows import MNMajor, Windows
 from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -128,14 +128,14 @@ class PixelClass:
         )  # fmt: skip
 
     @property
-    def turned(self) -> Turned | None:
-        """The filter of the class as it lies, where wgmma takes it that way and the copy engine brings it."""
+    def mn_major(self) -> MNMajor | None:
+        """The filter of the class as it lies, where wgmma takes it that way and TMA brings it."""
         f, rows, columns = self.forward, self.rows, self.columns
         tap = f.channels * f.element_bytes
         if f.dtype not in ("fp16", "bf16") or f.layout != "nhwc" or tap % COPY_BYTES:
             return None
         row = f.filter_width * tap
-        return Turned(
+        return MNMajor(
             rows.first * row + columns.first * tap,
             (columns.step * tap, rows.step * row, f.filter_height * row),
         )
@@ -153,7 +153,7 @@ class PixelClass:
         return Windows(
             f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
             (rows.taps, columns.taps), (1, 1), (rows.lower, columns.lower), (rows.dilation, columns.dilation),
-            (rows.count, columns.count), self.turned,
+            (rows.count, columns.count), self.mn_major,
         )  # fmt: skip
 
     @property

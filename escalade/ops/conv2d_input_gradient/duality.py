@@ -81,7 +81,7 @@ def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class Course:
+class ClassLaunches:
     """Of a class of pixels through a recipe, side by side with the others."""
 
     number: int
@@ -149,14 +149,16 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         """Each class from start to end in a lane, which waits for no other."""
         parts = []
         for number, one in enumerate(pixel_classes(problem.forward)):
-            course = Course(number, f"flipped{number}" if one.taps and self.flips(one, config) else "weight")
+            launches = ClassLaunches(
+                number, f"flipped{number}" if one.taps and self.flips(one, config) else "weight"
+            )
             if not one.taps:
-                parts.append(Recipe((place(one, "", problem.mask, course.lane),)))
+                parts.append(Recipe((place(one, "", problem.mask, launches.lane),)))
                 continue
-            if course.weight != "weight":
-                room = Workspace(course.weight, one.forward.element_bytes * one.weight_elements)
-                parts.append(Recipe((flip(one, course.weight, course.lane),), (room,)))
-            parts.append(self.part(problem, one, config, course))
+            if launches.weight != "weight":
+                room = Workspace(launches.weight, one.forward.element_bytes * one.weight_elements)
+                parts.append(Recipe((flip(one, launches.weight, launches.lane),), (room,)))
+            parts.append(self.part(problem, one, config, launches))
         return Recipe(
             tuple(step for part in parts for step in part.steps),
             tuple(workspace for part in parts for workspace in part.workspaces),
@@ -168,7 +170,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
     @abstractmethod
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
     ) -> Recipe:
         """What takes a class from its filter to its places in dx."""
 
@@ -230,15 +232,15 @@ class AsConvolution(ByClasses):
         return us + machine.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
 
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
     ) -> Recipe:
         convolution = one.convolution
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))
-        result = "y" if one.whole else f"result{course.number}"
-        inner = course.over(inner, y=result)
+        result = "y" if one.whole else f"result{launches.number}"
+        inner = launches.over(inner, y=result)
         if one.whole and not problem.mask:
             return inner
-        steps = (*inner.steps, place(one, result, problem.mask, course.lane))
+        steps = (*inner.steps, place(one, result, problem.mask, launches.lane))
         if one.whole:
             return Recipe(steps, inner.workspaces)
         room = Workspace(result, convolution.element_bytes * convolution.output_elements)

@@ -8,10 +8,10 @@ from functools import lru_cache
 from escalade.device.recipe import Recipe
 from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
-from escalade.ops.conv2d.ends import Ends
+from escalade.ops.conv2d.epilogue import Epilogue
 from escalade.ops.conv2d.job import Job, JobRung
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
-from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
+from escalade.ops.conv2d_input_gradient.duality import ByClasses, ClassLaunches, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 
@@ -38,22 +38,24 @@ class ByJobs(ByClasses):
         return config if alike else _offered(self.inner, job)[0]
 
     def flips(self, one: PixelClass, config: Config) -> bool:
-        return one.turned is None
+        return one.mn_major is None
 
     def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
         clocks = self.inner.job_clocks(_job(one, problem.mask), self._config_of(problem, one, config))
         return machine.microseconds(clocks, self.moved(problem, one), self.inner.launches)
 
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
     ) -> Recipe:
         recipe = self.inner.job_recipe(_job(one, problem.mask), self._config_of(problem, one, config))
-        return course.over(recipe, residual="mask")
+        return launches.over(recipe, residual="mask")
 
 
 def _job(one: PixelClass, mask: bool) -> Job:
     f = one.forward
-    return Job(one.windows, f.channels, Ends(f.dtype, mask=mask), placement=one.placed, any_magnitude=True)
+    return Job(
+        one.windows, f.channels, Epilogue(f.dtype, mask=mask), placement=one.placed, any_magnitude=True
+    )
 
 
 @lru_cache(maxsize=256)
@@ -66,8 +68,8 @@ def _offered(rung: JobRung, job: Job) -> tuple[Config, ...]:
 RUNGS = (
     ByJobs(
         "window",
-        "conv2d's window for 64 filters: the window of a tile of dx is copied once and all taps read it in place; the "
-        "copy engine brings the mask and places results, with a stride too",
+        "conv2d's window for 64 filters: the window of a tile of dx is copied once and all taps read it in place; TMA "
+        "brings the mask and places results, with a stride too",
         below="persistent",
         # 64to64_56_k3 with a mask: by im2col 130 us of copies and 8 of masks; 84 and 8 here.
         predicted_gain=1.45,

@@ -8,17 +8,17 @@ from escalade.device.recipe import Recipe
 from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d
-from escalade.ops.conv2d.ends import Ends
+from escalade.ops.conv2d.epilogue import Epilogue
 from escalade.ops.conv2d.hopper_persistent import PersistentConfig, product
 from escalade.ops.conv2d.hopper_windows import MOST_STRIDE
 from escalade.ops.conv2d.prepare import COPY_BYTES
 from escalade.ops.conv2d_input_gradient.classes import PixelClass
-from escalade.ops.conv2d_input_gradient.duality import ByClasses, Course, largest_class
+from escalade.ops.conv2d_input_gradient.duality import ByClasses, ClassLaunches, largest_class
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 DTYPES = ("fp16", "bf16")
 STORED = ("overlapped_store", "swapped_operands")
-"""Rungs of conv2d whose results leave through shared memory, and masks come that way: by the copy engine, which walks
+"""Rungs of conv2d whose results leave through shared memory, and masks come that way: by TMA, which walks
 over images in steps of up to `MOST_STRIDE`."""
 SPLIT = ("cluster_split_k",)
 """Rungs of conv2d whose blocks share sums; with a stride, a class may have less to sum up than there are blocks."""
@@ -55,28 +55,28 @@ class Persistent(ByClasses):
 
     def flips(self, one: PixelClass, config: Config) -> bool:
         assert isinstance(config, PersistentConfig)
-        return one.turned is None or not config.takes_turned
+        return one.mn_major is None or not config.takes_mn_major
 
     def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
         apart = 1.0 if one.whole else APART
         return apart * machine.microseconds(_clocks(one, config), self.moved(problem, one))
 
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, course: Course
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
     ) -> Recipe:
         assert isinstance(config, PersistentConfig)
         f = problem.forward
-        windows = replace(one.windows, turned=None) if self.flips(one, config) else one.windows
+        windows = replace(one.windows, mn_major=None) if self.flips(one, config) else one.windows
         call = product(
             windows,
             f.channels,
             config,
-            Ends(f.dtype, mask=problem.mask),
+            Epilogue(f.dtype, mask=problem.mask),
             x="gradient",
-            weight=course.weight,
+            weight=launches.weight,
             residual="mask",
             placement=one.placed,
-            lane=course.lane,
+            lane=launches.lane,
         )
         return Recipe((call,))
 

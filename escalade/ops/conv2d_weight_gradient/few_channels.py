@@ -246,7 +246,7 @@ class FewChannels(HopperRung):
 FEW_CHANNELS = FewChannels(
     "few_channels",
     "up to 8 channels: x is packed so that eight taps of one or more rows of the filter lie together, 64 columns of a "
-    "product that the copy engine reads from overlapping windows, and rows of a slab share what was copied",
+    "product that TMA reads from overlapping windows, and rows of a slab share what was copied",
     below="direct",
     # direct: 30 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 90 ms. Packing moves 77 and
     # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what slabs lose at

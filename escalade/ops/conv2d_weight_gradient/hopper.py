@@ -42,7 +42,7 @@ def refused(rung: str, f: Conv2dProblem) -> str | None:
 
 
 def narrow(rung: str, f: Conv2dProblem) -> str | None:
-    """Rows of tensors that the copy engine does not take."""
+    """Rows of tensors that TMA does not take."""
     if f.channels % MULTIPLE or f.filters % MULTIPLE:
         return f"{rung} takes multiples of {MULTIPLE} channels and filters, not {f.channels} and {f.filters}"
     return None
@@ -277,7 +277,7 @@ class Window(HopperRung):
 # Predictions for 64to64_56_k3s1 at batch 256 in fp16, 59 GFLOP.
 WGMMA = Wgmma(
     "wgmma",
-    "Hopper's own units: the copy engine gathers windows (im2col) and gradients into a ring of stages, and wgmma sums "
+    "Hopper's own units: TMA gathers windows (im2col) and gradients into a ring of stages, and wgmma sums "
     "over pixels with both operands as they lie in memory; parts of the pixels are added up by a second launch",
     below="direct",
     # direct issues two loads a product, 32 lanes a cycle of each multiprocessor: 30 G products in 8 ms. A tile of

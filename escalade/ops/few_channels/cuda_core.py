@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from escalade.device.program import Macro, Program
-from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe, Settled
+from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
 from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector
 from escalade.ops.base.grid import blocks, ceil_div
@@ -356,7 +356,7 @@ class Rows(Rung[FewChannelsProblem]):
                 arguments.shape(p),
                 tiling.row_tiles,
                 tiling.column_tiles,
-                Settled(),
+                WeightsReady(),
             ),
             shared_bytes=tiling.shared_bytes,
             overlap=True,

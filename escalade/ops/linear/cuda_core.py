@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Settled, Workspace
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.ops.base.card import SMS
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -212,7 +212,7 @@ class WarpPerOutput(Rung[LinearProblem]):
                 1,
             ),
             (warps * 32, 1, 1),
-            (*arguments(problem), Settled(("weight", "bias"))),
+            (*arguments(problem), WeightsReady(("weight", "bias"))),
             shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
             overlap=True,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled, Workspace
+from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import CLOCK, L2_RATE, LAUNCH_US
@@ -130,7 +130,7 @@ class Pooled(Rung[LinearProblem]):
             (config.threads, 1, 1),
             (
                 Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"),
-                p.out_features, Settled(("weight", "bias")),
+                p.out_features, WeightsReady(("weight", "bias")),
             ),
             shared_bytes=p.batch * p.in_features * (groups * 4 + ELEMENT_BYTES[p.dtype]),
             overlap=True,

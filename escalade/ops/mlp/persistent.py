@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import MOST_SHARED, SMS
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -294,7 +294,7 @@ class Persistent(ChainRung):
                 Buffer("x"),
                 Buffer("y"),
                 p.batch,
-                Settled(tuple(parameter.name for parameter in parameters)),
+                WeightsReady(tuple(parameter.name for parameter in parameters)),
                 *parameters,
             ),
             shared_bytes=planned.shared_bytes,

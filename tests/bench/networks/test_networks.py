@@ -21,7 +21,7 @@ from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.engine.capture import capture
 from escalade.engine.engine import Engine
-from escalade.engine.way import Way
+from escalade.engine.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
@@ -216,13 +216,15 @@ def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, 
     assert judged.check(engine).failure and f"on 0 of {clear} images" in judged.check(engine).note
 
 
-@pytest.mark.parametrize("way", list(Way))
-def test_every_way_computes_the_same(way: Way, case: measuring.Case, engine: Engine) -> None:
-    other = Engine(engine.graph, "fp32", "cpu", way=way)
+@pytest.mark.parametrize("fusion", list(FusionLevel))
+def test_every_fusion_level_computes_the_same(
+    fusion: FusionLevel, case: measuring.Case, engine: Engine
+) -> None:
+    other = Engine(engine.graph, "fp32", "cpu", fusion=fusion)
     assert case.standard.judge((other(case.entry.x),))[1] == ""
     operations = [step.operation for step in other.explain().steps]
-    assert ("batch_norm" in operations) == (way is not Way.fused)
-    if way is Way.naive:
+    assert ("batch_norm" in operations) == (fusion is not FusionLevel.fused)
+    if fusion is FusionLevel.naive:
         assert {step.why for step in other.explain().steps if step.launches} == {"the foot of its ladder"}
 
 

@@ -208,7 +208,7 @@ def test_descriptors_are_those_of_the_kernels() -> None:
 
 STRUCTURE = r"""
 #include "common/hopper.cuh"
-enum Way { NONE, WAYS };
+enum Variant { NONE, WAYS };
 struct Sums {
     float at[2][16];
     int other;

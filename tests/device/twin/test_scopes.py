@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Settled
+from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order, TwinError, build
 from escalade.errors import LaunchError
@@ -18,7 +18,7 @@ from tests.device.twin.support import ORDERS, launch
 
 # The last block to come adds up what all have left; or, of two blocks, the second reads what the first says is there.
 MEETING = r"""
-enum Way { DEVICE, SYSTEM, BLOCK_FENCE, BLOCK_ATOMIC, NO_FENCE, FLAG, FLAG_WITHOUT_FENCE, FLAG_READ_WITHOUT_FENCE,
+enum Variant { DEVICE, SYSTEM, BLOCK_FENCE, BLOCK_ATOMIC, NO_FENCE, FLAG, FLAG_WITHOUT_FENCE, FLAG_READ_WITHOUT_FENCE,
            FLAG_NOT_VOLATILE, FLAG_BLOCK_FENCE };
 
 extern "C" __global__ void meeting(float* partial, unsigned* ticket, float* total, int way) {
@@ -106,9 +106,9 @@ def test_a_block_may_use_fences_and_atomics_of_its_own() -> None:
 
 EARLY = r"""
 #include "common/ptx.cuh"
-extern "C" __global__ void early(const float* x, const float* weight, float* y, int weights_settled, int way) {
+extern "C" __global__ void early(const float* x, const float* weight, float* y, int weights_ready, int way) {
     __shared__ float ahead[32];
-    if (!weights_settled || way == 1) wait_for_previous_launch();
+    if (!weights_ready || way == 1) wait_for_previous_launch();
     ahead[threadIdx.x] = weight[threadIdx.x];
     if (way == 5) return;
     if (way == 2) {  // one for all
@@ -123,7 +123,7 @@ extern "C" __global__ void early(const float* x, const float* weight, float* y, 
 """
 
 
-def _early(settled: bool, told: bool, way: int = 0, overlap: bool = True) -> None:
+def _early(weights_ready: bool, told: bool, way: int = 0, overlap: bool = True) -> None:
     x, weight, y = torch.randn(32), torch.randn(32), torch.zeros(32)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, weight, y)]
     build(EARLY, "early", checks=True).launch(
@@ -132,34 +132,34 @@ def _early(settled: bool, told: bool, way: int = 0, overlap: bool = True) -> Non
         [*pointers, ctypes.c_int(told), ctypes.c_int(way)],
         buffers=[(t.data_ptr(), 128) for t in (x, weight, y)],
         overlap=overlap,
-        settled=[(weight.data_ptr(), 128)] if settled else [],
+        weights_ready=[(weight.data_ptr(), 128)] if weights_ready else [],
     )
     assert torch.equal(y, x * weight)
 
 
 def test_a_launch_that_waits_as_it_must() -> None:
-    _early(settled=False, told=False)
-    _early(settled=True, told=True)
-    _early(settled=False, told=True, way=1)
-    _early(settled=True, told=True, way=2)
-    _early(settled=False, told=True, way=3, overlap=False)
+    _early(weights_ready=False, told=False)
+    _early(weights_ready=True, told=True)
+    _early(weights_ready=False, told=True, way=1)
+    _early(weights_ready=True, told=True, way=2)
+    _early(weights_ready=False, told=True, way=3, overlap=False)
 
 
 @pytest.mark.parametrize(
-    ("settled", "way", "message"),
+    ("weights_ready", "way", "message"),
     [
         (False, 0, "reads byte .* of buffer 1 before wait_for_previous_launch"),
         (True, 3, "reads byte .* of buffer 0 before wait_for_previous_launch"),
         (True, 5, "no thread called wait_for_previous_launch"),
     ],
-    ids=["weights that are not settled", "no wait for x", "no wait at all"],
+    ids=["weights that are not ready", "no wait for x", "no wait at all"],
 )
-def test_a_launch_that_reads_ahead_of_its_wait(settled: bool, way: int, message: str) -> None:
+def test_a_launch_that_reads_ahead_of_its_wait(weights_ready: bool, way: int, message: str) -> None:
     with pytest.raises(TwinError, match=message):
-        _early(settled, told=True, way=way)
+        _early(weights_ready, told=True, way=way)
 
 
-def _linear(edit: tuple[str, str] | None, settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe's own launch, its kernel with a bug planted."""
     problem = LinearProblem(batch=2, in_features=64, out_features=8, bias=True)
     rung = Linear.ladder.rung("warp_per_output")
@@ -176,35 +176,37 @@ def _linear(edit: tuple[str, str] | None, settled: bool, monkeypatch: pytest.Mon
     inputs = {"x": torch.randn(2, 64), "weight": torch.randn(8, 64), "bias": torch.randn(8)}
     y = torch.empty(2, 8)
     options = TwinOptions(checks=True)
-    Executable(recipe, torch.device("cpu"), options=options, settled=settled).bind({**inputs, "y": y})()
+    Executable(recipe, torch.device("cpu"), options=options, weights_ready=weights_ready).bind(
+        {**inputs, "y": y}
+    )()
     torch.testing.assert_close(y, torch.nn.functional.linear(inputs["x"], inputs["weight"], inputs["bias"]))
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("weights_ready", [False, True])
 def test_a_recipe_tells_the_twin_what_may_be_read_early(
-    settled: bool, monkeypatch: pytest.MonkeyPatch
+    weights_ready: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _linear(None, settled, monkeypatch)
+    _linear(None, weights_ready, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("edit", "settled"),
+    ("edit", "weights_ready"),
     [
         (("wait_for_previous_launch();", ";"), False),
         (("wait_for_previous_launch();", ";"), True),
-        (("if (!weights_settled) wait_for_previous_launch();", ""), False),
+        (("if (!weights_ready) wait_for_previous_launch();", ""), False),
     ],
-    ids=["no wait", "no wait for x", "always settled"],
+    ids=["no wait", "no wait for x", "always ready"],
 )
 def test_a_kernel_that_forgets_its_wait_is_reported(
-    edit: tuple[str, str], settled: bool, monkeypatch: pytest.MonkeyPatch
+    edit: tuple[str, str], weights_ready: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LaunchError, match="before wait_for_previous_launch"):
-        _linear(edit, settled, monkeypatch)
+        _linear(edit, weights_ready, monkeypatch)
 
 
-def test_what_is_settled_follows_a_renamed_buffer() -> None:
+def test_what_is_ready_follows_a_renamed_buffer() -> None:
     program = Program.of("linear/warp_per_output.cu", "linear_warp_per_output")
-    call = KernelCall(program, (1, 1, 1), (32, 1, 1), (Buffer("weight"), Settled(("weight", "bias"))))
+    call = KernelCall(program, (1, 1, 1), (32, 1, 1), (Buffer("weight"), WeightsReady(("weight", "bias"))))
     moved = Recipe((call,)).over({"weight": Buffer("packed", 64)})
-    assert moved.steps == (replace(call, arguments=(Buffer("packed", 64), Settled(("packed", "bias")))),)
+    assert moved.steps == (replace(call, arguments=(Buffer("packed", 64), WeightsReady(("packed", "bias")))),)

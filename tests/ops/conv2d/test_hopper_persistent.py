@@ -84,8 +84,10 @@ def few_blocks(
 
 
 @each_rung
-@pytest.mark.parametrize("settled", [False, True])
-def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], settled: bool, seed: int) -> None:
+@pytest.mark.parametrize("weights_ready", [False, True])
+def test_tiles_follow_each_other_without_a_race(
+    rung: Rung[Conv2dProblem], weights_ready: bool, seed: int
+) -> None:
     """Copies and products as late as allowed, five tiles a block, in every way to share work."""
     problem = half(1, 64, 25, 25, 64, 3, 1, padding=(1, 0), bias=True, residual=True)
     inputs = CONV2D.inputs(problem, CPU, seed)
@@ -101,7 +103,7 @@ def test_tiles_follow_each_other_without_a_race(rung: Rung[Conv2dProblem], settl
         recipe = rung.recipe(problem, config)
         if config.parts == 1:
             recipe = replace(recipe, steps=(few_blocks(rung, problem, config, 1),))
-        Executable(recipe, CPU, options=options, settled=settled).bind({**inputs, "y": y})()
+        Executable(recipe, CPU, options=options, weights_ready=weights_ready).bind({**inputs, "y": y})()
         assert (y.double() - expected).norm() / expected.norm() < 1e-3, config
 
 

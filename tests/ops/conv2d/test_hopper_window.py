@@ -104,7 +104,7 @@ BUGS = {
         "still has to read|not waited for|nobody has waited",
     ),
     "no turns": (
-        "        turns.wait();\n",
+        "        ping_pong.wait();\n",
         "is in flight|under way|nothing wrote|more arrivals|still has to read",
     ),
     "gaps are not cleared": (

@@ -63,10 +63,10 @@ def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> N
         for config in rung.configs(problem)
         if isinstance(config, PersistentConfig) and config.splits <= 3
     ]
-    assert {config.swapped for config in configs if config.takes_turned} == {False, True}
-    assert {config.share for config in configs if config.takes_turned} > {"turns", "depth"}
+    assert {config.swapped for config in configs if config.takes_mn_major} == {False, True}
+    assert {config.share for config in configs if config.takes_mn_major} > {"turns", "depth"}
     for config in configs:
-        assert len(rung.recipe(problem, config).steps) == (1 if config.takes_turned else 2)
+        assert len(rung.recipe(problem, config).steps) == (1 if config.takes_mn_major else 2)
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
@@ -108,7 +108,7 @@ def test_results_go_straight_to_dx_where_they_do_not_lie_together() -> None:
 
     assert straight("128to128_28_k3s1_b256") == {False}
     assert straight("128to128_28_k3s2_b256") == {False, True}
-    assert straight("128to128_28_k3s9x1_b256") == {True}  # longer steps than the copy engine makes
+    assert straight("128to128_28_k3s9x1_b256") == {True}  # longer steps than TMA makes
     assert straight("67to64_28_k3s1_b256") == {True}  # rows of results that no copy divides
     assert any(config.as_dict()["splits"] > 1 for config in rung.configs(half("512to512_7_k3s1_b8")))
 

@@ -72,7 +72,7 @@ def test_rows_share_a_pixel(name: str, group: int, step: int, pitch: int, boxes:
 
 
 def test_windows_end_within_their_row() -> None:
-    """The copy engine must not read beyond the image either."""
+    """TMA must not read beyond the image either."""
     for name in ("3to64_224_k7s2_b4", "1to8_5x4_k1x8s1p0x4_b1", "8to8_9_k3s3_b3"):
         problem = half(name)
         recipe = FEW_CHANNELS.recipe(problem, FEW_CHANNELS.configs(problem)[0])

@@ -82,7 +82,7 @@ struct State {
     std::unordered_map<uintptr_t, Released> released;  // by atomics, at an address
     std::vector<Relocation::Move> moves;  // of the buffers, for what is asked after the launch
     std::vector<Unwritten> unwritten;     // where the buffers are now
-    std::vector<Range> settled;           // likewise
+    std::vector<Range> weights_ready;     // likewise
     std::vector<Where> wheres;
     Requests requests;
 };

@@ -127,7 +127,7 @@ uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
 
 // ------------------------------------------------------------------ the two memories
 
-// A thread's own stores reach the copy engine and the tensor cores only behind a proxy fence.
+// A thread's own stores reach TMA and the tensor cores only behind a proxy fence.
 void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
     const Touch& written = cell.written;
     if (!written.cluster || written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()) return;
@@ -181,7 +181,7 @@ Cell& global_cell(uintptr_t half) {
 }
 
 // A launch that may start early knows what the one in front left behind only after waiting for it: itself, or a thread
-// that it has heard from. Weights may be declared settled.
+// that it has heard from. Weights may be declared ready.
 void check_waited(const Access& access) {
     const Request& request = state->launch->request;
     Thread& own = *self();
@@ -192,7 +192,7 @@ void check_waited(const Access& access) {
             own.waited_at = own.clock.at[own.slot]++;
             return;
         }
-    for (const Range& weights : state->settled)
+    for (const Range& weights : state->weights_ready)
         if (!access.write && access.address - weights.start < weights.bytes) return;
     report(access.site, text("%s %s before wait_for_previous_launch: the launch in front may not have finished",
                              access.write ? "writes" : "reads", memory_name(access.address).c_str()));
@@ -309,9 +309,9 @@ void begin_launch(const Launch& launch) {
         kept->unwritten.push_back(launch.request.unwritten[i]);
         kept->unwritten.back().start = launch.relocation->moved_to(kept->unwritten.back().start);
     }
-    for (uint32_t i = 0; i < launch.request.settled_count; ++i) {
-        kept->settled.push_back(launch.request.settled[i]);
-        kept->settled.back().start = launch.relocation->moved_to(kept->settled.back().start);
+    for (uint32_t i = 0; i < launch.request.weights_ready_count; ++i) {
+        kept->weights_ready.push_back(launch.request.weights_ready[i]);
+        kept->weights_ready.back().start = launch.relocation->moved_to(kept->weights_ready.back().start);
     }
     state = kept.get();
 }

@@ -51,14 +51,14 @@ struct Request {  // filled by launch.py, in this order
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
     uint32_t interruptible; // by SIGINT, whose handler is called as well
     uint32_t overlap;       // may start before the launch in front has ended (programmatic dependent launch)
-    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, settled_count;
+    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, weights_ready_count;
     void (*entry)(void**);
     void** parameters;
     const uint32_t* parameter_bytes;  // for the checks
     const Variable* variables;  // ascending
     const Range* buffers;       // ascending; none: any address is taken for one
     const Unwritten* unwritten;
-    const Range* settled;  // weights that no launch in front writes
+    const Range* weights_ready;  // weights that no launch in front writes
     Range library;         // the kernel's own code and constants
 };
 
@@ -278,7 +278,7 @@ void begin_launch(const Launch& launch);
 void begin_cluster();
 void end_launch();
 // The running thread touches shared memory of the cluster's block `rank`, or has it touched.
-// `asynchronous`: by the copy engine or the tensor cores, which need a proxy fence after a thread's own stores.
+// `asynchronous`: by TMA or the tensor cores, which need a proxy fence after a thread's own stores.
 // With a stamp an agent does the touching, and what it touches is its own until the stamp is known.
 void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where,
                   Stamp stamp = {});

@@ -131,20 +131,20 @@ inline ThreadUnits& mine() { return units_state().threads[self()->slot]; }
 // An agent's place in the clocks, given to it when it is first needed.
 u32 agent_at(u32& agent);
 
-// Ends the run if the bytes are outside shared memory, or in use by an operation in flight.
+// Stops the run if the bytes are outside shared memory, or in use by an operation in flight.
 void check_flights(u32 rank, u32 offset, u32 bytes, bool write, const char* what, Where where);
 // The same, and tells the checks.
 void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where,
                 Stamp stamp = {});
 inline bool following() { return settings().late || checking(); }  // what has not been waited for
 
-// Ends the run if another block of the cluster may not have started, or has left.
+// Stops the run if another block of the cluster may not have started, or has left.
 void check_present(u32 rank, const char* what, Where where);
 // The running thread touches the shared memory of another block, or an agent that of any: the block may not leave before.
 void visit(u32 rank, Stamp stamp, Where where);
 Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where);
-// Ends the run if the running thread cannot know that the barrier has been initialised; `asynchronous`: nor can the copy
-// engine.
+// Stops the run if the running thread cannot know that the barrier has been initialised; `asynchronous`: nor can
+// TMA.
 void check_initialised(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where);
 Stamp arrival_stamp(Mbarrier& barrier);
 void complete_if_done(Mbarrier& barrier);

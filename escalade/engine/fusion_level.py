@@ -1,11 +1,13 @@
-"""How far a plan goes. `escalade bench` shows the ways one after another: what each step of the climb brings."""
+"""How much of a network a plan fuses. `escalade bench` shows the levels one after another: what each one brings."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 
-class Way(StrEnum):
+class FusionLevel(StrEnum):
+    """How much of a network a plan fuses, from nothing to all that it can."""
+
     naive = "naive"
     """Every operation a kernel of its own, by the foot of its ladder."""
     separate = "separate"

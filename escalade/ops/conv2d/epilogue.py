@@ -15,7 +15,7 @@ the steps between its rows and columns there, the first of each, and the whole's
 
 
 @dataclass(frozen=True)
-class Ends:
+class Epilogue:
     """What a product does with its sums."""
 
     output: str
@@ -27,8 +27,8 @@ class Ends:
     """The buffer in the residual's place lets through where it is positive: the gradient of a ReLU."""
 
     @staticmethod
-    def of(problem: Conv2dProblem) -> Ends:
-        return Ends(problem.output or problem.dtype, problem.bias, problem.residual, problem.relu)
+    def of(problem: Conv2dProblem) -> Epilogue:
+        return Epilogue(problem.output or problem.dtype, problem.bias, problem.residual, problem.relu)
 
     @property
     def companion(self) -> bool:
