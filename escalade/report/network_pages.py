@@ -10,7 +10,7 @@ from escalade.measure.records import Record
 from escalade.report import cells, rows
 from escalade.report.markdown import origin, table
 from escalade.report.networks import share_of_copies
-from escalade.report.op_times import HEADER, OpTimes, op_times
+from escalade.report.op_times import HEADER, op_times
 
 SYSTEMS = {
     "torch-eager": "PyTorch eager",
@@ -142,62 +142,6 @@ def _share(record: Record | None) -> str:
     if record is None or record.accuracy is None:
         return ""
     return f"{record.accuracy:.4f}" if not record.failure else f"{record.accuracy:.4f} (wrong logits)"
-
-
-def lenet_block(records: Sequence[Record]) -> str:
-    """One climb, what all of them come to, the whole network and its answers; empty until there are records."""
-    answers = [r for r in records if r.workload == "lenet_accuracy" and r.accuracy is not None]
-    whole = _timed(records, "lenet")
-    if not whole and not answers:
-        return ""
-    parts = []
-    climbs = list(op_times(records))
-    if climbs:
-        shown = next((climb for climb in climbs if climb.storage == "fp16"), climbs[0])
-        gpu = (whole or answers)[0].gpu
-        parts.append(f"{shown.title}, on an {gpu}:\n\n{table(HEADER, [v.cells for v in shown.variants])}\n")
-        parts.append(f"{_summits(climbs)}\n")
-    if whole:
-        parts.append(f"The whole network, medians in µs (device time of one call):\n\n{_batches(whole)}\n")
-    if answers:
-        parts.append(f"Right answers on Fashion-MNIST:\n\n{_clothes(answers)}\n")
-    return "".join(parts) + "Every rung, streaming and memory: [docs/networks.md](docs/networks.md).\n"
-
-
-def _summits(climbs: Sequence[OpTimes]) -> str:
-    """Of each climb, both convolutions together: cuDNN's best and the fastest rung."""
-    found = []
-    for climb in climbs:
-        peers = [variant.sum for variant in climb.variants if variant.is_peer]
-        ours = min((v for v in climb.variants if not v.is_peer), key=lambda variant: variant.sum)
-        best = min(peers, default=None)
-        found.append(
-            (f"{climb.storage}{' ' + climb.form if climb.form else ''}", ours.name, f"**{ours.sum / 1000:.3f} ms**",
-             "" if best is None else f"{best / 1000:.3f} ms", cells.times(None if best is None else best / ours.sum))
-        )  # fmt: skip
-    return table(("both convolutions", "fastest rung", "Escalade", "cuDNN's best", "vs cuDNN"), found, left=2)
-
-
-_README_BATCHES = (32, 512, 65_536, 1_048_576)
-
-
-def spectral_block(records: Sequence[Record]) -> str:
-    """The autoencoder of spectra at a few batches; empty until there are records."""
-    own = [r for r in _timed(records, "spectral_autoencoder") if r.batch in _README_BATCHES]
-    if not own:
-        return ""
-    return (
-        f"On an {own[0].gpu}, medians in µs (device time of one call):\n\n{rows.device_times(own)}"
-        f"\n![Time over batch](docs/{plot('spectral_autoencoder')})\n"
-        "\nAll batches, calls by the clock, scores and training: [docs/networks.md](docs/networks.md).\n"
-    )
-
-
-README_BLOCKS: dict[str, Callable[[Sequence[Record]], str]] = {
-    "lenet": lenet_block,
-    "spectral_autoencoder": spectral_block,
-}
-"""Further parts of the README, where it has markers for them."""
 
 
 def _timed(records: Sequence[Record], workload: str) -> list[Record]:

@@ -11,9 +11,9 @@ from escalade.ops import OPERATIONS
 from escalade.report import cells, gpu_tests, layer_pages, network_pages
 from escalade.report.markdown import origin, table
 
-LADDER, NETWORKS = "ladder", "networks"
-"""The generated parts of the README, by the markers around them."""
-README_PROBLEM = "64to64_56_k3s1_b256"
+NETWORKS = "networks"
+"""The generated part of the README, by the markers around it."""
+CLIMB_PROBLEM = "64to64_56_k3s1_b256"
 PREFERRED_GPU = "h200"
 PLOT = pathlib.Path("docs/images/ladder.svg")
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -39,7 +39,7 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     if climb:
         from escalade.report.plot import ladder_plot
 
-        written.append(ladder_plot(climb, README_PROBLEM, root / PLOT))
+        written.append(ladder_plot(climb, CLIMB_PROBLEM, root / PLOT))
     for name in network_pages.networks(_chosen(records)):
         if not network_pages.has_plot(_chosen(records), name):
             continue
@@ -59,11 +59,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     readme = root / "README.md"
     if not readme.is_file():
         raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
-    text = replaced(readme.read_text(), LADDER, readme_block(_chosen(records)))
-    text = replaced(text, NETWORKS, network_pages.readme_block(_chosen(records)))
-    for part, block in network_pages.README_BLOCKS.items():
-        if markers(part)[0] in text:
-            text = replaced(text, part, block(_chosen(records)))
+    text = replaced(readme.read_text(), NETWORKS, network_pages.readme_block(_chosen(records)))
     measured = {
         gpu: timed
         for gpu, own in records.items()
@@ -122,32 +118,24 @@ def _fastest(records: Iterable[Record]) -> Record | None:
     return min(filter(_is_timed, records), key=lambda record: record.time, default=None)
 
 
-# README ---------------------------------------------------------------------------------------------------------
+# docs/ladder.md: the climb --------------------------------------------------------------------------------------
 
 
-def readme_block(records: Sequence[Record]) -> str:
-    """One climb, and the summit of every problem; empty until there are records."""
-    convolutions = _workload(records, "conv2d")
-    if not convolutions:
+def _climb_section(records: Sequence[Record]) -> str:
+    """Every rung once, on one problem, with the picture of it; empty until it was measured."""
+    climb = _climb(_workload(records, "conv2d"))
+    if not climb:
         return ""
-    gpu = convolutions[0].gpu
-    climb = _climb(convolutions)
-    parts = []
-    if climb:
-        parts.append(
-            f"`{README_PROBLEM}` on an {gpu}, each rung in fp32 or the dtype it is made for, in its faster layout:\n\n"
-        )
-        parts.append(_climb_table(climb))
-        parts.append(f"\n![The climb]({PLOT.as_posix()})\n\n")
-    parts.append("The fastest rung of every problem, in TFLOP/s, and how it stands to PyTorch's best:\n\n")
-    parts.append(_summits(convolutions))
-    parts.append("\nAll rungs, dtypes and layouts: [docs/ladder.md](docs/ladder.md).\n")
-    return "".join(parts)
+    return (
+        f"\n### The climb: conv2d `{CLIMB_PROBLEM}`\n\n"
+        "Each rung in fp32 or the dtype it is made for, in its faster layout:\n\n"
+        f"{_climb_table(climb)}\n![The climb]({PLOT.relative_to('docs').as_posix()})\n"
+    )
 
 
 def _climb(convolutions: Sequence[Record]) -> list[Record]:
-    """The peers and rungs of the README's problem: each rung once, in its home dtype."""
-    own = [r for r in convolutions if r.problem == README_PROBLEM and _is_timed(r)]
+    """The peers and rungs of the climb's problem: each rung once, in its home dtype."""
+    own = [r for r in convolutions if r.problem == CLIMB_PROBLEM and _is_timed(r)]
     rungs = [rung for rung in _ladder_order() if any(r.rung == rung for r in own)]
     climb = []
     for rung in rungs:
@@ -195,29 +183,7 @@ def _climb_table(climb: Sequence[Record]) -> str:
     return table(header, rows, left=4)
 
 
-def _summits(convolutions: Sequence[Record]) -> str:
-    dtypes = [dtype for dtype in _DTYPES if any(record.dtype == dtype for record in convolutions)]
-    rows = []
-    for problem in _problems(convolutions):
-        row = [f"`{problem}`"]
-        for dtype in dtypes:
-            ours = [
-                r
-                for r in convolutions
-                if r.problem == problem and r.dtype == dtype and r.system == "escalade"
-            ]
-            best = _fastest(ours)
-            row.append("" if best is None else _summit(best))
-        rows.append(row)
-    return table(["problem", *dtypes], rows)
-
-
-def _summit(best: Record) -> str:
-    rate = "" if best.tflops is None else f"{best.tflops:.1f}"
-    return f"{rate} ({cells.times(best.peer_gain)})" if best.peer_gain is not None else rate
-
-
-# docs/ladder.md -------------------------------------------------------------------------------------------------
+# docs/ladder.md: everything -------------------------------------------------------------------------------------
 
 
 def ladder_page(records: dict[str, list[Record]]) -> str:
@@ -243,6 +209,7 @@ def _gpu_section(records: Sequence[Record]) -> str:
             for r in ceilings
         ]
         parts += ["\n### Ceilings\n\n", table(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
+    parts.append(_climb_section(records))
     sections: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
         ("", "", _problem_table),
         ("_ablation", "One idea switched off: ", _ablation_table),

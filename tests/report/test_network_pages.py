@@ -12,7 +12,7 @@ from rich.console import Console
 from escalade.bench.networks.op_times import FORMS
 from escalade.measure import records as store
 from escalade.measure.records import Provenance, Record
-from escalade.report import network_pages, tables
+from escalade.report import tables
 from escalade.report.networks import network_tables
 from escalade.report.op_times import op_times
 
@@ -69,10 +69,7 @@ RECORDS = [*CONVOLUTIONS, LENET, *ANSWERS, COPIES, STREAM, ROWS, EAGER, GRAPH, S
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    parts = (tables.LADDER, tables.NETWORKS, *network_pages.README_BLOCKS)
-    (tmp_path / "README.md").write_text(
-        "\n".join(marker for part in parts for marker in tables.markers(part))
-    )
+    (tmp_path / "README.md").write_text("\n".join(tables.markers(tables.NETWORKS)))
     return tmp_path
 
 
@@ -86,7 +83,7 @@ def test_op_times_are_sums_of_the_faster_layouts_in_the_ladders_order() -> None:
     assert found.variants[0].sum == 12_600.0
 
 
-def test_records_become_pages_plots_and_parts_of_the_readme(root: pathlib.Path) -> None:
+def test_records_become_pages_and_plots(root: pathlib.Path) -> None:
     store.file_away(root / "results", RECORDS)
     written = tables.write(root / "results", root)
     assert tables.stale(root / "results", root) == []
@@ -104,19 +101,8 @@ def test_records_become_pages_plots_and_parts_of_the_readme(root: pathlib.Path) 
     )
     assert "| fp16 | 512 | **20.00** | 230.0 | 110.0 | 11.50× | 5.50× |" in page
     assert "A step of training" in page and "Anomaly scores" in page
-    readme = (root / "README.md").read_text()
-    assert "1.650 ms" in readme and "0.8715" in readme and "**4.00**" in readme
     ladder = (root / "docs/ladder.md").read_text()
     assert ladder.index("| matrix_unroll |") < ladder.index("| rows |"), "in the order of its own ladder"
-
-
-def test_a_readme_without_markers_for_a_network_does_without_it(root: pathlib.Path) -> None:
-    parts = (tables.LADDER, tables.NETWORKS)
-    (root / "README.md").write_text("\n".join(marker for part in parts for marker in tables.markers(part)))
-    store.file_away(root / "results", RECORDS)
-    tables.write(root / "results", root)
-    assert "0.8715" not in (root / "README.md").read_text()
-    assert "0.8715" in (root / "docs/networks.md").read_text()
 
 
 def test_answers_alone_have_no_plot(root: pathlib.Path) -> None:

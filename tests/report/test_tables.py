@@ -13,7 +13,7 @@ from escalade.measure.records import Record
 from escalade.report import tables
 
 DIRECT = Record(
-    "conv2d", tables.README_PROBLEM, "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256},
+    "conv2d", tables.CLIMB_PROBLEM, "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256},
     timing="graph", samples=9, median_us=60000.0, p20_us=59000.0, p80_us=61000.0, tflops=1.0, gbps=7.0, floor_us=1200.0,
     peak_pct=2.0, error=1.5e-7, registers=40, occupancy=0.75, gpu="NVIDIA H200", driver="580.1", commit="abc",
     date="2026-01-02T03:04:05+00:00", command="escalade ladder conv2d", versions={"torch": "2.11"},
@@ -26,9 +26,7 @@ PEER = replace(DIRECT, system="torch-nhwc", layout="nhwc", rung="", config={}, m
 FAILED = replace(DIRECT, rung="restrict", median_us=None, tflops=None, failure="its error is 3\nand more")
 OTHER = replace(TILED, problem="128to128_28_k3s1_b256", dtype="fp16", peer_gain=1.25, tflops=600.0)
 ABLATION = replace(TILED, workload="conv2d_ablation", rung="tuned-without-padded_tile", gain=1.3)
-EMPTY = "before\n{}\n{}\nbetween\n{}\n{}\nafter\n".format(
-    *tables.markers(tables.LADDER), *tables.markers(tables.NETWORKS)
-)
+EMPTY = "before\n{}\n{}\nafter\n".format(*tables.markers(tables.NETWORKS))
 RECORDS = [DIRECT, TILED, PEER, FAILED, OTHER, ABLATION]
 
 
@@ -48,7 +46,6 @@ def test_without_records_the_block_is_empty_and_the_page_says_so(root: pathlib.P
 def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     store.file_away(root / "results", RECORDS)
     assert [path.name for path in tables.stale(root / "results", root)] == [
-        "README.md",
         "ladder.md",
         "networks.md",
         "layers.md",
@@ -56,12 +53,10 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     written = tables.write(root / "results", root)
     assert tables.stale(root / "results", root) == []
     assert (root / tables.PLOT) in written and (root / tables.PLOT).read_text().startswith("<?xml")
-    readme = (root / "README.md").read_text()
-    assert readme.startswith("before\n") and readme.endswith("after\n")
-    row = next(line for line in readme.splitlines() if line.startswith("| input_tile |"))
-    assert "30,000" in row and "2,000" in row and "2.00×" in row and "1.50×" in row
-    assert "600.0 (1.25×)" in readme
     page = (root / "docs/ladder.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| input_tile |"))
+    assert "30,000" in row and "2,000" in row and "2.00×" in row and "1.50×" in row
+    assert f"](images/{tables.PLOT.name})" in page
     assert "rows=8 padded" in page and "vector" not in page
     assert "failed: its error is 3 |" in page and "and more" not in page
     assert "tuned-without-padded_tile" in page and "1.30×" in page
@@ -84,7 +79,7 @@ def test_a_changed_record_makes_the_tables_stale(root: pathlib.Path) -> None:
 
 def test_missing_markers_are_an_error(root: pathlib.Path) -> None:
     (root / "README.md").write_text("no markers")
-    with pytest.raises(EscaladeError, match="ladder:begin"):
+    with pytest.raises(EscaladeError, match="networks:begin"):
         tables.write(root / "results", root)
 
 
@@ -109,9 +104,9 @@ def test_networks_have_a_table_a_page_and_a_plot(root: pathlib.Path) -> None:
     written = tables.write(root / "results", root)
     assert root / "docs/images/resnet18.svg" in written
     assert tables.stale(root / "results", root) == []
-    row = next(
-        line for line in (root / "README.md").read_text().splitlines() if line.startswith("| fp16 | 8 |")
-    )
+    readme = (root / "README.md").read_text()
+    assert readme.startswith("before\n") and readme.endswith("after\n")
+    row = next(line for line in readme.splitlines() if line.startswith("| fp16 | 8 |"))
     assert "**200.0**" in row and "400.0" in row and "300.0" in row and "1.50×" in row and "5.00" in row
     page = (root / "docs/networks.md").read_text()
     assert "| fp16 | 8 | 32.0 | 128.0 | 25% | 240 | 410 |" in page
