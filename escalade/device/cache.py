@@ -78,7 +78,7 @@ def default_directory() -> pathlib.Path:
 
 @cache
 def _absolute(chosen: str) -> pathlib.Path:
-    """The same folder as long as the process lives, wherever that goes."""
+    """The folder as an absolute path, taken once: it stays where it is when the process changes its working folder."""
     try:
         return pathlib.Path(os.path.abspath(chosen))
     except OSError:  # the folder that it is in is gone
@@ -174,7 +174,7 @@ class DiskCache:
             return str(error)
 
     def _find(self, name: str) -> pathlib.Path | None:
-        """Where an entry is whole. What is damaged is said and removed."""
+        """The path of an entry that is whole, or None. A damaged one is said and removed."""
         for folder in self._folders():
             path = folder / name
             try:
@@ -198,7 +198,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """As far as that can be had: without a lock the worst is that something is made twice.
+        """Holds an entry's lock, as far as one can be had: without it the worst is that something is made twice.
 
         In a sticky folder another user could hold it for ever.
         """
@@ -257,7 +257,7 @@ class DiskCache:
         ]
 
     def _own_files(self, names: re.Pattern[str]) -> list[tuple[pathlib.Path, os.stat_result]]:
-        """Those of our names; links are not followed."""
+        """Files in the folder whose names match; links are not followed."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self.directory) as there:
             for entry in there:
@@ -382,7 +382,7 @@ def _hash(file: BinaryIO, name: str, size: int) -> bytes:
 
 
 def _make_folder(path: pathlib.Path) -> None:
-    """With all above it, none of them for others to write to, whatever the umask says."""
+    """Makes a folder with all above it, none of them for others to write to, whatever the umask says."""
     if path.is_dir():
         return
     if path.parent == path:

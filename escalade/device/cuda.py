@@ -55,7 +55,8 @@ class CudaKernel:
         return self.cubin.resources
 
     def allow_shared(self, bytes: int, device_index: int, what: str) -> None:
-        """Above 48 KiB, with what the kernel declares itself, dynamic shared memory has to be asked for.
+        """Raises the kernel's limit of dynamic shared memory, which has to be done above 48 KiB, with what the kernel
+        declares itself.
 
         The limit is the kernel's, not the launch's: a smaller launch must not lower it under a larger one.
         """
@@ -220,7 +221,8 @@ def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
 
 @contextmanager
 def side_lanes(device_index: int, lanes: tuple[int, ...]) -> Iterator[None]:
-    """These lanes fork from the current stream and join it again by events, which a graph records as its edges."""
+    """Forks the lanes from the current stream and joins them to it again by events, which a graph records as its
+    edges."""
     current = torch.cuda.current_stream(device_index)
     for lane in lanes:
         side_stream(device_index, lane).wait_stream(current)

@@ -117,7 +117,7 @@ def build_for_twin(
     workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
 ) -> list[Failure]:
-    """The same for the twin. Threads will do: the work is g++'s."""
+    """Builds many programs for the twin at once. Threads will do: the work is g++'s."""
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, program, checks): program for program in wanted}
         return _gather(waiting, done)

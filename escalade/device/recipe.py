@@ -72,11 +72,11 @@ class Im2colMap:
     buffer: Buffer
     element: str
     sizes: tuple[int, int, int, int]
-    """C, W, H, N."""
+    """The sizes of the tensor: C, W, H, N."""
     lower: tuple[int, int]
-    """Of the window's corner in the first pixel, relative to the image (w, h): minus the padding."""
+    """The window's corner in the first pixel, relative to the image (w, h): minus the padding."""
     upper: tuple[int, int]
-    """The same in the last pixel, relative to the image's last row and column: padding - (filter - 1)."""
+    """The window's corner in the last pixel, relative to the image's last row and column: padding - (filter - 1)."""
     channels: int
     pixels: int
     stride: tuple[int, int]
@@ -115,7 +115,7 @@ class KernelCall:
     block: Size3
     arguments: tuple[Argument, ...]
     shared_bytes: int = 0
-    """Dynamic shared memory."""
+    """Bytes of dynamic shared memory."""
     cluster: Size3 = (1, 1, 1)
     overlap: bool = False
     """Programmatic dependent launch: may start before the launch in front of it has finished.
@@ -191,7 +191,7 @@ class Recipe:
 
     @cached_property
     def after_packing(self) -> Recipe:
-        """The other steps."""
+        """The steps that depend on more than weights, over the same workspaces."""
         return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
 
     @property
@@ -207,7 +207,7 @@ class Recipe:
         return sum(workspace.bytes for workspace in self.workspaces)
 
     def over(self, buffers: Mapping[str, Buffer], lane: int = 0) -> Recipe:
-        """The same launches in another lane, over other buffers: those of these names, workspaces among them."""
+        """These launches in another lane, over other buffers: those of these names, workspaces among them."""
 
         def moved(buffer: Buffer) -> Buffer:
             to = buffers.get(buffer.name)

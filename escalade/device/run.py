@@ -1,4 +1,4 @@
-"""From a recipe and tensors to something that runs: on the GPU, or on the twin for CPU tensors."""
+"""Turns a recipe and tensors into something that runs: on the GPU, or on the twin for CPU tensors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Executable:
 
     @property
     def _index(self) -> int:
-        """Of the CUDA device."""
+        """The number of the CUDA device."""
         return self.device.index if self.device.index is not None else torch.cuda.current_device()
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:

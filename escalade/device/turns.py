@@ -30,7 +30,7 @@ class Turns(Protocol):
 
 
 class TwinTurns:
-    """Of the twin's kernels: a library has one set of variables."""
+    """Lets calls of the twin's kernels take turns: a library has one set of variables."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._locks = [_twin_locks.setdefault(program, threading.Lock()) for program in programs]
@@ -74,12 +74,12 @@ class _Owner:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _plain: _Copy | None = None
     _spare: cuda.CudaKernel | None = None
-    """For the next graph: while it is recorded, nothing can be loaded."""
+    """A copy for the next graph: while it is recorded, nothing can be loaded."""
     _graphs: dict[int, _Copy] = field(default_factory=dict)
-    """They last as long as the process: a graph may be replayed at any time."""
+    """The copies that graphs have. Each lasts as long as the process: a graph may be replayed at any time."""
 
     def plain(self) -> _Copy:
-        """For calls that run at once."""
+        """The copy for calls that run at once."""
         if self._plain is None:
             self._plain = _Copy(cuda.load(self.program, self.device_index))
         return self._plain
@@ -106,7 +106,7 @@ _owners: dict[tuple[Program, int], _Owner] = {}
 
 
 class CudaTurns:
-    """Of the programs of a recipe on a GPU."""
+    """Lets calls of a recipe's programs on a GPU take turns."""
 
     def __init__(self, programs: Sequence[Program], device_index: int) -> None:
         self._owners = [

@@ -39,7 +39,7 @@ class ConvAutoencoder(nn.Module):
 
 
 def load_autoencoder(path: str | pathlib.Path) -> ConvAutoencoder:
-    """From a file with weight and bias of each convolution, a count in front of each."""
+    """Reads a file with weight and bias of each convolution, a count in front of each."""
     model = ConvAutoencoder()
     file = FlatFile(path)
     for parameter in model.parameters():

@@ -30,7 +30,7 @@ class FlatFile:
         return torch.frombuffer(bytearray(self._take(4 * count)), dtype=torch.float32)
 
     def fill(self, parameters: Iterable[torch.Tensor], count: int) -> None:
-        """So many numbers, dealt to the parameters in order."""
+        """Deals the next `count` numbers to the parameters in order."""
         values = self.floats(count)
         expected = 0
         with torch.no_grad():

@@ -30,7 +30,7 @@ class LeNet(nn.Module):
 
 
 def load_lenet(path: str | pathlib.Path) -> LeNet:
-    """From a file with a layer count and, for each layer, a size and its weight and bias (none: size 0).
+    """Reads a file with a layer count and, for each layer, a size and its weight and bias (none: size 0).
 
     The convolutions of the file have a bias that their network ignores; so does this one.
     """

@@ -144,7 +144,7 @@ def read_resnet(path: str | pathlib.Path) -> ResNet:
 
 
 _CONTAINERS = ("state_dict", "model", "net")
-"""Under which training scripts put the tensors, beside what else they keep."""
+"""Keys under which training scripts put the tensors, beside what else they keep."""
 
 
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:

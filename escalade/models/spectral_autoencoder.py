@@ -52,7 +52,8 @@ class SpectralAutoencoder(nn.Module):
 
 
 class FusedSpectralAutoencoder(SpectralAutoencoder):
-    """The same network with the same parameters, by one kernel forwards and one more backwards: `escalade.ops.mlp`."""
+    """A spectral autoencoder with the same parameters whose layers are one kernel forwards and one more backwards:
+    `escalade.ops.mlp`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._chain(x, error=False)
@@ -62,7 +63,7 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """As the operator takes them."""
+        """The layers as the operator takes them."""
         bands, frames, latent = self.bands, self.frames, self.basis.shape[0]
         return (
             Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=self.frame_norm.eps),

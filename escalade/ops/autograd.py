@@ -25,7 +25,8 @@ def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 
 
 def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """By Escalade where it has more than a plain gather for them, the others by PyTorch."""
+    """The gradients of a convolution: by Escalade where it has more than a plain gather for them, the others by
+    PyTorch."""
     x, weight, output = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.settings
     if output is not None:
@@ -61,7 +62,8 @@ def _setup_mlp(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """For every argument that was given; those left at their defaults at the end of a call are left out here too."""
+    """A gradient for every argument that was given; those left at their defaults at the end of a call are left out here
+    too."""
     x, *parameters = ctx.saved_tensors
     need_x = ctx.needs_input_grad[0]
     if ctx.error:
@@ -79,7 +81,7 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 def _gradient_of_reconstruction(
     x: torch.Tensor, parameters: list[torch.Tensor], layers: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """From the gradient of each row's mean squared difference to that of y, which is made again."""
+    """The gradient of y, which is made again, from that of each row's mean squared difference."""
     y = torch.ops.escalade.mlp(x, parameters, layers)
     difference = y.float() - x.float()
     return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)

@@ -25,7 +25,7 @@ class Library:
     symbols: tuple[Symbol, ...]
     thread_local_bytes: int
     loaded_bytes: int
-    """From the lowest address, 0, to the end of what is mapped."""
+    """Bytes from the lowest address, 0, to the end of what is mapped."""
 
     def symbol(self, name: str) -> Symbol | None:
         return next((symbol for symbol in self.symbols if symbol.name == name), None)

@@ -43,7 +43,7 @@ class AccessStatistics:
 
     place: str
     memory: str
-    """"global" or "shared"."""
+    """The memory that is accessed: "global" or "shared"."""
     write: bool
     requests: int
     transactions: int
@@ -114,7 +114,7 @@ class Unwritten:
 
     @property
     def fields(self) -> ctypes.Array[_Unwritten]:
-        """As the runtime takes it."""
+        """The fields as the runtime takes them."""
         rows = (_Unwritten(start, size, ctypes.addressof(flags)) for start, size, flags in self._written)
         return (_Unwritten * max(1, len(self)))(*rows)
 
@@ -387,7 +387,7 @@ def _put(buffers: Sequence[tuple[int, int]], values: Sequence[bytes]) -> None:
 
 
 def _short(place: str) -> str:
-    """Without the compiler's working folder."""
+    """A source place without the compiler's working folder."""
     return re.sub(r"^.*/twin-[^/]*/", "", place)
 
 

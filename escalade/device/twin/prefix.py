@@ -19,7 +19,7 @@ FILE = "twin-prefix.h"
 _BLANK = re.compile(r"\s*(?://.*|#\s*line\b.*)?")
 _NVIDIA = re.compile(r"\s*#\s*include\s*<(cuda_fp16\.h|cuda_bf16\.h)>\s*")
 _made: dict[str, pathlib.Path | None] = {}
-"""By key; None where g++ refused to make it, or to use it."""
+"""Precompiled headers by key; None where g++ refused to make one, or to use it."""
 
 
 def text(source: str) -> str:

@@ -138,5 +138,5 @@ def run(
 
 
 def nvidia_headers() -> pathlib.Path:
-    """Those that g++ can use: NVRTC brings crt/ itself, g++ does not."""
+    """The folder of CUDA headers that g++ can use: NVRTC brings crt/ itself, g++ does not."""
     return cuda_headers("crt/host_defines.h")

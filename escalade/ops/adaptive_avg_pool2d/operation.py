@@ -20,7 +20,7 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
 
 BUSY_THREADS = 132 * 1024
-"""As many as an H200 needs to be half full."""
+"""Threads that fill half of an H200."""
 
 
 class Naive(Rung[AdaptiveAvgPool2dProblem]):
@@ -47,7 +47,7 @@ class Naive(Rung[AdaptiveAvgPool2dProblem]):
 @dataclass(frozen=True)
 class LanesConfig(Config):
     lanes: int
-    """That share one output."""
+    """Lanes that share one output."""
     threads: int = 128
 
 
@@ -62,7 +62,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
         return None
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
-        """As many lanes as leave four loads or more to each, and more where the outputs are few."""
+        """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
         every = (4, 8, 16, 32)
         enough = problem.largest_window // 4
         busy = BUSY_THREADS // max(1, problem.output_elements)
@@ -87,7 +87,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
 
 
 VECTOR_LANES = 8
-"""Of kernels/adaptive_avg_pool2d/vectorised.cu: vectors of channels that a block takes."""
+"""Vectors of channels that a block of kernels/adaptive_avg_pool2d/vectorised.cu takes."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ SMALL_PROBLEMS = (
     AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
     _square(1, 1, 1),
 )
-"""Between them: the whole image, windows that overlap, repeat a pixel and differ in size, odd channels."""
+"""Small problems that between them have the whole image, windows that overlap, repeat a pixel and differ in size, and
+odd channels."""
 
 
 class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):

@@ -68,7 +68,7 @@ class AdaptiveAvgPool2dProblem(Images):
 
     @property
     def flops(self) -> int:
-        """Additions."""
+        """Additions of the means."""
         rows, columns = (_widths(self.height, self.output_height), _widths(self.width, self.output_width))
         return self.batch * self.channels * rows * columns
 
@@ -92,7 +92,7 @@ def _widest(size: int, outputs: int) -> int:
 
 
 def _widths(size: int, outputs: int) -> int:
-    """Of all windows together."""
+    """The widths of all windows together."""
     return sum(_window(at, size, outputs) for at in range(outputs))
 
 

@@ -11,12 +11,12 @@ from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 
 
 def reference(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The means in float64."""
     return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
 
 
 def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """As PyTorch does it on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    """The means as PyTorch computes them on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
     x = inputs["x"]
     wide = x if x.is_cuda else x.float()
     return F.adaptive_avg_pool2d(wide, problem.output).to(x.dtype)

@@ -31,7 +31,7 @@ _DECLARED = {
 
 
 def element(dtype: str) -> Type:
-    """As kernels name it."""
+    """The type of an element as kernels name it."""
     return Type(_DECLARED[dtype])
 
 

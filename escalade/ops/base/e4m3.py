@@ -9,8 +9,8 @@ LARGEST = 448.0
 
 
 def to_e4m3(values: torch.Tensor) -> torch.Tensor:
-    """To nearest, ties to even; what is larger than 448 becomes 448, a NaN stays one.
+    """Rounds to nearest, ties to even; what is larger than 448 becomes 448, a NaN stays one.
 
-    By clamping: PyTorch's own conversion makes NaN of what is too large, or not, depending on its version.
+    It clamps: PyTorch's own conversion makes NaN of what is too large, or not, depending on its version.
     """
     return values.float().clamp(-LARGEST, LARGEST).to(E4M3)

@@ -9,5 +9,5 @@ def ceil_div(work: int, each: int) -> int:
 
 
 def blocks(work: int, each: int) -> int:
-    """The same of a launch, which has at least one."""
+    """How many blocks of `each` a launch takes: at least one."""
     return max(1, ceil_div(work, each))

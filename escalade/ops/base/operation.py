@@ -63,7 +63,7 @@ class Operation(ABC, Generic[P]):
         return {}
 
     def further_references(self, problem: P, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """Those results in float64."""
+        """The further results in float64."""
         return {}
 
     @abstractmethod

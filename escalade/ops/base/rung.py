@@ -56,9 +56,9 @@ class Rung(ABC, Generic[P]):
         """The launches. A pure function; buffers are named as in `Operation.inputs`."""
 
     def estimate(self, problem: P, config: Config) -> float | None:
-        """About the microseconds that it takes on an H200; None from a rung that has no model of itself.
+        """The microseconds, about, that it takes on an H200; None from a rung that has no model of itself.
 
-        What `escalade.tune` chooses by where nothing was measured: only comparisons matter.
+        Rungs are chosen by it where nothing was measured: only comparisons matter.
         """
         return None
 
@@ -68,7 +68,7 @@ class Rung(ABC, Generic[P]):
 
     @property
     def stands_on(self) -> tuple[str, ...]:
-        """`below`, whatever its form."""
+        """The rung `below`, whatever its form."""
         if self.below is None:
             return ()
         return (self.below,) if isinstance(self.below, str) else self.below
@@ -79,7 +79,8 @@ class Rung(ABC, Generic[P]):
         return ALL_ARCHITECTURES
 
     def refusal(self, problem: P, architecture: str | None) -> str | None:
-        """Like `supports`, on a GPU of that architecture; None is the twin, which runs everything."""
+        """What is beyond the rung on a GPU of that architecture, like `supports`; None is the twin, which runs
+        everything."""
         sentence = self.supports(problem)
         if sentence is None and architecture is not None and architecture not in self.architectures:
             return f"its kernels are for {', '.join(self.architectures)}; this GPU is {architecture}"

@@ -48,7 +48,7 @@ class Naive(ElementAThread[BatchNormProblem]):
 
 
 def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
-    """Of the kernels that see one long array."""
+    """The arguments of the kernels that see one long array."""
     return (
         _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
         float(problem.epsilon), problem.channels, problem.pixels, Int64(problem.elements),
@@ -84,7 +84,7 @@ class Scaled(ElementAThread[BatchNormProblem]):
 
 @dataclass(frozen=True)
 class Vectorised(Rung[BatchNormProblem]):
-    """Up to 16 bytes an access; the scales are made where they are used."""
+    """A thread takes up to 16 bytes an access; the scales are made where they are used."""
 
     def supports(self, problem: BatchNormProblem) -> str | None:
         vector = full_vector(problem.dtype)
@@ -96,7 +96,7 @@ class Vectorised(Rung[BatchNormProblem]):
         return None
 
     def configs(self, problem: BatchNormProblem) -> tuple[Config, ...]:
-        """As many packs a thread as leave enough blocks to go round, then as many turns."""
+        """Offers as many packs a thread as leave enough blocks to go round, then as many turns."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         if channels_innermost(problem):
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]

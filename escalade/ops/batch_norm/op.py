@@ -259,7 +259,7 @@ def _backward_training(ctx, gradient, _):  # type: ignore[no-untyped-def]
 
 
 def _needed(ctx):  # type: ignore[no-untyped-def]
-    """Of x, weight and bias."""
+    """Whether gradients of x, weight and bias are needed."""
     return list(ctx.needs_input_grad[:3])
 
 

@@ -112,7 +112,7 @@ class BatchStatisticsProblem(Images):
 
     @property
     def flops(self) -> int:
-        """Of two passes: a sum; a difference, a product and a sum."""
+        """Operations of two passes: a sum; a difference, a product and a sum."""
         return 4 * self.elements
 
     @property

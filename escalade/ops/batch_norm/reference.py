@@ -48,7 +48,7 @@ def empty_batch_norm(problem: BatchNormProblem, device: torch.device) -> torch.T
 
 
 def batch_norm(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
-    """By PyTorch, in the dtype of the inputs."""
+    """The normalised x by PyTorch, in the dtype of the inputs."""
     y = F.batch_norm(
         inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
         training=False, eps=problem.epsilon,
@@ -75,13 +75,14 @@ def empty_statistics(problem: BatchStatisticsProblem, device: torch.device) -> t
 
 
 def statistics(x: torch.Tensor) -> torch.Tensor:
-    """By PyTorch, in the dtype of x."""
+    """Means and variances by PyTorch, in the dtype of x."""
     variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return torch.stack((mean, variance))
 
 
 def peer_statistics(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
-    """As PyTorch's own batch_norm finds them while it trains: sums in fp32, whatever x is stored as."""
+    """Means and variances as PyTorch's own batch_norm finds them while it trains: sums in fp32, whatever x is stored
+    as."""
     x = inputs["x"]
     if not x.is_cuda:
         return statistics(x.float())

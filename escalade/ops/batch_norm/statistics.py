@@ -23,7 +23,7 @@ _QUOTIENT = 2.0**-22
 @dataclass(frozen=True)
 class SplitConfig(PacksConfig):
     blocks: int = FILLED
-    """About how many blocks the batch is split over."""
+    """The number of blocks, about, that the batch is split over."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
         return None
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
-        """Powers of two."""
+        """Offers powers of two."""
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
 
     def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:

@@ -27,7 +27,7 @@ class Ready:
     executable: Executable
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Over these tensors, on their device's current stream."""
+        """Runs over these tensors, on their device's current stream."""
         # From PyTorch's allocator at each call: what one stream still uses, another is not given.
         workspaces = {
             workspace.name: workspace.allocate(self.executable.device)

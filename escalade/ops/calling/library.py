@@ -84,7 +84,7 @@ def without_launch(run: Function) -> Function:
 
 
 def define_autocast(name: str, call: Function) -> None:
-    """Under autocast, `call` is given the dtype to cast to in front of the operator's own arguments."""
+    """Registers `call` under autocast: it is given the dtype to cast to in front of the operator's own arguments."""
 
     def under(device_type: str) -> Function:
         def cast_and_run(*arguments: Any) -> Any:

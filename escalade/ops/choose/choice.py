@@ -93,7 +93,7 @@ def estimated(
 
 
 def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config]:
-    """Those that write nothing but the call's own memory."""
+    """Configs of a rung that write nothing but the call's own memory."""
     return (config for config in rung.configs(problem) if not rung.recipe(problem, config).shared_state)
 
 

@@ -106,7 +106,7 @@ def read(path: pathlib.Path, origin: str) -> Table:
 
 
 def _values(path: pathlib.Path, contents: bytes) -> dict[str, Any]:
-    """As they stand in the file, each of them an entry."""
+    """The values as they stand in the file, each of them an entry."""
     try:
         values = parsing.parse(contents.decode())
     except json.JSONDecodeError as error:
@@ -135,7 +135,7 @@ def _entries(path: pathlib.Path, contents: bytes, values: Mapping[str, Any]) -> 
 
 
 def _line(contents: bytes, key: str) -> str:
-    """Where an entry stands, if its key is written as we write it."""
+    """The number of an entry's line, in words for a message, if its key is written as we write it."""
     before, found, _ = contents.partition(json.dumps(key).encode())
     number = before.count(b"\n") + 1
     return f", line {number}," if found else ""
@@ -155,7 +155,7 @@ def _file_name(gpu: str) -> str:
 
 
 def tables_for(device: torch.device) -> tuple[Table, ...]:
-    """The user's, then ours."""
+    """The tables of choices for a card: the user's, then ours."""
     gpu = torch.cuda.get_device_name(device)
     return (_current(user_path(gpu), "your table"), _current(shipped_path(gpu), "Escalade's table"))
 

@@ -16,7 +16,7 @@ from escalade.ops.conv2d.rung import Conv2dRung
 
 WARP = 32
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 HELD = 190
 """Registers that a thread may fill with weights, sums and inputs; addresses and counters take about 40 more."""
 SMALL_CODE, MOST_CODE = 2800, 4500
@@ -57,7 +57,7 @@ class DepthwiseConfig(Config):
         return blocks(positions, self.threads // self.lanes) * ceil_div(p.channels, self.lanes * self.vector)
 
     def columns(self, p: Conv2dProblem) -> int:
-        """That a thread reads of an input row."""
+        """Columns of an input row that a thread reads."""
         return len(
             {i * p.stride[1] + s * p.dilation[1] for i in range(self.strip) for s in range(p.filter_width)}
         )
@@ -96,7 +96,7 @@ def _open_rows(p: Conv2dProblem) -> int:
 
 
 def _lanes_and_threads(p: Conv2dProblem, vector: int) -> tuple[int, int]:
-    """As many whole warps as can be of neighbours in the channels."""
+    """Lanes that are neighbours in the channels, and threads: as many whole warps as can be."""
     if p.layout == "nchw":
         return 1, 128
     vectors = p.channels // vector

@@ -25,14 +25,15 @@ from escalade.ops.conv2d.rung import Conv2dRung
 NAIVE_RATE = 2.0e6
 """Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
 SCATTERED_RATE = 0.5e6
-"""The same in NHWC, where they do not, from `SCATTERED` channels on."""
+"""Operations in a microsecond with one thread an output in NHWC, where neighbouring threads read inputs far apart, from
+`SCATTERED` channels on."""
 SCATTERED = 16
 MEASURED = 3.3
 """What sums of odd shapes took at most of what these rates say, in a random sweep: the last resort has to look it."""
 STEP_CLOCKS = 40
 """An estimate of what a product takes a thread that has nothing to wait with: its operands come from L1."""
 REACHED = 0.92
-"""Of what `efficiency` promises, by the measured ladders."""
+"""The share of what `efficiency` promises that measured ladders reached."""
 ENDS_US = 15.0
 """The first loads of a tile and its last stores, where there are no other blocks to hide them; by one image's time."""
 
@@ -144,7 +145,7 @@ class Tiled(Conv2dRung):
         return Recipe((*copies, call))
 
     def without(self, idea: str) -> Tiled:
-        """The same rung with one of its ideas switched off."""
+        """This rung with one of its ideas switched off."""
         ideas = tuple(other for other in self.ideas if other != idea)
         return replace(
             self,

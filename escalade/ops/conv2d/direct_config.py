@@ -30,7 +30,7 @@ class DirectConfig(Config):
     run: int = 1
     """Neighbouring pixels of one row that a thread computes."""
     runs: int = 1
-    """Such runs a thread."""
+    """Runs of pixels that a thread computes."""
     outputs_k: int = 1
     """Filters a thread."""
     filter_threads: int = 4

@@ -16,7 +16,7 @@ the steps between its rows and columns there, the first of each, and the whole's
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a product does with its sums."""
+    """What a convolution does with its sums: bias, residual, ReLU or mask, and the type of the result."""
 
     output: str
     """The dtype of y."""
@@ -45,6 +45,6 @@ class Epilogue:
         }
 
     def constants(self, dtype: str) -> dict[str, Constant]:
-        """Of products of that type."""
+        """The constants of a kernel whose products are of that type."""
         output = Type(arguments.ELEMENTS[self.output])
         return {"Output": output, "Bias": Type("float") if dtype == "fp8" else output, **self.flags}

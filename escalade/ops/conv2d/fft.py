@@ -67,7 +67,7 @@ class Tiling:
 
     tile: int
     tiles: tuple[int, int]
-    """Of one image, down and across."""
+    """Tiles of one image, down and across."""
     step: tuple[int, int]
     """Outputs of one tile, down and across."""
 
@@ -285,7 +285,8 @@ def _product_shapes(problem: Conv2dProblem) -> list[ProductShape]:
 
 
 def _workspace_choices(problem: Conv2dProblem, tiling: Tiling) -> list[int]:
-    """In MiB. A chunk should stay in the L2, and be large enough that reading all filters for it does not dominate."""
+    """Sizes of the workspace in MiB. A chunk should stay in the L2, and be large enough that reading all filters for it
+    does not dominate."""
     preferred = max(_L2_SHARE, 2 * tiling.filter_bytes(problem), tiling.bytes_per_tile(problem))
     preferred = min(preferred, _LARGEST_WORKSPACE)
     needed = tiling.count(problem) * tiling.bytes_per_tile(problem)

@@ -16,7 +16,8 @@ SMS = 132
 """The defaults are chosen for an H200; other cards have the tuner."""
 
 MULTIPLY_ADDS = 88
-"""Of the implicit GEMM in a clock and multiprocessor: 128 are the hardware's; ladders measured 42 of 60 TFLOP/s."""
+"""Multiply-adds of the implicit GEMM in a clock and multiprocessor: 128 are the hardware's; ladders measured 42 of 60
+TFLOP/s."""
 
 
 def blocks(size: int, tile: int) -> int:

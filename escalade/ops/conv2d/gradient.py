@@ -10,16 +10,16 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 
 @dataclass(frozen=True)
 class GradientProblem:
-    """Of a convolution `forward`, whose tensors are stored and laid out as this one's."""
+    """A gradient of a convolution `forward`, whose tensors are stored and laid out as this one's."""
 
     forward: Conv2dProblem
     dtype: str = ""
-    """Empty: the convolution's, which otherwise follows."""
+    """The dtype; empty: the convolution's, which otherwise follows."""
     layout: str = ""
-    """The same."""
+    """The layout; empty: the convolution's, which otherwise follows."""
 
     def follow(self, operation: str, dtypes: tuple[str, ...]) -> None:
-        """For `__post_init__`: makes dtype and layout the same here and there."""
+        """Makes dtype and layout the same here and in `forward`; called by `__post_init__`."""
         f = self.forward
         forward = replace(f, dtype=self.dtype or f.dtype, layout=self.layout or f.layout)
         require(operation, "dtype", forward.dtype, dtypes)

@@ -18,27 +18,27 @@ from escalade.ops.conv2d.rung import Conv2dRung
 UNIT = 8
 """Channels that are copied and multiplied together: 16 bytes."""
 MOST_CHANNELS = 64
-"""Of a block: whole lines of memory."""
+"""Channels of a block at most: whole lines of memory."""
 MOST_FILTERS = 128
 MOST_BUNDLE = 64
 """Channels, or filters, that are multiplied together."""
 SUMS = 64
 """Registers of a thread that hold sums."""
 KEPT = 40
-"""Up to here weights are registers too."""
+"""Registers up to which a thread keeps weights in them too."""
 WARPS = 8
 MOST_CONFIGS = 16
 LEAST_COLUMNS = 7
-"""Of a tile, in images that have so many."""
+"""Columns of a tile at least, in images that have so many."""
 MOST_STEPS = 128
-"""Of a product; all are unrolled."""
+"""Steps of a product at most; all are unrolled."""
 
 PRODUCT_CLOCKS = 2.0
-"""Of a multiprocessor for an mma.sync of 16x8x16, and twice as many for the 512 bytes of its ldmatrix."""
+"""Clocks of a multiprocessor for an mma.sync of 16x8x16, and twice as many for the 512 bytes of its ldmatrix."""
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a clock."""
 BANKS = 8
-"""Of 16 bytes, in shared memory."""
+"""Banks of 16 bytes in shared memory."""
 SECTOR = 32
 """Bytes that short rows cost besides."""
 BARRIERS = 1500.0
@@ -47,7 +47,7 @@ BARRIERS = 1500.0
 
 @dataclass(frozen=True)
 class _Bundle:
-    """As many groups side by side as make whole units of channels and of filters."""
+    """Groups side by side, as many as make whole units of channels and of filters."""
 
     groups: int
     channels: int
@@ -75,16 +75,16 @@ class _Bundle:
 @dataclass(frozen=True)
 class GroupedConfig(Config):
     images: int
-    """Of a tile; more than one where they are small."""
+    """Images of a tile; more than one where they are small."""
     rows: int
     """Output pixels of a tile."""
     columns: int
     pitch: int
     """Pixels from row to row of the window."""
     bundles: int
-    """Of a block."""
+    """Bundles of a block."""
     warps_m: int
-    """That share the pixels of a bundle."""
+    """Warps that share the pixels of a bundle."""
     tiles_m: int
     """Blocks of 16 pixels a warp."""
     blocks_per_sm: int = 1
@@ -100,7 +100,8 @@ class GroupedConfig(Config):
 
 @lru_cache(4096)
 def _conflicts(columns: int, row_step: int) -> float:
-    """Of pixels in rows so long, each so many banks on from the one above; after eight rows it begins anew."""
+    """Bank conflicts of pixels in rows so long, each so many banks on from the one above; after eight rows it begins
+    anew."""
     places = [(row * row_step + column) % BANKS for row in range(BANKS) for column in range(columns)]
     eights = [places[first : first + BANKS] for first in range(0, len(places), BANKS)]
     return sum(max(eight.count(place) for place in eight) for eight in eights) / len(eights)
@@ -177,7 +178,7 @@ class _Tiling:
 
     @property
     def clocks(self) -> float:
-        """Of the busiest multiprocessor: products, reads of shared memory, and copies go on at the same time."""
+        """Clocks of the busiest multiprocessor: products, reads of shared memory, and copies go on at the same time."""
         p, c, b = self.problem, self.config, self.bundle
         steps, tiles_m = b.steps(p) * c.bundles, ceil_div(c.pixels, 16)
         products = steps * tiles_m * b.tiles_n * PRODUCT_CLOCKS

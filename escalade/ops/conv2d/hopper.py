@@ -18,26 +18,26 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""
 TILE_CYCLES = 2000.0
-"""To fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
+"""Cycles to fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
 FILE = 65536
 """Registers of a multiprocessor."""
 MOST_REGISTERS = 255
 HANDED_OVER = 232
 OTHER_REGISTERS = 48
-"""Of a thread besides its sums."""
+"""Registers of a thread besides its sums."""
 
 
 @dataclass(frozen=True)
 class WgmmaConfig(Config):
     pixels: int
-    """Of a tile."""
+    """Output pixels of a tile."""
     filters: int
     warpgroups: int
-    """That multiply."""
+    """Warpgroups that multiply."""
     stages: int
     blocks_per_sm: int
     producer_warps: int = 0
-    """Of a block besides, that start the copies: none, one, or four that leave their registers to the others."""
+    """Warps of a block besides, which start the copies: none, one, or four that leave their registers to the others."""
 
     @property
     def threads(self) -> int:
@@ -45,7 +45,7 @@ class WgmmaConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """The stages and two barriers each."""
+        """Bytes of the stages and two barriers each."""
         return self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
 
     def tiles(self, problem: Conv2dProblem) -> int:

@@ -33,7 +33,7 @@ PANEL = 64
 """Pixels and filters of a panel of results."""
 THREADS = 384
 LEAST_FILTERS = 64
-"""Of a tile: problems of fewer have zeros there."""
+"""Filters of a tile at least: problems of fewer have zeros there."""
 WIDTHS = (64, 128, 256)
 """Columns of products other than fp16's and bf16's."""
 MOST_PROMOTED = 64 * 128
@@ -44,30 +44,31 @@ PIECE_BYTES = 128 * 16
 """Four sums of every thread of a warpgroup: parts of a sum travel in such pieces (kernels/conv2d/shared_sum.cuh)."""
 
 MOST_CONFIGS = 16
-"""Worth a measurement."""
+"""Configs that are worth a measurement, at most."""
 
 COPY_RATE = 56.0
 """Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
 LONE_COPY_RATE = 84.0
-"""The same when few ask."""
+"""Bytes that a multiprocessor gets from L2 in a cycle when few ask."""
 START_CYCLES = 1600.0
-"""Until the first copies arrive, and from the last results to the end of the launch."""
+"""Cycles until the first copies arrive, and from the last results to the end of the launch."""
 TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
-"""From one tile's products to the next one's where warpgroups ping-pong: so much, and for every result."""
+"""Cycles from one tile's products to the next one's where warpgroups ping-pong: so many, and for every result."""
 END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
-"""The same where nothing else is multiplied meanwhile."""
+"""Cycles from one tile's products to the next one's where nothing else is multiplied meanwhile: so many, and for every
+result."""
 STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
-"""For the blocks of a cluster to push their parts and add them up."""
+"""Cycles in which the blocks of a cluster push their parts and add them up: so many, and for every result."""
 OVER_RING_CYCLES = 600.0
-"""More, where they wait for each other first."""
+"""Cycles more where blocks wait for each other before they push their parts."""
 
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
     pixels: int
-    """Of a tile."""
+    """Output pixels of a tile."""
     filters: int
     share: str
     """What two warpgroups share: turns (ping-pong, a tile each), or the pixels, filters or depth of one tile."""
@@ -95,7 +96,7 @@ class PersistentConfig(Config):
 
     @property
     def parts(self) -> int:
-        """That the sums of a tile come in."""
+        """Parts that the sums of a tile come in."""
         return self.splits * (2 if self.share == DEPTH else 1)
 
     @property
@@ -104,7 +105,7 @@ class PersistentConfig(Config):
 
     @property
     def parts_bytes(self) -> int:
-        """Of the pieces that a block adds up."""
+        """Bytes of the pieces that a block adds up."""
         if self.parts == 1:
             return 0
         pieces = math.prod(self.warpgroup_tile) * 4 // PIECE_BYTES
@@ -126,7 +127,7 @@ class PersistentConfig(Config):
         return self._bytes_besides_parts(output_bytes) + (self.parts_bytes if self.parts_apart else 0)
 
     def fitted(self, problem: Conv2dProblem) -> PersistentConfig | None:
-        """With as many stages as there is room for, up to those it has and three at least, with half the
+        """This config with as many stages as there is room for, up to those it has and three at least, with half the
         panels if need be; None if it does not suit."""
         p = problem
         wg_pixels, wg_filters = self.warpgroup_tile
@@ -146,7 +147,7 @@ class PersistentConfig(Config):
         return None
 
     def tiles(self, pixels: int, filters: int) -> int:
-        """Of a cluster of blocks that share weights, a tile is as many."""
+        """Tiles of the problem; where a cluster shares weights, the tiles of its blocks count as one."""
         return blocks(blocks(pixels, self.pixels), self.cluster) * blocks(filters, self.filters)
 
     def clusters(self, pixels: int, filters: int) -> int:
@@ -286,7 +287,7 @@ class Persistent(HopperRung):
 
     @staticmethod
     def _split(problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
-        """With as many splits as give every block, and every warpgroup, a slab, and run at once."""
+        """The config with as many splits as give every block, and every warpgroup, a slab, and run at once."""
         deep = config.share == DEPTH
         tiles = config.tiles(problem.output_pixels, problem.filters)
         most = min(MOST_SPLITS, slabs_of(problem) // (2 if deep else 1))

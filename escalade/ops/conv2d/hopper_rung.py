@@ -19,11 +19,11 @@ PROMOTE_SLABS = {"fp8": 1}
 """Slabs whose sum is left to the tensor cores, where they do not keep fp32's bits: in FP8 about 14, and fp16 results
 that round to within 2.0e-4 are then off by 2.4e-4 with one slab, 2.9e-4 with two and 4.0e-4 with four."""
 FEW_PRODUCTS = 16384
-"""Up to here some inputs lose clearly more to truncation than the mean."""
+"""Products of a sum up to which some inputs lose clearly more to truncation than the mean."""
 
 
 def slabs_of(problem: Conv2dProblem) -> int:
-    """That the sum of an output pixel goes through."""
+    """Slabs that the sum of an output pixel goes through."""
     shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
     return Windows.of(problem).slabs + shortcut
 

@@ -21,7 +21,7 @@ COPIED = 4
 """Channels come in multiples of what 16 bytes hold; others are filled up."""
 PACKING_THREADS = 256
 PRODUCTS = 3
-"""Of halves, for one."""
+"""Products of halves that make one product."""
 PRODUCT_RATE = 1600
 """Multiplications and additions of a multiprocessor in a cycle, dense fp16: the hardware's 2048 within its power."""
 SHARED_RATE = 128.0
@@ -29,17 +29,17 @@ SHARED_RATE = 128.0
 COPY_RATE = 45.0
 """Bytes that a multiprocessor gets from L2 in a cycle."""
 SLAB_CYCLES = 450.0
-"""From one slab of a warpgroup to the next at best: to cut it in halves and to add it up."""
+"""Cycles from one slab of a warpgroup to the next at best: to cut it in halves and to add it up."""
 TILE_CYCLES = 2500.0
-"""To store a tile, and to fill the ring in front of the first."""
+"""Cycles to store a tile, and to fill the ring in front of the first."""
 
 
 @dataclass(frozen=True)
 class SplitConfig(Config):
     warpgroups: int
-    """That multiply, with 64 pixels of a tile each."""
+    """Warpgroups that multiply, with 64 pixels of a tile each."""
     filters: int
-    """Of a tile."""
+    """Filters of a tile."""
     stages: int
     blocks_per_sm: int
 
@@ -53,7 +53,7 @@ class SplitConfig(Config):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread that copies and of one that multiplies."""
+        """Registers of a thread that copies and of one that multiplies."""
         return {1: (32, 224), 2: (40, 232), 3: (32, 160)}[self.warpgroups]
 
     @property
@@ -62,7 +62,7 @@ class SplitConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """The stages and two barriers each."""
+        """Bytes of the stages and two barriers each."""
         return self.stages * (self.stage_bytes + 16)
 
     def tiles(self, job: Job) -> int:
@@ -93,7 +93,7 @@ CONFIGS = (
 
 
 def slabs(job: Job) -> int:
-    """That a sum goes through."""
+    """Slabs that a sum goes through."""
     return job.taps * blocks(job.windows.channels, SLAB) + blocks(job.shortcut_channels, SLAB)
 
 

@@ -39,40 +39,41 @@ MOST_CONFIGS = 12
 COPY_RATE = 39.0
 """Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
 COLUMN_CYCLES = 2.2
-"""Of the tensor cores for one column of a tap, 64 filters by 128 bytes of channels: 2, and what power takes."""
+"""Cycles of the tensor cores for one column of a tap, 64 filters by 128 bytes of channels: 2, and what power takes."""
 START_CYCLES = 500.0
-"""Until the first copies are under way."""
+"""Cycles until the first copies are under way."""
 TURN_CYCLES = 1000.0
-"""From one tile's products to the next one's."""
+"""Cycles from one tile's products to the next one's."""
 END_CYCLES_COLUMN = 13.5
-"""Of the last tile's end."""
+"""Cycles that the end of the last tile takes for each of its columns."""
 RESIDUAL_CYCLES = 360.0
-"""Of a tile with residuals more than without."""
+"""Cycles that a tile with residuals takes more than one without."""
 RESIDUAL_CYCLES_BOX = 47.0
 HANDING_CYCLES = 1500.0
-"""From one warpgroup's sums to the panel that is ready for the other's, where they share it, besides what copies take:
-a guess from the latencies of a store and a load."""
+"""Cycles from one warpgroup's sums to the panel that is ready for the other's, where they share it, besides what copies
+take: a guess from the latencies of a store and a load."""
 MOST_COPY_RATE = 65.0
-"""Where few ask."""
+"""Bytes that a multiprocessor gets from L2 in a cycle where few ask."""
 FILL_RATE = 19.0
 """Bytes of the first window and its taps that a multiprocessor gets in a cycle, if all begin at once."""
 MEETING_CYCLES_COLUMN = 12.0
-"""For the blocks of a cluster to push their parts, add them up and store: 256 bytes a column at 21 a cycle."""
+"""Cycles a column in which the blocks of a cluster push their parts, add them up and store: 256 bytes a column at 21 a
+cycle."""
 
 
 @dataclass(frozen=True)
 class StreamedConfig(Config):
     rows: int
-    """Of output pixels of a tile."""
+    """Rows of output pixels of a tile."""
     columns: int
     windows: int
-    """Of a slab each, in shared memory."""
+    """Windows in shared memory, of a slab each."""
     tap_stages: int
-    """Taps of 64 filters, likewise."""
+    """Taps of 64 filters in shared memory."""
     splits: int = 1
     """Blocks of a cluster that share the channels of one tile."""
     images: int = 1
-    """Of a tile: more than one only if they are small."""
+    """Images of a tile: more than one only if they are small."""
 
 
 def _tiling(job: Job, config: StreamedConfig) -> Tiling:
@@ -100,7 +101,7 @@ def _stages(tiling: Tiling, splits: int) -> tuple[int, int] | None:
 
 
 def _slabs(windows: Windows | None) -> int:
-    """Of the channels of an image."""
+    """Slabs of the channels of an image."""
     return ceil_div(windows.channels, windows.slab) if windows else 0
 
 
@@ -144,7 +145,7 @@ def _cost(tiling: Tiling, splits: int) -> float:
 
 
 def _rounded_weights(job: Job) -> dict[str, Conversion]:
-    """In TF32, by the names of what they replace."""
+    """The weights rounded to TF32, by the names of what they replace."""
     if job.windows.dtype != "tf32":
         return {}
     found = {"weight": rounded("weight", job.filters * job.taps, job.windows.channels)}

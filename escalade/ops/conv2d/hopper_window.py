@@ -24,7 +24,7 @@ from escalade.ops.conv2d.window_tiling import (
 
 MOST_STAGES = 4
 MOST_CONFIGS = 8
-"""Worth a measurement."""
+"""Configs that are worth a measurement, at most."""
 
 # Cycles, set by hand so that estimates come within 5% of what an H200 took for 64to64_56_k3 at batches of 1 to 256.
 COPY_RATE = 65.0
@@ -32,16 +32,16 @@ COPY_RATE = 65.0
 SHARED_RATE = 128.0
 """Bytes that tensor cores read from shared memory in a cycle."""
 COLUMN_CYCLES = 0.545
-"""Of the tensor cores for one column of a step, 64 filters by 16 channels: 0.5, and what power takes."""
+"""Cycles of the tensor cores for one column of a step, 64 filters by 16 channels: 0.5, and what power takes."""
 START_CYCLES = 360.0
-"""Until a block's first copies are under way."""
+"""Cycles until a block's first copies are under way."""
 TURN_CYCLES = 405.0
-"""From one tile's products to the next one's: 10% of the tensor cores' time with tiles of 4 x 56 pixels."""
+"""Cycles from one tile's products to the next one's: 10% of the tensor cores' time with tiles of 4 x 56 pixels."""
 END_CYCLES = 470.0
-"""Of a tile's end, whatever its size: barriers and the way through the panel."""
+"""Cycles of a tile's end, whatever its size: barriers and the way through the panel."""
 END_CYCLES_COLUMN = 5.2
 RESIDUAL_CYCLES = 130.0
-"""Of the last tile's end, more than without residuals."""
+"""Cycles that the last tile's end takes more with residuals than without."""
 RESIDUAL_CYCLES_COLUMN = 3.4
 RESIDUAL_CYCLES_BOX = 48.0
 LAP_CYCLES = 510.0
@@ -52,7 +52,7 @@ LAP_CYCLES_BOX = 196.0
 @dataclass(frozen=True)
 class WindowConfig(Config):
     rows: int
-    """Of output pixels of a tile."""
+    """Rows of output pixels of a tile."""
     columns: int
     stages: int
     """Windows in shared memory."""
@@ -71,12 +71,12 @@ def _shared_bytes(tiling: Tiling, stages: int) -> int:
 
 
 def stages_of(tiling: Tiling) -> int:
-    """As many as there is room for; two, so that one is copied while another is read, or none."""
+    """Stages, as many as there is room for; two, so that one is copied while another is read, or none."""
     return next((n for n in range(MOST_STAGES, 1, -1) if _shared_bytes(tiling, n) <= MOST_SHARED), 0)
 
 
 def _blocks(tiling: Tiling) -> int:
-    """Of every 64 filters: as many as have work at once."""
+    """Blocks for every 64 filters: as many as have work at once."""
     return max(1, min(tiling.tiles, SMS // tiling.filter_tiles))
 
 

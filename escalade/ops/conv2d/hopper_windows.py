@@ -10,12 +10,12 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 ROW_BYTES = 128
 """What the swizzle spans: a slab of so many bytes of channels is a row of a stage."""
 CORNERS = range(-128, 128)
-"""Where a tensor map of four dimensions may have the corners of its windows, relative to the image."""
+"""The corners that windows of a tensor map of four dimensions may have, relative to the image."""
 MOST_TAPS = 256
-"""Along a side: a tap's offset has eight bits."""
+"""Taps along a side at most: a tap's offset has eight bits."""
 MOST_STRIDE = 8
 MOST_PIXELS = 256
-"""Of a tile."""
+"""Pixels of a tile at most."""
 MN_MAJOR_FILTERS = 64
 """Filters that a copy of MN-major weights brings at once: rows of 128 bytes."""
 
@@ -33,7 +33,7 @@ class MNMajor:
 
 @dataclass(frozen=True)
 class Windows:
-    """Pairs are height and width."""
+    """The windows that a convolution takes of an image. Pairs are height and width."""
 
     dtype: str
     element_bytes: int
@@ -43,7 +43,7 @@ class Windows:
     taps: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
-    """In front; how far windows reach behind the image follows from the output."""
+    """The padding in front; how far windows reach behind the image follows from the output."""
     dilation: tuple[int, int]
     output: tuple[int, int]
     mn_major: MNMajor | None = None
@@ -72,7 +72,7 @@ class Windows:
 
     @property
     def slabs(self) -> int:
-        """That the sum of an output pixel goes through."""
+        """Slabs that the sum of an output pixel goes through."""
         return self.taps[0] * self.taps[1] * -(-self.channels // self.slab)
 
     @property
@@ -115,7 +115,7 @@ class Windows:
         )  # fmt: skip
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
-        """Of an image in which the output pixels lie apart: so many of them, which TMA walks alike."""
+        """The tensor map of an image in which the output pixels lie apart: so many of them, which TMA walks alike."""
         step_h, step_w, offset_h, offset_w, height, width = placement.values
         whole = replace(
             self, channels=filters, image=(height, width), taps=(1, 1), stride=(step_h, step_w),

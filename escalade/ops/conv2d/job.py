@@ -50,7 +50,7 @@ class JobRung(Conv2dRung):
     """A rung that does jobs, of this operation or of another."""
 
     launches: ClassVar[int] = 1
-    """Of a job, besides those that depend on weights alone."""
+    """Launches of a job, besides those that depend on weights alone."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -61,14 +61,14 @@ class JobRung(Conv2dRung):
 
     @abstractmethod
     def job_limits(self, job: Job) -> str | None:
-        """Like `limits`."""
+        """What is beyond the rung in a job, as a sentence; None: nothing."""
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         return self.job_configs(Job.of(problem))
 
     @abstractmethod
     def job_configs(self, job: Job) -> tuple[Config, ...]:
-        """The cheapest first."""
+        """The configs for a job, the cheapest first."""
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         return self.job_clocks(Job.of(problem), config)
@@ -84,4 +84,4 @@ class JobRung(Conv2dRung):
 
     @abstractmethod
     def job_recipe(self, job: Job, config: Config) -> Recipe:
-        """Over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""
+        """The launches over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""

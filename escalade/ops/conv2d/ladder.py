@@ -89,11 +89,12 @@ SMALL_PROBLEMS = (
     _SQUARE(48, 80, 4, 3, batch=1, dtype="fp8", layout="nhwc", residual=True, relu=True,
             shortcut_channels=80, shortcut_stride=2, output="fp16"),
 )  # fmt: skip
-"""Between them: odd sizes, every epilogue, stride, dilation, groups, filters that are not square, shortcuts, FP8."""
+"""Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
+square, shortcuts and FP8."""
 
 
 HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
-"""With Hopper's own units; which of them is fastest is for the tuner to say."""
+"""Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
     "tf32": (*HOPPER, "fused_epilogue", "tuned", "direct"),
@@ -101,7 +102,7 @@ PREFERENCE = {
     "bf16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
-"""From the fastest known to the one that can do everything."""
+"""Rungs by dtype and layout, from the fastest known to the one that can do everything."""
 FP32_NHWC = (
     "wgmma_split",
     "tensor_core_split",
@@ -111,20 +112,22 @@ FP32_NHWC = (
     "tuned",
     "direct",
 )
-"""In fp32 and NHWC tensor cores help, with operands split in two, and Winograd's algorithm on top of them."""
+"""Rungs for fp32 in NHWC, where tensor cores help with operands split in two, and Winograd's algorithm on top of
+them."""
 WINOGRAD_PIXELS = 25_000
 """Output pixels from which Winograd's fewer products are worth its three launches: a guess between the batches of 1
 and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
 FEW_CHANNELS = 8
-"""Up to here rows of the implicit GEMM are too short for tensor cores in fp32."""
+"""Channels up to which rows of the implicit GEMM are too short for tensor cores in fp32."""
 SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
 """What goes on from x to a second image."""
 GROUPED = ("depthwise", "grouped")
-"""Where channels are in groups; the others have no part in tensor cores then."""
+"""Rungs for channels in groups; the others have no part in tensor cores then."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
-"""In fp32 by the measured crossover (docs/ladder.md), with room for few channels; on tensor cores an estimate."""
+"""Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
+tensor cores an estimate."""
 WORTH_CONVERTING = (*HOPPER, "persistent", "fused_epilogue", "grouped")
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 

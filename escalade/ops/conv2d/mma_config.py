@@ -80,10 +80,10 @@ class MmaConfig(Config):
         return sum(blocks(depth * operands.element_bytes, self.row_bytes) for depth in depths)
 
     def cost(self, operands: Operands, products: int = 1) -> float:
-        """About the clocks that the busiest multiprocessor takes, with so many products for each of the problem's.
+        """The clocks, about, that the busiest multiprocessor takes, with so many products for each of the problem's.
 
-        Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite;
-        filling the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
+        Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite; filling
+        the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
         """
         warp_m, warp_n = self.warp_tile
         efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
@@ -121,7 +121,7 @@ class Operands:
 
     @staticmethod
     def stored(problem: Conv2dProblem) -> Operands:
-        """As the problem stores them."""
+        """The operands as the problem stores them."""
         return Operands(problem, arguments.element(problem), problem.element_bytes)
 
     @staticmethod

@@ -68,13 +68,13 @@ class Conversion:
 
 
 def rounded(source: str, rows: int, channels: int) -> Conversion:
-    """Of fp32, to values of TF32: what `prepare_for_copies` does to weights."""
+    """A conversion of fp32 to values of TF32: what `prepare_for_copies` does to weights."""
     element = Type("float")
     return Conversion(source, rows, channels, channels, element, element, 4, rounded=True)
 
 
 def prepare(operands: Operands) -> Prepared:
-    """As `operands` has them."""
+    """Puts x and the weights into the form that `operands` has."""
     p = operands.problem
     if not operands.padded and operands.element == arguments.element(p):
         return _prepared(p, {})
@@ -94,11 +94,11 @@ def copied_channels(problem: Conv2dProblem) -> int:
 
 
 def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
-    """For Hopper's TMA and wgmma.
+    """Prepares x and the weights for TMA and wgmma.
 
     wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller: with both operands
-    truncated results are off by 7.7e-4; with the weights rounded beforehand, once, by 4.6e-4. x is rounded too where
-    it is copied anyway.
+    truncated results are off by 7.7e-4; with the weights rounded beforehand, once, by 4.6e-4. x is rounded too where it
+    is copied anyway.
     """
     p, channels = problem, copied_channels(problem)
     padded, tf32 = channels != p.channels, p.dtype == "tf32"

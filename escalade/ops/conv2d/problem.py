@@ -172,7 +172,7 @@ class Conv2dProblem:
 
     @property
     def output_bytes(self) -> int:
-        """Of an element of y."""
+        """Bytes of an element of y."""
         return ELEMENT_BYTES[self.output or self.dtype]
 
     @property

@@ -112,7 +112,7 @@ def _finish_scaled(
 
 
 def reference(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The convolution in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
@@ -147,7 +147,7 @@ def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
-    """To 10 bits of mantissa, nearest, as the tensor cores' conversion does; infinities and NaN stay."""
+    """Rounds to 10 bits of mantissa, nearest, as the tensor cores' conversion does; infinities and NaN stay."""
     bits = values.view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)

@@ -40,7 +40,7 @@ class Conv2dRung(Rung[Conv2dProblem]):
         return None
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float | None:
-        """About what the busiest multiprocessor takes; what memory takes need not be in it."""
+        """The clocks, about, of the busiest multiprocessor; what memory takes need not be in them."""
         return None
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
@@ -49,4 +49,4 @@ class Conv2dRung(Rung[Conv2dProblem]):
 
     @abstractmethod
     def limits(self, problem: Conv2dProblem) -> str | None:
-        """Like `supports`, for problems of the kind that the rung takes."""
+        """What is beyond the rung, like `supports`, among problems of the kind that it takes."""

@@ -87,7 +87,7 @@ def _unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> 
 
 
 def product_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """For products of tensor cores: at least what TF32 is off by, in TF32."""
+    """The tolerance for products of tensor cores: at least what TF32 is off by, in TF32."""
     products = problem.output_elements * problem.group_channels * problem.taps
     return tf32_tolerance(problem.dtype, products, tolerance)
 
@@ -160,7 +160,7 @@ class FusedEpilogue(Conv2dRung):
 
     @property
     def takes_shortcut(self) -> bool:
-        """With three products the second set of sums takes the registers."""
+        """Whether the rung adds a shortcut: with three products the second set of sums takes the registers."""
         return self.products == 1
 
     @property

@@ -14,7 +14,7 @@ from escalade.ops.conv2d.epilogue import UNPLACED
 from escalade.ops.conv2d.job import Job, JobRung
 
 FILTERS = 64
-"""Of a tile: the rows of a product."""
+"""Filters of a tile: the rows of a product."""
 ROW_BYTES = 128
 """Channels of a pixel, 64 of 16 bits or 32 of 32: what the swizzle spans, and a window has of them."""
 TAP_BYTES = FILTERS * ROW_BYTES
@@ -24,7 +24,7 @@ WIDTHS = tuple(sorted({*range(16, 257, 16), 232, 248}))
 MOST_IN_BOX = 256
 """Pixels that one copy takes along a side."""
 LEAST_COLUMNS = 4
-"""Of a tile, unless the image has fewer."""
+"""Columns of a tile at least, unless the image has fewer."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Tiling:
     rows: int
     columns: int
     images: int = 1
-    """Whole ones, if several."""
+    """Images of a tile: whole ones, if several."""
 
     @property
     def stacked(self) -> bool:
@@ -76,7 +76,7 @@ class Tiling:
 
     @property
     def boxes(self) -> int:
-        """Of a tile."""
+        """Boxes of a tile."""
         return 1 if self.one_box else self.rows
 
     @property
@@ -102,7 +102,7 @@ class Tiling:
 
     @property
     def window_bytes(self) -> int:
-        """Of a slab of channels."""
+        """Bytes of a slab of channels of the window."""
         return self.images * self.window[0] * self.window[1] * ROW_BYTES
 
     @property
@@ -162,7 +162,7 @@ class Tiling:
 
     @property
     def shape(self) -> Ints:
-        """`WindowShape`."""
+        """The values of the kernel's `WindowShape`."""
         w = self.job.windows
         return Ints(
             (

@@ -32,16 +32,16 @@ from escalade.ops.conv2d.winograd_config import (
 )
 
 ROUNDING = {2: 1.0, 4: 2.5}
-"""By tile: how much more fp32 rounding may weigh than in a direct sum, for the transforms add and subtract values
+"""How much more fp32 rounding may weigh than in a direct sum, by tile, for the transforms add and subtract values
 larger than the result. With 4x4 outputs errors are 1.3 to 2.1 times a direct sum's rounding for 64 channels and more,
 and up to 2.8 times for a few, whose sums round little."""
 
 PRODUCT_RATE = 45e6
 """Operations in a microsecond of the matrix products, as the ladders have them."""
 SPLIT_RATE = 60e6
-"""The same with three TF32 products for each."""
+"""Operations in a microsecond of the matrix products with three TF32 products for each."""
 STAGE_US = 4.0
-"""To start a stage and to end it, of which the next one needs all: a third of one image's time."""
+"""Microseconds to start a stage and to end it, of which the next one needs all: a third of one image's time."""
 
 
 @dataclass(frozen=True)

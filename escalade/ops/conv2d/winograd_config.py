@@ -100,7 +100,7 @@ class Tiles:
         return Ints((self.rows, self.columns, chunk.first, chunk.count, chunk.room))
 
     def chunks(self, config: StagedConfig) -> tuple[Chunk, ...]:
-        """As few as fit, all of one size but the last."""
+        """Chunks of tiles: as few as fit, all of one size but the last."""
         tile_bytes = 4 * self.points * (self.channels + self.filters)
         most = max(1, config.chunk_megabytes * 2**20 // (tile_bytes * config.block_tiles))
         blocks = ceil(self.count, config.block_tiles)

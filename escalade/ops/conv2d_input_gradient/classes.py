@@ -43,12 +43,13 @@ class Axis:
 
     @property
     def upper(self) -> int:
-        """Behind."""
+        """The padding that the convolution has behind."""
         return self.count - 1 + self.corner + self.dilation * (self.taps - 1) - (self.size - 1)
 
     @property
     def padding(self) -> int:
-        """On both sides alike, so that nothing is missing; of the results, those from `shift` on are wanted."""
+        """The padding on both sides alike, so that nothing is missing; of the results, those from `shift` on are
+        wanted."""
         return max(self.lower, self.upper, 0)
 
     @property
@@ -57,7 +58,7 @@ class Axis:
 
     @property
     def padded_count(self) -> int:
-        """The results with that padding."""
+        """The number of results with `padding`."""
         return self.size + 2 * self.padding - self.dilation * (self.taps - 1)
 
 
@@ -94,7 +95,7 @@ class PixelClass:
 
     @property
     def convolution(self) -> Conv2dProblem:
-        """Of the output's gradient with the filter of this class, padded alike on both sides."""
+        """The convolution of the output's gradient with the filter of this class, padded alike on both sides."""
         f = self.forward
         return replace(
             f, channels=f.filters, height=f.output_height, width=f.output_width, filters=f.channels,
@@ -142,13 +143,13 @@ class PixelClass:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """Where pixels of the class lie in dx: steps, offsets and the size of the whole, along rows and columns."""
+        """The places of the class's pixels in dx: steps, offsets and the size of the whole, along rows and columns."""
         f = self.forward
         return *f.stride, self.rows.offset, self.columns.offset, f.height, f.width
 
     @property
     def windows(self) -> Windows:
-        """Of the output's gradient that the pixels see: exactly these, whatever lies around the image."""
+        """The windows of the output's gradient that the pixels see: exactly these, whatever lies around the image."""
         f, rows, columns = self.forward, self.rows, self.columns
         return Windows(
             f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
@@ -158,12 +159,12 @@ class PixelClass:
 
     @property
     def placed(self) -> Ints:
-        """Where kernels for Hopper put the pixels themselves."""
+        """The places to which kernels for Hopper bring the pixels themselves."""
         return UNPLACED if self.forward.stride == (1, 1) else Ints(self.placement)
 
     @property
     def elements(self) -> int:
-        """Of dx."""
+        """Elements of dx in the class."""
         return self.forward.batch * self.forward.channels * self.rows.count * self.columns.count
 
     @property

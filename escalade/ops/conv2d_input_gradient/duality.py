@@ -18,9 +18,9 @@ from escalade.ops.conv2d_input_gradient.classes import PixelClass, pixel_classes
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 MOST_CLASSES = 16
-"""Each is a few launches."""
+"""Classes of pixels at most: each is a few launches."""
 LANES = 4
-"""Classes side by side."""
+"""Lanes in which classes run side by side."""
 FLIP_TILE = 32
 FLIP_ROWS = 8
 PLACE_THREADS = 256
@@ -82,7 +82,7 @@ def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
 
 @dataclass(frozen=True)
 class ClassLaunches:
-    """Of a class of pixels through a recipe, side by side with the others."""
+    """The launches of one class of pixels in a recipe, side by side with the other classes'."""
 
     number: int
     weight: str
@@ -142,7 +142,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
             return str(error)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
-        """Those of the class with the most taps; the others follow it where they can."""
+        """The configs of the class with the most taps; the others follow it where they can."""
         return self.inner.configs(largest_class(problem).convolution)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
@@ -198,7 +198,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
     def part_estimate(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
     ) -> float | None:
-        """Of a class without its filter."""
+        """An estimate for a class without its filter."""
 
     @staticmethod
     def moved(problem: Conv2dInputGradientProblem, one: PixelClass) -> int:
@@ -216,7 +216,8 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
 @dataclass(frozen=True)
 class AsConvolution(ByClasses):
-    """By a rung of conv2d as it is; results that are not dx as they lie are placed by a launch of their own."""
+    """Each class by a rung of conv2d as it is; results that are not dx as they lie are placed by a launch of their
+    own."""
 
     def _config_of(self, convolution: Conv2dProblem, config: Config) -> Config:
         offered = _offered(self.inner, convolution)

@@ -61,7 +61,8 @@ SMALL_PROBLEMS = tuple(
         "64to72_6x7_k1s2_b2",
     )
 )
-"""Between them: odd sizes, strides with and without remainders, dilation, groups, and padding beyond the filter."""
+"""Small problems that between them have odd sizes, strides with and without remainders, dilation, groups, and padding
+beyond the filter."""
 
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
@@ -72,11 +73,11 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
 
 
 FEW_FILTERS = 8
-"""Up to here rows of the implicit GEMM, which runs over the filters, are too short for tensor cores in fp32."""
+"""Filters up to which rows of the implicit GEMM, which runs over them, are too short for tensor cores in fp32."""
 HOPPER = ("window", "streamed_window", "persistent")
 """Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
 SPLIT = ("wgmma_split", "tensor_core_split")
-"""fp32 accuracy on tensor cores."""
+"""The rungs with fp32 accuracy on tensor cores."""
 WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 

@@ -87,7 +87,8 @@ def _clocks(one: PixelClass, config: Config) -> float:
 
 
 def _writes_lines(config: Config) -> bool:
-    """Of many results, quarters of a line straight from registers take half as long again to write."""
+    """Whether results leave as whole lines: quarters of a line straight from registers take half as long again to
+    write."""
     return isinstance(config, PersistentConfig) and (config.buffers > 0 or config.parts > 1)
 
 

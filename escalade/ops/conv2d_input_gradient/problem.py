@@ -44,7 +44,7 @@ class Conv2dInputGradientProblem(GradientProblem):
 
     @property
     def elements(self) -> int:
-        """Of dx."""
+        """Elements of dx."""
         return self.forward.input_elements
 
     @property

@@ -43,7 +43,7 @@ def empty_output(problem: Conv2dInputGradientProblem, device: torch.device) -> t
 def _convolve_back(
     problem: Conv2dInputGradientProblem, gradient: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """By PyTorch, in the dtype of the inputs. Of x it wants only to know the shape and the layout."""
+    """The gradient by PyTorch, in the dtype of the inputs. It wants to know only the shape and the layout of x."""
     f = problem.forward
     x = torch.empty(
         (f.batch, f.channels, f.height, f.width),
@@ -70,7 +70,7 @@ def _finish(dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
 
 
 def reference(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """In float64."""
+    """The gradient in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(_convolve_back(problem, wide["gradient"], wide["weight"]), wide)
 

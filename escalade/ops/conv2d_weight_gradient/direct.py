@@ -15,7 +15,7 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 
 _MOST_PARTS = 256
 _LEAST_PIXELS = 16
-"""Of a part."""
+"""Pixels of a part at least."""
 
 
 @dataclass(frozen=True)

@@ -27,18 +27,18 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 
 PACKED = "packed"
 MOST_CHANNELS = 8
-"""Of a packed pixel, over the rows that it holds."""
+"""Channels of a packed pixel at most, over the rows that it holds."""
 MOST_TAPS = 8
-"""Along a row of the filter: the packed pixels of a box."""
+"""Taps along a row of the filter at most: the packed pixels of a box."""
 PIXEL_BYTES = 16
 RUN = 16
 """Neighbouring output pixels, which a product is over."""
 ROW_BYTES = RUN * BOX * 2
-"""Of one row of a slab."""
+"""Bytes of one row of a slab."""
 MOST_ROWS = 8
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 _MOST_BOXES = 4
-"""Of one warpgroup: 256 columns, 128 registers of sums."""
+"""Boxes of one warpgroup at most: 256 columns, 128 registers of sums."""
 _PACK_THREADS, _PACK_ROUNDS = 256, 4
 
 
@@ -88,10 +88,10 @@ class Packing:
 @dataclass(frozen=True)
 class FewChannelsConfig(Config):
     warpgroups_m: int
-    """That multiply, each 64 filters."""
+    """Warpgroups that multiply, each 64 filters."""
     warpgroups_n: int
     boxes: int
-    """Of 64 columns, of each warpgroup."""
+    """Boxes of 64 columns that each warpgroup has."""
     rows: int
     """Output rows of a slab: all slabs are whole."""
     stages: int

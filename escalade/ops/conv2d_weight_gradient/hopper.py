@@ -21,13 +21,13 @@ BOX = 64
 SLAB = 64
 """Pixels of a stage of `wgmma`."""
 IMAGES = 16
-"""Of a product of `window`."""
+"""Images of a product of `window`."""
 PRODUCT_RATE = 2048
 """Multiplications and additions of a multiprocessor in a cycle."""
 COPY_RATE = 45.0
 """Bytes that a multiprocessor gets from L2 in a cycle."""
 MULTIPLE = 8
-"""Of channels and filters: rows of tensors are multiples of 16 bytes."""
+"""A divisor of channels and filters: rows of tensors are multiples of 16 bytes."""
 
 
 def refused(rung: str, f: Conv2dProblem) -> str | None:
@@ -50,7 +50,7 @@ def narrow(rung: str, f: Conv2dProblem) -> str | None:
 
 @dataclass(frozen=True)
 class HopperRung(Rung[Conv2dWeightGradientProblem]):
-    """In fp16 and bf16, nhwc, without groups."""
+    """A rung with Hopper's own units, in fp16 and bf16, nhwc, without groups."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class HopperRung(Rung[Conv2dWeightGradientProblem]):
 
     @abstractmethod
     def limits(self, forward: Conv2dProblem) -> str | None:
-        """Like `supports`, for what `refused` lets pass."""
+        """What is beyond the rung, like `supports`, among what `refused` lets pass."""
 
 
 # --- any filter
@@ -70,11 +70,11 @@ class HopperRung(Rung[Conv2dWeightGradientProblem]):
 @dataclass(frozen=True)
 class WgmmaConfig(Config):
     filters: int
-    """Of a tile."""
+    """Filters of a tile."""
     columns: int
-    """Of a tile: channels of one tap after another."""
+    """Columns of a tile: channels of one tap after another."""
     warpgroups: int
-    """That multiply."""
+    """Warpgroups that multiply."""
     stages: int
     blocks_per_sm: int
     part_slabs: int = 1
@@ -88,7 +88,7 @@ class WgmmaConfig(Config):
         return ceil_div(f.filters, self.filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
 
     def cost(self, problem: Conv2dWeightGradientProblem) -> float:
-        """Cycles."""
+        """The cycles that it takes."""
         return self.work(problem).cost(self.part_slabs)
 
     def work(self, problem: Conv2dWeightGradientProblem) -> parts.Work:
@@ -172,7 +172,7 @@ class Wgmma(HopperRung):
 MOST_ROWS = 8
 MOST_STAGES = 16
 STAGE_CYCLES = 60.0
-"""To wait for a stage and to release it."""
+"""Cycles to wait for a stage and to release it."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class WindowConfig(Config):
 
 
 def _stage_bytes(f: Conv2dProblem, rows: int) -> int:
-    """Of the rows of as many columns of x as the stride has, and of one of gradients."""
+    """Bytes of the rows of as many columns of x as the stride has, and of one of gradients."""
     stride = f.stride[0]
     return (stride * ((rows - 1) * stride + 3) + rows) * IMAGES * ROW_BYTES
 

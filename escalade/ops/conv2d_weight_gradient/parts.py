@@ -20,10 +20,10 @@ _SUM_LANES = ((8, 1), (32, 4), (_MANY, 8))
 _REDUCTION_RATE = 20.0 * SMS
 """Bytes of parts that the card writes or reads in a cycle, about 5 TB/s."""
 _START_CYCLES = 4000.0
-"""To fill a block's ring and to store its sums."""
+"""Cycles to fill a block's ring and to store its sums."""
 _MOST_PARTS = 4096
 _WAVES = (0.25, 0.5, 0.75, 1, 2, 3, 4, 5, 6, 7, 8)
-"""Of blocks, that are worth a thought; less than one where adding up is the larger work."""
+"""Waves of blocks that are worth a thought; less than one where adding up is the larger work."""
 
 
 def constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
@@ -68,7 +68,7 @@ class Work:
     slots: int
     """Blocks that run at once."""
     elements: int
-    """Of a part, over all tiles."""
+    """Elements of a part, over all tiles."""
 
     def cost(self, each: int) -> float:
         """Cycles where a part has so many pieces: waves of blocks, and adding up."""
@@ -77,7 +77,7 @@ class Work:
         return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / _REDUCTION_RATE
 
     def best(self) -> int:
-        """Pieces of a part."""
+        """The best number of pieces of a part."""
         wanted = {
             max(1, min(self.pieces, _MOST_PARTS, int(waves * self.slots) // self.tiles)) for waves in _WAVES
         }

@@ -40,7 +40,7 @@ class Conv2dWeightGradientProblem(GradientProblem):
 
     @property
     def part_elements(self) -> int:
-        """Of the weights' gradient and, behind it, the bias's."""
+        """Elements of the weights' gradient and, behind it, the bias's."""
         return self.forward.weight_elements + (self.forward.filters if self.bias else 0)
 
     @property

@@ -52,14 +52,14 @@ def further_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) 
 
 
 def further_references(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-    """In float64."""
+    """The bias's gradient in float64."""
     return {"bias_gradient": inputs["gradient"].double().sum((0, 2, 3))} if problem.bias else {}
 
 
 def compute(
     problem: Conv2dWeightGradientProblem, inputs: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """By PyTorch, in the dtype of the inputs: the gradients of weights and bias."""
+    """The gradients of weights and bias by PyTorch, in the dtype of the inputs."""
     f, x = problem.forward, inputs["x"]
     weight = torch.empty(  # whose size alone is looked at
         (f.filters, f.group_channels, f.filter_height, f.filter_width),
@@ -73,7 +73,7 @@ def compute(
 
 
 def reference(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """In float64."""
+    """The gradient of the weights in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})[0]
 
 

@@ -111,7 +111,7 @@ MOST_CHANNELS = 8
 @dataclass(frozen=True)
 class RunConfig(Config):
     pixels: int
-    """That a thread takes at once."""
+    """Pixels that a thread takes at once."""
     rounds: int = 1
     threads: int = 128
 
@@ -222,7 +222,8 @@ SMALL_PROBLEMS = (
     ConvertProblem(1, 24, 7, 12, "bf16", padded_channels=32),
     ConvertProblem(2, 67, 9, 8, "uint8", normalise=True),
 )
-"""Between them: every source and pair of layouts, channels left out and added, odd sizes on both sides."""
+"""Small problems that between them have every source and pair of layouts, channels left out and added, odd sizes on
+both sides."""
 
 
 class Convert(Operation[ConvertProblem]):

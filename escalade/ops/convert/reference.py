@@ -53,7 +53,7 @@ def _normalised(
 
 
 def reference(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The converted tensor in float64."""
     p = problem
     y = torch.zeros(
         (p.batch, p.padded_channels, p.height, p.width), dtype=torch.float64, device=inputs["x"].device

@@ -40,9 +40,9 @@ class DirectConfig(Config):
     run: int
     """Neighbouring pixels a thread."""
     filters: int
-    """A thread."""
+    """Filters that a thread has."""
     weights: str = "shared"
-    """Where they are: `shared` or `constant` memory."""
+    """The memory that weights are in: `shared` or `constant`."""
     threads: int = 128
 
 
@@ -107,15 +107,15 @@ class Direct(Rung[FewChannelsProblem]):
 @dataclass(frozen=True)
 class RowsConfig(Config):
     images: int
-    """Of a block; more than one only if they are whole."""
+    """Images of a block; more than one only if they are whole."""
     rows: int
-    """Of y, of a block."""
+    """Rows of y that a block has."""
     segments: int
     """Runs in a row of the block."""
     run: int
     """Neighbouring pixels a thread, a multiple of the pooling window."""
     filters: int
-    """A thread."""
+    """Filters that a thread has."""
     threads: int = 128
 
 
@@ -221,7 +221,7 @@ class _Tiling:
 
     @property
     def efficiency(self) -> float:
-        """About the useful multiply-adds' share of what the multiprocessors could issue."""
+        """The useful multiply-adds' share, about, of what the multiprocessors could issue."""
         p, c = self.problem, self.config
         multiply_adds = p.filter_width * c.run * c.filters
         reads = self.window // 4 + p.filter_width * ceil_div(c.filters, 4)
@@ -264,7 +264,7 @@ def _row_pitch(
 
 
 MOST_SUMS = 84
-"""Of a thread, in registers."""
+"""Sums of a thread at most, in registers."""
 MOST_RUN = 24
 MOST_POOL = 16
 
@@ -292,7 +292,7 @@ def _shapes(problem: FewChannelsProblem) -> Iterator[RowsConfig]:
 
 @cache
 def _row_configs(problem: FewChannelsProblem) -> tuple[RowsConfig, ...]:
-    """The valid ones, best first."""
+    """The valid configs, best first."""
     found: dict[RowsConfig, float] = {}
     for config in _shapes(problem):
         tiling = _Tiling(problem, config)

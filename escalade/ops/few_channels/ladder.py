@@ -37,7 +37,8 @@ SMALL_PROBLEMS = tuple(
         "5to17_6_k2_b2_relu_pool2c",
     )
 )
-"""Between them: every number of channels by kind, odd sizes, padding, bias, grey values, windows that hang over."""
+"""Small problems that between them have every number of channels by kind, odd sizes, padding, bias, grey values,
+windows that hang over."""
 
 
 class FewChannels(Operation[FewChannelsProblem]):

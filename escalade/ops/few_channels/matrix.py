@@ -17,15 +17,15 @@ _THREADS = 256
 _TILE = 16
 """Filters of a block in all these products, and pixels of the textbook's."""
 _MMA_PIXELS, _MMA_THREADS = 64, 128
-"""Of a block in kernels/few_channels/mma_tiles.cuh."""
+"""Pixels and threads of a block in kernels/few_channels/mma_tiles.cuh."""
 _TF32 = Type("float")
-"""Operands in fp32's bits, rounded."""
+"""The type of operands in fp32's bits, rounded."""
 
 
 @dataclass(frozen=True)
 class ChunksConfig(Config):
     chunks: int = 1
-    """Into how many parts the images are cut; neighbouring ones overlap."""
+    """How many parts the images are cut into; neighbouring ones overlap."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Unrolled(Rung[FewChannelsProblem]):
     def _steps(
         self, problem: FewChannelsProblem, chunk: FewChannelsProblem, first: int, lane: int
     ) -> list[KernelCall]:
-        """Of a chunk of the images, from the `first` on."""
+        """The launches for a chunk of the images, from the `first` on."""
         p = chunk
         x = first * p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
         y = first * p.filters * p.output_height * p.output_width * ELEMENT_BYTES[p.storage]
@@ -121,7 +121,7 @@ class Unrolled(Rung[FewChannelsProblem]):
 
 @dataclass(frozen=True)
 class FusedConfig(Config):
-    """There is nothing to choose."""
+    """A config with nothing to choose."""
 
 
 @dataclass(frozen=True)

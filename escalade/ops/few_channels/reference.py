@@ -57,7 +57,8 @@ def _convolve(
 
 
 def _channels_last(images: torch.Tensor) -> torch.Tensor:
-    """With strides that say so even for one channel, where PyTorch would take either layout for the other."""
+    """The images with strides that say channels_last even for one channel, where PyTorch would take either layout for
+    the other."""
     _, channels, height, width = images.shape
     laid_out = images.contiguous(memory_format=torch.channels_last)
     return laid_out.as_strided(images.shape, (channels * height * width, 1, channels * width, channels))
@@ -71,7 +72,7 @@ def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
 
 
 def reference(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The result in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve(problem, wide["x"], wide["weight"], wide.get("bias")))
 

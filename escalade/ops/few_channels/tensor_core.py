@@ -17,7 +17,8 @@ from escalade.ops.few_channels.problem import FewChannelsProblem
 
 MOST_CHANNELS = 4
 MOST_TAPS = 7
-"""Along both sides: a pair of pixels sees one more column, eight pixels in all, and the weights stay in registers."""
+"""Taps along both sides at most: a pair of pixels sees one more column, eight pixels in all, and the weights stay in
+registers."""
 POOLS = (2, 4)
 _PACK_THREADS = 256
 
@@ -25,9 +26,9 @@ _PACK_THREADS = 256
 @dataclass(frozen=True)
 class TileConfig(Config):
     images: int
-    """Staged at once by a block."""
+    """Images that a block stages at once."""
     rows: int
-    """Of the convolution, that a warp computes at once."""
+    """Rows of the convolution that a warp computes at once."""
     warps: int
     blocks_per_sm: int
     """What the compiler fits the registers to, and how many blocks there are."""
@@ -97,7 +98,7 @@ class Columns:
 
     @property
     def steps(self) -> float:
-        """For an output row: with one channel those of even rows and of odd ones on average."""
+        """Steps for an output row: with one channel those of even rows and of odd ones on average."""
         half_rows = ceil_div(self.problem.filter_height, 2) + ceil_div(self.problem.filter_height + 1, 2)
         return half_rows / 2 if self.single else self.fragments
 
@@ -117,7 +118,7 @@ class Product:
 
     @property
     def row_blocks(self) -> int:
-        """With windows that hang over, more rows are computed than there are."""
+        """Blocks of rows of an image: with windows that hang over, more rows are computed than there are."""
         return ceil_div(self.problem.output_height * self.problem.pool, self.config.rows)
 
     @property
@@ -138,7 +139,7 @@ class Product:
 
     @property
     def tiles(self) -> int:
-        """Of 16 rows of the product, for the images of a block."""
+        """Tiles of 16 rows of the product, for the images of a block."""
         return ceil_div(self.config.images * self.cells_in_image, 8 if self.problem.pool == 4 else 16)
 
     # --- shared memory
@@ -169,7 +170,7 @@ class Product:
 
     @property
     def wavefronts(self) -> float:
-        """Of shared memory, for the pixels of a fragment."""
+        """Wavefronts of shared memory for the pixels of a fragment."""
         if self.columns.single:
             return 4
         return 4 * self._wavefronts(self.operand_width // 2)
@@ -210,9 +211,9 @@ class Product:
 
 @lru_cache(maxsize=4096)
 def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch: int) -> float:
-    """About how often eight pairs have to be read one after another, on average, `pitch` being that of image rows.
+    """How often, about and on average, eight pairs have to be read one after another, `pitch` being that of image rows.
 
-    In 16 bytes, of which shared memory has eight at once; cells in the order of
+    Pairs take 16 bytes, of which shared memory has eight at once; cells are in the order of
     kernels/few_channels/tensor_core_tile.cuh.
     """
     found = []
@@ -228,7 +229,7 @@ def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch:
 
 
 def _clocks(product: Product) -> float:
-    """About how long a multiprocessor takes for an image; only the order matters.
+    """How long, about, a multiprocessor takes for an image; only the order matters.
 
     An mma every 1.65 clocks at best, a wavefront of shared memory a clock, four instructions a clock: what takes
     longest, and a third of the rest; beside it memory, 18 bytes a clock, a little less where many blocks go through it
@@ -262,7 +263,7 @@ def _clocks(product: Product) -> float:
 
 
 def _registers(columns: Columns, rows: int) -> int:
-    """About what a thread needs: weights, sums and, in halves, what joins them, pixels, addresses."""
+    """The registers, about, that a thread needs: weights, sums and, in halves, what joins them, pixels, addresses."""
     sums = 4 * columns.tiles_n * rows
     if not columns.split:
         return columns.weight_registers + sums + 32
@@ -277,7 +278,7 @@ def _registers(columns: Columns, rows: int) -> int:
 
 
 def _configs(problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
-    """Those that fit, best first."""
+    """Configs that fit, best first."""
     found = []
     # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
     row_choices = (1, 2, 4, 8) if problem.channels == 1 else (1, 2, 4, 5, 7, 8)

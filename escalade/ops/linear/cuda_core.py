@@ -37,9 +37,9 @@ class Naive(Rung[LinearProblem]):
 @dataclass(frozen=True)
 class TiledConfig(Config):
     rows: int
-    """Of x, a block."""
+    """Rows of x that a block has."""
     outputs: int
-    """Features out, a block."""
+    """Features that come out of a block."""
     thread_rows: int
     thread_outputs: int
     splits: int = 1
@@ -53,7 +53,7 @@ class TiledConfig(Config):
         return ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
 
     def cost(self, problem: LinearProblem) -> float:
-        """About the clocks that the busiest multiprocessor takes; only the order matters.
+        """The clocks, about, that the busiest multiprocessor takes; only the order matters.
 
         128 multiply-adds a clock, of which larger tiles of a thread reach more, and a block of 256 threads by itself
         half; filling the pipeline costs as much as 64 of k, adding up splits as much as a launch and their traffic.
@@ -147,15 +147,15 @@ def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
 @dataclass(frozen=True)
 class WarpConfig(Config):
     rows: int
-    """Of x, a warp."""
+    """Rows of x that a warp has."""
     outputs: int
-    """Features out, a warp."""
+    """Features that come out of a warp."""
     stages: int
     """Places of the ring: how many packs of a row of weights are copied ahead, and one."""
     output_warps: int
-    """Of a block, each with outputs of its own."""
+    """Warps of a block, each with outputs of its own."""
     depth_warps: int
-    """Of a block that share k for the same outputs."""
+    """Warps of a block that share k for the same outputs."""
 
     def warps(self, problem: LinearProblem) -> int:
         groups = ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
@@ -163,12 +163,13 @@ class WarpConfig(Config):
 
 
 MOST_ROWS = 64
-"""For each eight rows the weights are read once more."""
+"""Rows at most: for each eight of them the weights are read once more."""
 ENOUGH_WARPS = 24 * SMS
 _OUTPUTS = {1: (1, 2), 2: (2, 1), 4: (4, 2), 8: (4, 2)}
-"""By rows a warp: the more of them, the more outputs should share what is read of x."""
+"""Outputs of a warp by its rows: the more of them, the more outputs should share what is read of x."""
 _STAGES = {1: 8, 2: 6, 4: 4}
-"""By outputs a warp: the rings of 8 warps take 32 to 64 KiB, so that several blocks share a multiprocessor."""
+"""Stages by outputs of a warp: the rings of 8 warps take 32 to 64 KiB, so that several blocks share a
+multiprocessor."""
 
 
 @dataclass(frozen=True)

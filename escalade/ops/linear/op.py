@@ -110,7 +110,8 @@ def _cast_and_run(
     tf32: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """As PyTorch does for its own; what is no floating-point tensor of ours is left for the checks to refuse."""
+    """Casts as PyTorch does for its own operators; what is no floating-point tensor of ours is left for the checks to
+    refuse."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.dtype in NAMES else tensor

@@ -36,10 +36,9 @@ SMALL_PROBLEMS = (
     LinearProblem(1, 1040, 3, bias=True, pixels=29),
     LinearProblem(18, 40, 9, bias=True, pixels=4),
 )
-"""Between them: one row and more than a block's, odd features in and out, k in one piece and in several; means over
-two pixels and over more than are loaded at once, of more features than a block has threads and of more rows than one
-launch takes.
-"""
+"""Small problems that between them have one row and more than a block's, odd features in and out, k in one piece and in
+several; means over two pixels and over more than are loaded at once, of more features than a block has threads and of
+more rows than one launch takes."""
 
 
 class Linear(Operation[LinearProblem]):

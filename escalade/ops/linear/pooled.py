@@ -18,18 +18,19 @@ from escalade.ops.linear.problem import LinearProblem
 from escalade.ops.linear.tensor_core import TENSOR_CORE
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
-"""Up to so many, the weights' way from memory takes longer than the products of a warp an output."""
+"""Rows up to which the weights' way from memory takes longer than the products of a warp an output."""
 _MEAN = AdaptiveAvgPool2d.ladder.rung("vectorised")
 
 
 def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
-    """For rows as they are, the fastest expected first. Not the split products: they make NaN of an infinity."""
+    """Rungs for rows as they are, the fastest expected first. The split products are not among them: they make NaN of
+    an infinity."""
     few = (WARP_PER_OUTPUT,) if problem.batch <= FEW_ROWS[problem.dtype] else ()
     return (*few, TENSOR_CORE, TILED)
 
 
 def _mean(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
-    """Of images as high as they have pixels, and one wide: x lies in memory as it is."""
+    """The mean of images as high as they have pixels, and one wide: x lies in memory as it is."""
     stored = NAMES[STORAGE[problem.dtype]]
     return AdaptiveAvgPool2dProblem(
         problem.batch, problem.in_features, problem.pixels, 1, dtype=stored, layout="nhwc"
@@ -47,7 +48,7 @@ class PoolFirst(Rung[LinearProblem]):
             return f"as a pooling: {error}"
 
     def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
-        """Those of the layer; the mean has its default."""
+        """The configs of the layer; the mean has its default."""
         rung, plain = self._layer(problem)
         return rung.configs(plain)
 
@@ -71,7 +72,7 @@ class PoolFirst(Rung[LinearProblem]):
 class PooledConfig(Config):
     threads: int
     outputs: int
-    """Features out, a warp."""
+    """Features that come out of a warp."""
 
     def blocks(self, problem: LinearProblem) -> int:
         return ceil_div(problem.out_features, self.threads // 32 * self.outputs)
@@ -79,7 +80,7 @@ class PooledConfig(Config):
 
 MOST_ROWS = 4
 MOST_PACKS = 16
-"""Of weights in a lane's registers, 64 of them at 16 bytes each; of two outputs half as many."""
+"""Packs of weights in a lane's registers at most, 64 registers at 16 bytes each; of two outputs half as many."""
 MOST_GROUPS = 16
 """Threads that share the pixels of a feature: their sums are added up one by one."""
 AHEAD_OF_BLOCK = 4096
@@ -87,7 +88,7 @@ AHEAD_OF_BLOCK = 4096
 SM_RATE = 64 * CLOCK
 """Bytes that reach one multiprocessor in a microsecond."""
 LANES = 128
-"""Of a multiprocessor: instructions of threads in a clock."""
+"""Instructions of threads that a multiprocessor starts in a clock."""
 CONFIGS = (PooledConfig(512, 1), PooledConfig(256, 1), PooledConfig(512, 2), PooledConfig(256, 2))
 """16 warps first: 1000 outputs are then 63 blocks, which read x half as often as 125, and are so few that they may come
 early."""
@@ -143,7 +144,7 @@ def _vector(problem: LinearProblem) -> int:
 
 
 def _packs(problem: LinearProblem) -> int:
-    """Of a row of weights, those of one lane."""
+    """Packs that one lane has of a row of weights."""
     return ceil_div(problem.in_features, 32 * _vector(problem))
 
 

@@ -36,13 +36,13 @@ def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """By PyTorch, in the dtype of the inputs; x is rows by now."""
+    """The product by PyTorch, in the dtype of the inputs; x is rows by now."""
     y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
     return y.relu_() if problem.relu else y
 
 
 def reference(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The product in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return compute(problem, dict(wide, x=_rows(problem, wide["x"])))
 

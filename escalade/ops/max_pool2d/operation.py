@@ -20,7 +20,7 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
 
 BUSY_THREADS = 4 * 132 * 2048
-"""As many as fill an H200 four times."""
+"""Threads that fill an H200 four times."""
 _STATIC_SHARED_BYTES = 48 * 1024
 
 
@@ -140,7 +140,7 @@ _RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1,
 MOST_LOADS_IN_ROW = 11
 """Four registers each: what fits beside the results."""
 MOST_LOADS = 81
-"""The code has no loop over them."""
+"""Loads of a window at most: the code has no loop over them."""
 
 
 class Vectorised(Rung[MaxPool2dProblem]):
@@ -222,7 +222,8 @@ SMALL_PROBLEMS = (
     _square(8, 14, 12, 4, 6),
     _square(1, 1, 1, 1, 0),
 )
-"""Between them: windows that overlap, touch and leave gaps, both roundings, kernels that are not square, odd sizes."""
+"""Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
+not square, odd sizes."""
 
 
 class MaxPool2d(Operation[MaxPool2dProblem]):

@@ -79,7 +79,7 @@ class MaxPool2dProblem(Images):
 
     @property
     def flops(self) -> int:
-        """Comparisons."""
+        """Comparisons of the maxima."""
         return self.output_elements * self.kernel[0] * self.kernel[1]
 
     @property
@@ -93,7 +93,7 @@ class MaxPool2dProblem(Images):
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """Of integers, or of the symbols that stand for them while a program is traced."""
+    """The size of the result, of integers, or of the symbols that stand for them while a program is traced."""
     reach = size + 2 * padding - kernel
     if not ceil_mode:
         return reach // stride + 1

@@ -16,5 +16,5 @@ def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 
 
 def reference(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The maxima in float64."""
     return peer(problem, {"x": inputs["x"].double()})

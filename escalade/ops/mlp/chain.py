@@ -13,11 +13,11 @@ from escalade.ops.base.rung import Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
 MOST_LAYERS = 32
-"""Each is unrolled into the kernel."""
+"""Layers at most: each is unrolled into the kernel."""
 
 
 def constants(problem: MlpProblem, layers: Sequence[str]) -> dict[str, Constant]:
-    """With the layers as the kernel's own struct has them."""
+    """The constants of a chain, with the layers as the kernel's own struct has them."""
     names = tuple(problem.sizes)
     return {
         "Element": element(problem.dtype),
@@ -60,7 +60,7 @@ class ChainRung(Rung[MlpProblem]):
     """One launch for the whole chain, with what lies between the layers in shared memory."""
 
     def shared_bytes(self, problem: MlpProblem) -> int:
-        """That a block needs at least."""
+        """Bytes of shared memory that a block needs at least."""
         raise NotImplementedError
 
     def supports(self, problem: MlpProblem) -> str | None:

@@ -84,7 +84,7 @@ class _Steps:
         )  # fmt: skip
 
     def linear(self, number: int, bias: bool, buffers: tuple[str, str], sizes: tuple[int, int, int]) -> None:
-        """By the foot of linear's ladder."""
+        """Adds a layer by the foot of linear's ladder."""
         source, target = buffers
         self._launch(
             "linear/naive.cu", "linear_naive", {"HAS_BIAS": bias, "HAS_RELU": False, "PIXELS": 1}, sizes[0] * sizes[2],
@@ -108,7 +108,7 @@ class _Steps:
 @dataclass(frozen=True)
 class FusedConfig(Config):
     threads: int
-    """Of a block, which has one item."""
+    """Threads of a block, which has one item."""
     gelu: str
     """One of `gelu_forms`."""
 
@@ -161,7 +161,7 @@ class Fused(ChainRung):
 
 
 def _padded(floats: int) -> int:
-    """Whole packs of 16 bytes."""
+    """The size filled up to whole packs of 16 bytes."""
     return 4 * blocks(floats, 4)
 
 

@@ -22,9 +22,9 @@ PROBLEMS = (
 )
 
 FEW_ROWS_OF_CLUSTERS = 1024
-"""Up to here `clustered_rows` was the faster in fp32: 8.0 us against 9.1, and 30 against 18 at 4,096."""
+"""Rows up to which `clustered_rows` was the faster in fp32: 8.0 us against 9.1, and 30 against 18 at 4,096."""
 FEW_ROWS = 4096
-"""Up to here `shared_rows` was the faster: 6 us against 8 at 4,096 rows, 67 against 37 at 65,536."""
+"""Rows up to which `shared_rows` was the faster: 6 us against 8 at 4,096 rows, 67 against 37 at 65,536."""
 
 SMALL_PROBLEMS = (
     MlpProblem(3, AUTOENCODER),
@@ -35,8 +35,8 @@ SMALL_PROBLEMS = (
     MlpProblem(2, parse_layers("242n-240bg_240-6")),
     MlpProblem(1, parse_layers("1-1b")),
 )
-"""Between them: every activation, norm, both outputs, groups that split and join, odd sizes, one row and many, and
-weights that do not fit in shared memory."""
+"""Small problems that between them have every activation, norm, both outputs, groups that split and join, odd sizes,
+one row and many, and weights that do not fit in shared memory."""
 
 
 class Mlp(Operation[MlpProblem]):

@@ -31,11 +31,11 @@ _MOST_SUMS = 80
 @dataclass(frozen=True)
 class PersistentConfig(Config):
     teams: int
-    """Of a block; each has items of its own."""
+    """Teams of a block; each has items of its own."""
     threads: int
-    """Of a team."""
+    """Threads of a team."""
     items: int
-    """Of a team at a time."""
+    """Items of a team at a time."""
     unroll: int
     """Steps of the products' loops at once."""
     gelu: str
@@ -44,7 +44,7 @@ class PersistentConfig(Config):
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a layer's product: what a thread makes, and how many lanes share it."""
+    """A tile of a layer's product: what a thread makes, and how many lanes share it."""
 
     rows: int
     outputs: int
@@ -55,7 +55,7 @@ class Tile:
         return self.rows * self.outputs
 
     def registers(self, steps: int) -> int:
-        """That are needed about: sums, weights and an activation of each step, addresses."""
+        """The registers, about, that are needed: sums, weights and an activation of each step, addresses."""
         return self.sums + 4 * steps * (self.outputs + 1) + 2 * self.rows + 60
 
     def passes(self, layer: Layer, items: int, threads: int) -> int:
@@ -67,7 +67,7 @@ class Tile:
         return rest == 0 and (items % row_tiles == 0 or row_tiles % items == 0)
 
     def clocks(self, layer: Layer, items: int, threads: int, teams: int, staged: bool) -> float:
-        """About how long all teams together take for their rows; only the order matters.
+        """How long, about, all teams together take for their rows; only the order matters.
 
         A multiprocessor starts 4 multiply-adds of a warp a clock, or a third of a 16-byte load from shared memory and a
         sixth of one from L2; a warp alone waits some 30 clocks for what it has loaded.
@@ -106,7 +106,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a block, as `PersistentConfig` has it."""
+    """The shape of a block, as `PersistentConfig` has it."""
 
     teams: int
     threads: int
@@ -114,7 +114,7 @@ class Shape:
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
+        """Registers of a thread."""
         return min(255, 65536 // (self.teams * self.threads))
 
 
@@ -126,7 +126,7 @@ class Plan:
     staged_floats: int
     team_floats: int
     clocks: float
-    """Of a round: all teams' items through all layers."""
+    """Clocks of a round: all teams' items through all layers."""
 
     @property
     def shared_bytes(self) -> int:
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def has_room_for_two_steps(self) -> bool:
-        """In the registers, of which rows at irregular distances take two each."""
+        """Whether the registers have room for two steps; rows at irregular distances take two each."""
         return all(
             place.tile.registers(2) + (0 if place.regular else 2 * place.tile.rows + 16)
             <= self.shape.registers
@@ -144,7 +144,7 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def plan(layers: tuple[Layer, ...], shape: Shape) -> Plan | None:
-    """None if not even the rows fit."""
+    """The plan of a chain, or None if not even the rows fit."""
     teams, threads, items = shape.teams, shape.threads, shape.items
     tiles = [_tile(layer, shape) for layer in layers]
     slots, pitches = [0, 0], []
@@ -224,7 +224,7 @@ def _staged_floats(layer: Layer, tile: Tile) -> int:
 
 
 def _padded(floats: int) -> int:
-    """Whole packs of 16 bytes."""
+    """The size filled up to whole packs of 16 bytes."""
     return 4 * ceil_div(floats, 4)
 
 
@@ -249,7 +249,7 @@ class Persistent(ChainRung):
         return super().supports(problem)
 
     def shared_bytes(self, problem: MlpProblem) -> int:
-        """Of the default; what is not even possible takes too much."""
+        """Bytes of the default; what is not even possible takes too much."""
         offered = _offered(problem.layers, problem.batch)
         return offered[0].shared_bytes if offered else MOST_SHARED + 1
 
@@ -305,7 +305,7 @@ class Persistent(ChainRung):
 
 @lru_cache(maxsize=256)
 def _offered(layers: tuple[Layer, ...], batch: int) -> tuple[Plan, ...]:
-    """Those that fit, best first: by the rounds that the busiest block takes."""
+    """Plans that fit, best first: by the rounds that the busiest block takes."""
     shapes = (Shape(*team, items) for team, items in product(_TEAMS, _ITEMS) if items <= batch)
     plans = (plan(layers, shape) for shape in shapes)
 

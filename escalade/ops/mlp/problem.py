@@ -17,7 +17,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")
 EPSILON = 1e-5
 MOST_FEATURES = 16384
-"""Of a row, anywhere in the chain."""
+"""Features of a row at most, anywhere in the chain."""
 
 _LETTERS = {"": "none", "r": "relu", "g": "gelu", "t": "gelu_tanh"}
 _SPELLED = {activation: letter for letter, activation in _LETTERS.items()}
@@ -35,9 +35,9 @@ class Layer:
     """
 
     features: int
-    """In, of a group."""
+    """Features that go into a group."""
     outputs: int
-    """Out, of a group."""
+    """Features that come out of a group."""
     groups: int = 1
     norm: bool = False
     bias: bool = True
@@ -137,17 +137,17 @@ class MlpProblem:
 
     @property
     def features(self) -> int:
-        """In, of a row."""
+        """Features that go into a row."""
         return self.layers[0].width_in
 
     @property
     def outputs(self) -> int:
-        """Out, of a row, before the error is taken."""
+        """Features that come out of a row, before the error is taken."""
         return self.layers[-1].width_out
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, by buffer name, in the order in which the operator takes them."""
+        """The sizes of every parameter, by buffer name, in the order in which the operator takes them."""
         return {
             f"{parameter}{number}": layer.size(parameter)
             for number, layer in enumerate(self.layers)
@@ -160,7 +160,7 @@ class MlpProblem:
 
     @property
     def flops(self) -> int:
-        """Of the products, layer by layer."""
+        """Operations of the products, layer by layer."""
         return 2 * self.batch * sum(layer.groups * layer.weight_elements for layer in self.layers)
 
     @property
@@ -197,7 +197,7 @@ def _parse_layer(text: str) -> Layer:
 
 
 def spelled(layers: Sequence[Layer] | str) -> str:
-    """As the operator takes them."""
+    """The layers as the operator takes them."""
     if isinstance(layers, str):
         return layers
     text = spell_layers(layers)

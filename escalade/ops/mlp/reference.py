@@ -46,7 +46,7 @@ def empty_output(problem: MlpProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: MlpProblem, inputs: Tensors, rounded: Round = lambda x: x) -> torch.Tensor:
-    """By PyTorch, in the dtype of the inputs; `rounded` is done to what each of its operators gives."""
+    """The chain by PyTorch, in the dtype of the inputs; `rounded` is done to what each of its operators gives."""
     y = inputs["x"]
     for number, layer in enumerate(problem.layers):
         y = _layer(layer, number, y.reshape(-1, layer.features), inputs, rounded)
@@ -66,7 +66,7 @@ def _finish(problem: MlpProblem, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 
 def reference(problem: MlpProblem, inputs: Tensors) -> torch.Tensor:
-    """In float64."""
+    """The chain in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, wide["x"], compute(problem, wide))
 

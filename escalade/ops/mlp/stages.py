@@ -20,12 +20,12 @@ class Stage:
     """A layer as it is packed: `blocks` pieces of its weights, cut along its inputs or its outputs."""
 
     number: int
-    """Of the layer."""
+    """The number of the layer."""
     layer: Layer
     features: int
-    """Of a block."""
+    """Features of a block."""
     outputs: int
-    """Of a block."""
+    """Outputs of a block."""
     blocks: int = 1
     blocks_of_outputs: bool = False
     source: str = ""

@@ -17,7 +17,7 @@ from escalade.ops.mlp.stages import BLOCK, Stages, foldable, folded, stages_of
 
 SET_ROWS = 16
 MOST_WARPS = 20
-"""That share rows: beyond, meeting takes longer than what is shared."""
+"""Warps that share rows at most: beyond, meeting takes longer than what is shared."""
 SMALL_BLOCK = 32
 """Columns of a block of the result where there are more warps than blocks of 64, or values take many registers."""
 NARROW_SHAPES = (
@@ -25,31 +25,33 @@ NARROW_SHAPES = (
 )  # fmt: skip
 """Sets, warps, blocks of a multiprocessor and unrolling, for 16-bit elements."""
 WIDE_SHAPES = ((1, 8, 1, 4), (1, 4, 2, 4))
-"""The same for fp32, whose operands take four times the registers."""
+"""Sets, warps, blocks of a multiprocessor and unrolling for fp32, whose operands take four times the registers."""
 _RESERVED = 1024
 """Shared memory that the system takes of each block."""
 _PACK_THREADS = 128
 _BIAS_STEP = 128
 """Bytes: 16 biases in fp32, each twice."""
 _ROUNDING = {"fp32": 2.0**-20, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Of a weight, at most; in fp32 what split operands of 22 bits lose in several layers whose sums are cut off."""
+"""The rounding of a weight, at most; in fp32 what split operands of 22 bits lose in several layers whose sums are cut
+off."""
 _FOLDED = "_folded"
 
 
 @dataclass(frozen=True)
 class WarpsConfig(Config):
     warps: int
-    """Of a block."""
+    """Warps of a block."""
     tile_warps: int
-    """That share the same 16 rows."""
+    """Warps that share the same 16 rows."""
     sets: int
-    """Of 16 rows, a warp: the weights are read once for all."""
+    """Sets of 16 rows that a warp has: the weights are read once for all."""
     pieces: int
-    """Of a group's layer, by its outputs, for different warps."""
+    """Pieces that a group's layer is cut into, by its outputs, for different warps."""
     unroll: int
     """Steps of 16 outputs of a group's layer whose products overlap; they take registers from other warps."""
     weights_in_shared: bool
-    """Copied there once by each block; otherwise every warp reads them through the caches."""
+    """Whether each block copies the weights to shared memory once; otherwise every warp reads them through the
+    caches."""
     blocks_per_sm: int
     cluster: int = 1
     """Blocks that share the same rows, each with `tile_warps`."""
@@ -64,7 +66,7 @@ class TensorCore(Rung[MlpProblem]):
     shares_rows: bool = False
     """Several warps take the same rows, each some blocks of them."""
     clusters: bool = False
-    """So do several blocks."""
+    """Several blocks take the same rows too."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -165,7 +167,8 @@ def _turns(config: WarpsConfig, batch: int) -> float:
 
 
 def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
-    """As many warps for the same rows as there are blocks, or pieces while there are multiprocessors enough."""
+    """Configs with as many warps for the same rows as there are blocks, or pieces while there are multiprocessors
+    enough."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
     alone = ceil_div(batch, SET_ROWS) <= SMS
     offered = []
@@ -182,7 +185,7 @@ def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
 
 
 def _in_clusters(stages: Stages, size: int) -> list[WarpsConfig]:
-    """The same over the blocks of a cluster, of which each has its own multiprocessor's tensor cores."""
+    """Configs that share rows over the blocks of a cluster, of which each has its own multiprocessor's tensor cores."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
     offered = []
     for pieces, cluster in itertools.product((2, 1, 4), (2, 5, 4, 3)):
@@ -197,7 +200,7 @@ def _in_clusters(stages: Stages, size: int) -> list[WarpsConfig]:
 
 
 def fragment_bytes(problem: MlpProblem) -> int:
-    """Of 16 inputs by 16 outputs."""
+    """Bytes of a fragment of 16 inputs by 16 outputs."""
     return 256 * ELEMENT_BYTES[problem.dtype]
 
 
@@ -206,7 +209,7 @@ def packed_bytes(problem: MlpProblem, stages: Stages) -> int:
 
 
 def exchange_bytes(stages: Stages, warps: int) -> int:
-    """Where warps that share rows meet: the sums of each, and of all."""
+    """Bytes in which warps that share rows meet: the sums of each, and of all."""
     outputs = stages.stages[1 if stages.has_encoder else 0].outputs
     return (warps + 1) * 2 * ceil_div(outputs, 16) * 32 * 16
 

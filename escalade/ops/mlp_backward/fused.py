@@ -15,7 +15,7 @@ from escalade.ops.mlp_backward.layers import PARTS, sum_parts
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 
 MOST_LAYERS = 16
-"""Each is unrolled into the kernel."""
+"""Layers at most: each is unrolled into the kernel."""
 TILES = (4, 8, 12, 16, 32)
 """Rows, in fours as the products take them."""
 _SHARE = (32, 64)
@@ -25,9 +25,9 @@ _SHARE = (32, 64)
 @dataclass(frozen=True)
 class FusedConfig(Config):
     rows: int
-    """Of a tile."""
+    """Rows of a tile."""
     threads: int
-    """Of a block."""
+    """Threads of a block."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig) -> Plan:
 
 
 def _padded(count: int) -> int:
-    """Whole packs of 16 bytes."""
+    """The size filled up to whole packs of 16 bytes."""
     return 4 * ceil_div(count, 4)
 
 
@@ -216,14 +216,14 @@ class Fused(Rung[MlpBackwardProblem]):
         )
 
     def _threads(self, problem: MlpBackwardProblem) -> int:
-        """As many warps as have a share of the weights, within 8 and 16."""
+        """Threads of as many warps as have a share of the weights, within 8 and 16."""
         return 512 if sum(map(_warp_tiles, problem.layers)) > 8 else 256
 
     def _planned(self, problem: MlpBackwardProblem, rows: int) -> Plan:
         return plan(problem.layers, FusedConfig(rows, self._threads(problem)))
 
     def _offered(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
-        """Those that fit, best first."""
+        """Configs that fit, best first."""
         fitting = [
             FusedConfig(rows, self._threads(problem))
             for rows in TILES
@@ -232,8 +232,8 @@ class Fused(Rung[MlpBackwardProblem]):
         return tuple(sorted(fitting, key=lambda config: self._clocks(problem, config)))
 
     def _clocks(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
-        """About how long the busiest multiprocessor takes: at half of 128 multiply-adds a clock, with some 300 clocks a
-        layer for barriers and what they wait for, and a block's start and end; then the sum of the parts."""
+        """How long, about, the busiest multiprocessor takes: at half of 128 multiply-adds a clock, with some 300 clocks
+        a layer for barriers and what they wait for, and a block's start and end; then the sum of the parts."""
         planned = plan(problem.layers, config)
         per_sm = _blocks_per_sm(planned, config)
         tiles = ceil_div(problem.batch, config.rows)
@@ -247,7 +247,7 @@ def _blocks_per_sm(planned: Plan, config: FusedConfig) -> int:
 
 
 def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:
-    """As the kernel's struct Layer."""
+    """A layer as the kernel's struct Layer."""
     layer = one.layer
     names = list(problem.sizes)
     begin = names.index(f"{layer.parameters[0]}{number}")

@@ -74,12 +74,12 @@ class _Steps:
     # --- what is kept
 
     def _keep(self, name: str, number: int, elements: int) -> Buffer:
-        """fp32."""
+        """Adds a workspace of fp32."""
         self._workspaces[f"{name}{number}"] = 4 * elements
         return Buffer(f"{name}{number}")
 
     def _slope(self, number: int) -> Buffer:
-        """Of the activation of that layer; there is none in front of the first."""
+        """The slope of the activation of that layer; there is none in front of the first."""
         return Buffer(f"slope{number}", optional=True)
 
     def _input(self, number: int) -> tuple[Buffer, Type]:
@@ -166,7 +166,7 @@ class _Steps:
         )
 
     def _last_gradient(self) -> tuple[Buffer, Type]:
-        """Of what goes into the last activation."""
+        """The gradient of what goes into the last activation."""
         p, last = self._problem, len(self._problem.layers) - 1
         activation = p.layers[last].activation
         if activation == "none":

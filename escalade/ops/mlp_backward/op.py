@@ -63,7 +63,7 @@ def _problem(
     layers: str,
     input_gradient: bool,
 ) -> MlpBackwardProblem:
-    """With one row: how many there are may be a symbol while a program is traced."""
+    """The problem with one row: how many there are may be a symbol while a program is traced."""
     rows.check_matrix("mlp_backward", x)
     problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
     if x.shape[-1] != problem.features:

@@ -86,7 +86,7 @@ class MlpBackwardProblem:
 
     @property
     def flops(self) -> int:
-        """Of three products a layer: forwards, the weights' gradient, and the input's.
+        """Operations of three products a layer: forwards, the weights' gradient, and the input's.
 
         Left out are the last product forwards, if no activation follows, and the first input's, if nobody asks.
         """

@@ -26,7 +26,8 @@ def empty_output(problem: MlpBackwardProblem, device: torch.device) -> torch.Ten
 
 
 def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """By autograd, in the dtype of the inputs; joined as the result is, in a dtype no narrower than fp32."""
+    """The gradients by autograd, in the dtype of the inputs; joined as the result is, in a dtype no narrower than
+    fp32."""
     wanted = [*problem.sizes, *(("x",) if problem.input_gradient else ())]
     with torch.enable_grad():
         leaves = {
@@ -41,7 +42,7 @@ def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def reference(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """In float64."""
+    """The gradients in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 

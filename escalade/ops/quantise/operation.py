@@ -58,7 +58,7 @@ class Naive(_Quantiser):
 @dataclass(frozen=True)
 class Vectorised(_Quantiser):
     def configs(self, problem: QuantiseProblem) -> tuple[Config, ...]:
-        """As many packs a thread as leave enough blocks to go round."""
+        """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         fits = (config for config in every if _vector_blocks(problem, config) >= FILLED)
         default = next(fits, PacksConfig(packs=1))
@@ -118,7 +118,7 @@ class Quantise(Operation[QuantiseProblem]):
         return torch.empty(problem.elements, dtype=E4M3, device=device)
 
     def reference(self, problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Before it is rounded: what rounding costs is the peer's error too."""
+        """The quotient before it is rounded: what rounding costs is the peer's error too."""
         return inputs["x"].double() * inputs["factor"].double()
 
     def peer(self, problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

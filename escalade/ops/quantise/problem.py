@@ -18,7 +18,7 @@ class QuantiseProblem:
 
     elements: int
     dtype: str = "fp32"
-    """Of x."""
+    """The dtype of x."""
     layout: str = "flat"
     batch: int = 1
     """Elements belong to no image; records of all operations have a batch."""

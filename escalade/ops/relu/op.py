@@ -61,8 +61,8 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """From y alone: it is at a bound exactly where x is at or past it. At a NaN the gradient passes, whatever the
-    processor (PyTorch's own gradient of hardtanh differs there)."""
+    """The gradient from y alone: it is at a bound exactly where x is at or past it. At a NaN the gradient passes,
+    whatever the processor (PyTorch's own gradient of hardtanh differs there)."""
     (y,) = ctx.saved_tensors
     flat = y <= 0 if ctx.limit is None else (y <= 0) | (y >= ctx.limit)
     return gradient.masked_fill(flat, 0), None, None

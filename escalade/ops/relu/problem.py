@@ -20,7 +20,7 @@ class ReluProblem:
 
     elements: int
     limit: float | None = None
-    """6.0 is ReLU6."""
+    """The largest result; 6.0 is ReLU6."""
     dtype: str = "fp32"
     layout: str = "flat"
     batch: int = 1

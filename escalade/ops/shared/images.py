@@ -34,7 +34,7 @@ class Images:
 
     @property
     def pixels(self) -> int:
-        """Of one image."""
+        """Pixels of one image."""
         return self.height * self.width
 
     @property
@@ -53,7 +53,7 @@ class FilteredImages(Images, ABC):
     @property
     @abstractmethod
     def conv_height(self) -> int:
-        """Of the convolution, before any pooling."""
+        """The height of the convolution's result, before any pooling."""
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class FilteredImages(Images, ABC):
 
     @property
     def flops(self) -> int:
-        """Of the convolution."""
+        """Operations of the convolution."""
         return 2 * self.conv_elements * self.channels * self.taps
 
     @property
@@ -106,7 +106,7 @@ class ImageProblem(Problem, Protocol):
 def check_problem(
     operation: str, p: ImageProblem, dtypes: tuple[str, ...] = DTYPES, layouts: tuple[str, ...] = LAYOUTS
 ) -> None:
-    """What every such problem must be."""
+    """Checks what every problem over images must be."""
     require(operation, "dtype", p.dtype, dtypes)
     require(operation, "layout", p.layout, layouts)
     require_at_least(0, {"batch": p.batch})
@@ -153,7 +153,7 @@ def empty_images(problem: Problem, size: tuple[int, int, int, int], device: torc
 
 
 def empty_beside(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """The same for an x that may be fake and have symbols for sizes."""
+    """Room for a result beside x, which may be fake and have symbols for sizes."""
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])
 
 

@@ -38,7 +38,7 @@ class Pointwise(Problem, Protocol):
 
 
 def check(operation: str, elements: int, batch: int, dtype: str, layout: str) -> None:
-    """What every such problem must be."""
+    """Checks what every pointwise problem must be."""
     require(operation, "dtype", dtype, DTYPES)
     require(operation, "layout", layout, LAYOUTS)
     if elements < 0:
@@ -58,7 +58,7 @@ class PacksConfig(Config):
 
 @dataclass(frozen=True)
 class ElementAThread(Rung[P]):
-    """For every problem."""
+    """A rung with one thread an element, for every problem."""
 
     def supports(self, problem: P) -> str | None:
         return None
@@ -83,7 +83,7 @@ class Vectorised(Rung[Pointwise]):
         return None
 
     def configs(self, problem: Pointwise) -> tuple[Config, ...]:
-        """As many packs a thread as leave enough blocks to go round."""
+        """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         fits = (config for config in every if _vector_blocks(problem, config) >= FILLED)
         default = next(fits, PacksConfig(packs=1))
@@ -152,7 +152,7 @@ def run(
     y: torch.Tensor,
     rung: str | None,
 ) -> None:
-    """Over tensors of y's shape. y is dense, and may be one of them."""
+    """Runs over tensors of y's shape. y is dense, and may be one of them."""
     if problem.elements == 0:
         require_rung(operation, rung)
         return

@@ -38,7 +38,7 @@ class PerRow(Rung[R]):
 
     @abstractmethod
     def constants(self, problem: R) -> dict[str, Constant]:
-        """Of the kernel `operation`/`name`.cu."""
+        """The constants of the kernel `operation`/`name`.cu."""
 
     def supports(self, problem: R) -> str | None:
         return None

@@ -19,7 +19,7 @@ LAYOUTS = ("flat",)
 
 
 def check_fields(operation: str, problem: Any, dtypes: tuple[str, ...], sizes: Mapping[str, int]) -> None:
-    """Of a problem: its dtype, layout and batch, and that every size is at least 1 and counts in 30 bits."""
+    """Checks a problem: its dtype, layout and batch, and that every size is at least 1 and counts in 30 bits."""
     require(operation, "dtype", problem.dtype, dtypes)
     require(operation, "layout", problem.layout, LAYOUTS)
     if problem.batch < 0:

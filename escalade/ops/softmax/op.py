@@ -14,7 +14,7 @@ from escalade.ops.softmax.problem import SoftmaxProblem
 
 
 def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
-    """Along the last dimension, in x's dtype; the sums are fp32. `rung` names one rung of the ladder."""
+    """The softmax along the last dimension, in x's dtype; the sums are fp32. `rung` names one rung of the ladder."""
     return torch.ops.escalade.softmax(x, rung)
 
 

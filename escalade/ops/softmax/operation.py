@@ -24,7 +24,8 @@ SMALL_PROBLEMS = (
     SoftmaxProblem(600, 24),
     SoftmaxProblem(4, 1),
 )
-"""Between them: rows of one warp, of several, and too wide for registers; widths that no vector divides."""
+"""Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
+divides."""
 
 
 class Softmax(Operation[SoftmaxProblem]):

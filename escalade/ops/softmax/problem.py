@@ -55,5 +55,6 @@ class SoftmaxProblem:
 
 
 def softmax_rounding(classes: int) -> float:
-    """Of a probability: logit - max, some 8 in size, rounded by 2^-24 of itself; then exp, sum and quotient."""
+    """The rounding of a probability: logit - max, some 8 in size, rounded by 2^-24 of itself; then exp, sum and
+    quotient."""
     return 2.0**-24 * (8 + math.sqrt(1 + classes / 6))

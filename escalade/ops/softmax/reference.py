@@ -22,7 +22,7 @@ def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
 
 
 def reference(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The probabilities in float64."""
     return torch.softmax(inputs["x"].double(), -1)
 
 

@@ -29,15 +29,15 @@ class PerRow(row_rungs.PerRow[SoftmaxProblem]):
 @dataclass(frozen=True)
 class BlockConfig(Config):
     warps: int
-    """Of a row."""
+    """Warps of a row."""
     packs: int
     """Accesses that hold a thread's part of the row in registers; 0 if it is read twice instead."""
     rows: int
-    """Of a block."""
+    """Rows of a block."""
 
 
 MOST_VALUES = 32
-"""Of a thread, in registers: 1,024 threads have 64 each."""
+"""Values of a thread at most, in registers: 1,024 threads have 64 each."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class BlockPerRow(Rung[SoftmaxProblem]):
         return None
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
-        """For many rows as few warps each as hold it, best a single one; for few rows as many as find work."""
+        """Offers for many rows as few warps each as hold it, best a single one; for few rows as many as find work."""
         width = widest_vector(problem.dtype, problem.classes)
         offered = []
         for warps in (1, 2, 4, 8, 16, 32):

@@ -52,7 +52,7 @@ def unpooled(problem: StemProblem) -> Workspace:
 
 
 def pool(problem: StemProblem) -> KernelCall:
-    """From `unpooled` to y."""
+    """The launch that pools `unpooled` into y."""
     p = problem
     assert p.pool is not None
     vector = widest_vector(p.storage, p.filters)

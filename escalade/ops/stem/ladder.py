@@ -107,7 +107,7 @@ def _pack(problem: StemProblem, warp_blocks: int, pixel_a_lane: bool) -> tuple[K
 @dataclass(frozen=True)
 class TensorCore(Rung[StemProblem]):
     pools: bool = False
-    """In registers, instead of by a launch of its own."""
+    """Whether it pools in registers, instead of by a launch of its own."""
 
     def supports(self, problem: StemProblem) -> str | None:
         refusal = _unsupported(self.name, problem)
@@ -243,7 +243,7 @@ class Streamed(Rung[StemProblem]):
     def over(
         self, problem: StemProblem, config: StreamedConfig, *, weights_nhwc: bool = False, bias: bool = True
     ) -> Recipe:
-        """Also for weights in the other layout, and without a bias."""
+        """The launches for weights in either layout, with or without a bias."""
         p = problem
         elements = dense_steps(p) * 16 * p.filters
         pack = KernelCall(
@@ -349,7 +349,8 @@ SMALL_PROBLEMS = (
     StemProblem(1, 1, 15, 18, 32, 8, 8, (2, 2), (0, 0), "fp32", pool=(3, 3, 1)),
     StemProblem(1, 3, 13, 14, 10, 9, 11, (2, 1), (4, 5), "uint8", normalise=True, pool=(3, 1, 0)),
 )
-"""Between them: every source, layout, pooling, odd sizes, filters that are not square and of every width of step."""
+"""Small problems that between them have every source, layout, pooling, odd sizes, filters that are not square and of
+every width of step."""
 
 
 class Stem(Operation[StemProblem]):

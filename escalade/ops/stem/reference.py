@@ -80,7 +80,7 @@ def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
 
 
 def reference(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64."""
+    """The result in float64."""
     x = _pixels(problem, inputs, torch.float64)
     return _finish(problem, _convolve(problem, x, inputs["weight"].double(), inputs["bias"].double()))
 

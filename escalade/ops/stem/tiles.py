@@ -92,7 +92,7 @@ class Tiling:
         }
 
     def clocks(self, busy: float, alone: float, sharing: int) -> float:
-        """About how long the busiest multiprocessor takes.
+        """How long, about, the busiest multiprocessor takes.
 
         A tile keeps its tensor cores `busy`, and takes `alone` if no other is there; `sharing` tiles can be.
         """
@@ -102,15 +102,15 @@ class Tiling:
 
 @dataclass(frozen=True)
 class WarpConfig(Config):
-    """For mma.sync: warps of 16 or 32 filters, each with a band of rows."""
+    """The config of a rung with mma.sync: warps of 16 or 32 filters, each with a band of rows."""
 
     bands: int
     band_rows: int
     """Rows of y."""
     column_blocks: int
-    """Of 8 columns of the convolution: what a warp has sums for at once."""
+    """Blocks of 8 columns of the convolution that a warp has sums for at once."""
     segments: int
-    """How many times that is the width of a tile."""
+    """How many times the columns of a warp make the width of a tile."""
     blocks_per_sm: int
     """What the compiler fits the registers to."""
 
@@ -148,7 +148,7 @@ def warp_blocks(problem: StemProblem) -> int:
 
 
 def warp_configs(problem: StemProblem) -> tuple[WarpConfig, ...]:
-    """The valid ones, best first."""
+    """The valid configs, best first."""
     filter_warps = problem.filters // (16 * warp_blocks(problem))
     found = []
     for bands, band_rows, column_blocks, segments in product((1, 2, 4), (1, 2, 4, 7), (2, 4, 7), (1, 2, 4)):
@@ -168,12 +168,12 @@ def warp_configs(problem: StemProblem) -> tuple[WarpConfig, ...]:
 
 @dataclass(frozen=True)
 class WarpgroupConfig(Config):
-    """For wgmma: a warpgroup of 64 filters."""
+    """The config of a rung with wgmma: a warpgroup of 64 filters."""
 
     rows: int
-    """Of y."""
+    """Rows of y."""
     columns: int
-    """Of the convolution: those of one wgmma."""
+    """Columns of the convolution: those of one wgmma."""
     blocks_per_sm: int
     """What the compiler fits the registers to."""
 
@@ -198,7 +198,7 @@ class WarpgroupConfig(Config):
 
 
 WARPGROUP_COLUMNS = (32, 64, 112, 128)
-"""For which kernels/common/hopper.cuh has instructions."""
+"""Columns for which kernels/common/hopper.cuh has instructions."""
 
 
 def warpgroup_configs(problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
@@ -217,17 +217,17 @@ def dense_steps(problem: StemProblem) -> int:
 
 
 STREAMS = 2
-"""Of a block: for each of them a warpgroup converts and one multiplies."""
+"""Streams of a block: for each of them a warpgroup converts and one multiplies."""
 STREAM_START_CLOCKS = 4000
 """An estimate of how long a block takes until its first row can be multiplied, and after its last."""
 
 
 @dataclass(frozen=True)
 class StreamedConfig(Config):
-    """For wgmma: blocks that stay, and walk down the rows."""
+    """The config of a rung with wgmma whose blocks stay, and walk down the rows."""
 
     columns: int
-    """Of the convolution: those of one wgmma."""
+    """Columns of the convolution: those of one wgmma."""
     stages: int
     """Pairs of rows of the image that a stream has room for; a window sees half of the filter's height."""
 
@@ -254,7 +254,7 @@ class StreamedConfig(Config):
         return streams * tiling.conv_rows(blocks(rows, STREAMS)) * row + STREAM_START_CLOCKS
 
     def _rows(self, problem: StemProblem) -> int:
-        """Of y, in all columns of tiles of all images."""
+        """Rows of y, in all columns of tiles of all images."""
         return problem.batch * self.tiling(problem).column_tiles * problem.output_height
 
 

@@ -48,7 +48,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    """Of the probabilities, by PyTorch's softmax; class numbers do not change by little."""
+    """The gradient of the probabilities, by PyTorch's softmax; class numbers do not change by little."""
     x, classes = ctx.saved_tensors
     probabilities = torch.softmax(x, -1, dtype=torch.float32)
     wanted = torch.zeros_like(probabilities).scatter(-1, classes, gradient[..., : ctx.k])

@@ -24,7 +24,8 @@ SMALL_PROBLEMS = (
     TopKProblem(3, 7, 7),
     TopKProblem(1, 1, 1),
 )
-"""Between them: one warp a row and several, all classes asked for, widths that no vector divides, lists not filled."""
+"""Small problems that between them have one warp a row and several, all classes asked for, widths that no vector
+divides, lists not filled."""
 
 
 class TopK(Operation[TopKProblem]):

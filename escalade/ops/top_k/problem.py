@@ -14,9 +14,9 @@ from escalade.ops.softmax.problem import softmax_rounding
 
 MOST_K = 32
 MOST_CLASSES = 2**24 - 1
-"""Up to here every class number is an fp32 number."""
+"""The largest number of classes: up to here every class number is an fp32 number."""
 STEP = 1 / 16
-"""Between one logit and the next of the random inputs."""
+"""The step between one logit and the next of the random inputs."""
 
 _NAME = re.compile(r"(?P<classes>\d+)_k(?P<k>\d+)_b(?P<batch>\d+)")
 

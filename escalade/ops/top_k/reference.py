@@ -26,7 +26,8 @@ def empty_output(problem: TopKProblem, device: torch.device) -> torch.Tensor:
 
 
 def reference(problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """In float64: a stable sort of the logits, which has NaN first and leaves equal ones in the order of classes."""
+    """The result in float64: a stable sort of the logits, which has NaN first and leaves equal ones in the order of
+    classes."""
     x = inputs["x"].double()
     classes = x.sort(dim=-1, descending=True, stable=True).indices[..., : problem.k]
     return torch.cat((torch.softmax(x, -1).gather(-1, classes), classes.double()), -1)

@@ -29,11 +29,11 @@ class PerRow(row_rungs.PerRow[TopKProblem]):
 @dataclass(frozen=True)
 class BlockConfig(Config):
     warps: int
-    """Of a row."""
+    """Warps of a row."""
     in_flight: int
     """Loads of a thread."""
     rows: int
-    """Of a block."""
+    """Rows of a block."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class BlockPerRow(Rung[TopKProblem]):
         return None
 
     def configs(self, problem: TopKProblem) -> tuple[Config, ...]:
-        """For many rows one warp each if some four loads a lane cover it; for few rows as many warps as find work."""
+        """Offers for many rows one warp each if some four loads a lane cover it; for few rows as many warps as find
+        work."""
         packs = problem.classes // widest_vector(problem.dtype, problem.classes)
         each = 32 if problem.batch <= FILLED else 32 * 8
         offered = []
