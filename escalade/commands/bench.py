@@ -19,11 +19,11 @@ from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload
 from escalade.commands.ladder import status
 from escalade.engine import compile, load
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.explain import explain as explain_plan
-from escalade.engine.graph import fixed
-from escalade.engine.program import KernelProgram
+from escalade.engine.explain import explain_plan
+from escalade.engine.graph.graph import fixed
+from escalade.engine.plan.program import KernelProgram
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store

@@ -17,7 +17,7 @@ from escalade.classify.images import Crop, Unreadable, find
 from escalade.classify.labels import labels
 from escalade.classify.predict import Prediction, example, first_images, predict
 from escalade.engine import compile
-from escalade.engine.forms import require_dtype
+from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet, read_resnet
 from escalade.shown import shown

@@ -18,11 +18,11 @@ from escalade.bench.ladder import free
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
 from escalade.device.program import Program
-from escalade.engine.capture import capture
-from escalade.engine.forms import InputFormat, require_dtype
-from escalade.engine.graph import Graph
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.forms import InputFormat, require_dtype
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan import make_plan
+from escalade.engine.plan.plan import make_plan
 from escalade.errors import UnsupportedError
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.table import Entry, add, key_of, read, user_path

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.forms import STORAGE, require_dtype
+from escalade.engine.graph.forms import STORAGE, require_dtype
 from escalade.engine.watched import Watched
 from escalade.errors import UnsupportedError
 from escalade.ops.base.precision import tf32_allowed

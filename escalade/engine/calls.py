@@ -11,10 +11,10 @@ import torch
 
 from escalade.device.arguments import Pointers
 from escalade.device.run import Executable
-from escalade.engine.constants import Constants
-from escalade.engine.forms import Form
-from escalade.engine.plan import Plan
-from escalade.engine.program import KernelProgram, Kernels, Program
+from escalade.engine.graph.forms import Form
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.program import KernelProgram, Kernels, Program
 
 _ALIGNMENT = 16
 """Kernels load 16 bytes at a time."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine import reference
-from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
-from escalade.engine.kinds import KINDS, RESULT, Kind, Role, SizeError, Sizes, is_real, is_whole
-from escalade.engine.operators import OperatorError, require_fitting, require_pure, resolve
+from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure, resolve
+from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
+from escalade.engine.nodes import reference
+from escalade.engine.nodes.kinds import KINDS, RESULT, Kind, Role, SizeError, Sizes, is_real, is_whole
 from escalade.engine.passes.simplify import depends_on_batch
 from escalade.errors import UnsupportedError
 

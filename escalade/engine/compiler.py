@@ -1,20 +1,22 @@
-"""From a PyTorch model to an engine."""
+"""From a PyTorch model, or from a file, to an engine."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from escalade.engine.arithmetic import own_arithmetic
-from escalade.engine.calibrate import ranges
-from escalade.engine.capture import capture, require_module
+from escalade.engine.capture.export import capture, require_module
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
-from escalade.engine.forms import require_dtype
-from escalade.engine.graph import Graph, Node
+from escalade.engine.file import read
+from escalade.engine.graph.forms import require_dtype
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import fuse
+from escalade.engine.passes.calibrate import ranges
 from escalade.errors import UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]
@@ -53,7 +55,7 @@ def compile(
     if normalize is not None:
         _normalise(graph, normalize)
     if calibration is not None:
-        home = torch.device("cpu" if where == TWIN else where)
+        home = _home(where)
         with own_arithmetic("fp32", home):
             fused = fuse(graph, dtype)
         graph.ranges = ranges(fused, calibration, home)
@@ -62,6 +64,21 @@ def compile(
     if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
         engine.calls([tensor.to(engine.device) for tensor in tensors])
     return engine
+
+
+def load(
+    path: str | os.PathLike[str], *, device: torch.device | str | None = None, plans: int = MOST_PLANS
+) -> Engine:
+    """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1")."""
+    where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(where)
+    graph, dtype = read(path, _home(where))
+    return Engine(graph, dtype, where, plans)
+
+
+def _home(where: torch.device | str) -> torch.device:
+    """The device that an engine's tensors are on."""
+    return torch.device("cpu" if where == TWIN else where)
 
 
 def _device(

@@ -12,17 +12,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from escalade.engine.arithmetic import own_arithmetic
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.check import check_sizes
-from escalade.engine.constants import Constants, require_finite
-from escalade.engine.explain import Explanation, explain
-from escalade.engine.forms import InputFormat, require_dtype
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Batch, Graph, Node, fixed
+from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.file import write
+from escalade.engine.graph.forms import InputFormat, require_dtype
+from escalade.engine.graph.graph import Batch, Graph, Node, fixed
+from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan import Plan, make_plan
-from escalade.engine.program import KernelProgram, Program, ReferenceProgram
+from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.plan.constants import Constants, require_finite
+from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.plan.program import KernelProgram, Program, ReferenceProgram
+from escalade.engine.streaming import stream
 from escalade.errors import CompileError, UnsupportedError
 
 logger = logging.getLogger("escalade")
@@ -98,10 +100,10 @@ class Engine:
             kept = self._sights.get(sight)
             if kept is not None and not x.requires_grad and not _transforms_active():
                 kept.turn = next(self._turns)
-                return self._returned(kept.calls.call(arguments))
-        tensors = self._flatten(arguments, keywords)
+                return self.returned(kept.calls.call(arguments))
+        tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
-        return self._returned(self._kept(tensors, sight).calls.call(tensors))
+        return self.returned(self._kept(tensors, sight).calls.call(tensors))
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a call's inputs promise, and an engine does not keep."""
@@ -119,23 +121,23 @@ class Engine:
                 "itself; where no gradients are wanted, call the engine under torch.no_grad()"
             )
 
-    def _returned(self, results: list[torch.Tensor]) -> Any:
-        """As the model returns them."""
+    def returned(self, results: list[torch.Tensor]) -> Any:
+        """A call's results in the structure that the model returns."""
         return results[0] if self._returns_one_tensor else pytree.tree_unflatten(results, self._structure)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """The plan for inputs like these."""
-        return self.calls(self._flatten(arguments, keywords)).plan
+        return self.calls(self.flatten(arguments, keywords)).plan
 
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
         if arguments or keywords:
-            return explain(self.plan(*arguments, **keywords))
+            return explain_plan(self.plan(*arguments, **keywords))
         with self._lock:
             latest = max(self._plans.values(), key=lambda kept: kept.turn, default=None)
         if latest is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
-        return explain(latest.calls.plan)
+        return explain_plan(latest.calls.plan)
 
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
@@ -146,18 +148,15 @@ class Engine:
         return self._kept(tensors).calls
 
     def stream(self, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
-        """Results of host batches in order, copies overlapped with compute; see `escalade.engine.stream`."""
-        from escalade.engine.stream import stream
-
+        """Results of host batches in order, copies overlapped with compute; see `escalade.engine.streaming`."""
         return stream(self, batches, depth=depth)
 
     def save(self, path: Any) -> None:
         """The network in one file, for `escalade.load`."""
-        from escalade.engine.file import save
+        write(self._captured, self.dtype, path)
 
-        save(self, path)
-
-    def _flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The tensors of a call in the order of the graph's inputs."""
         plain = self._positional and not keywords and len(arguments) == len(self._captured.inputs)
         if plain and all(type(value) is torch.Tensor for value in arguments):
             return tuple(arguments)

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from escalade.device.recipe import KernelCall
-from escalade.engine.forms import Form
-from escalade.engine.graph import ATEN
-from escalade.engine.plan import Plan, Step
+from escalade.engine.graph.forms import Form
+from escalade.engine.graph.graph import ATEN
+from escalade.engine.plan.plan import Plan, Step
 
 PYTORCH = "PyTorch"
 _TEXT_WIDTH = 200
@@ -150,7 +150,7 @@ class Explanation:
         return lines + list(self.notes)
 
 
-def explain(plan: Plan, floor: Floor | None = None) -> Explanation:
+def explain_plan(plan: Plan, floor: Floor | None = None) -> Explanation:
     """The plan's steps and totals; with floors if the card's ceilings are known."""
     batch = plan.graph.inputs[0].shape[0] if plan.graph.inputs and plan.graph.inputs[0].shape else 1
     assert isinstance(batch, int)

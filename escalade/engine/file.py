@@ -22,10 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from escalade.engine.check import GraphError, check_graph
-from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
-from escalade.engine.graph import Batch, Graph, Input, Node, Reference, map_leaves
+from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference, map_leaves
+from escalade.engine.graph.trees import TreeError, from_plain, to_plain
 from escalade.engine.passes.simplify import depends_on_batch, remove_dead_code
-from escalade.engine.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
@@ -38,26 +37,27 @@ class FileError(EscaladeError):
     """A file that is no engine, or is damaged, or comes from a newer Escalade; an engine that no file can hold."""
 
 
-def save(engine: Engine, path: str | os.PathLike[str]) -> None:
-    """Written beside its place and moved there, so that a reader never sees half of it.
+def write(graph: Graph, dtype: str, path: str | os.PathLike[str]) -> None:
+    """Saves the captured graph of an engine of a dtype.
 
-    A link stays a link, and what a failure leaves is the file that was there before.
+    The file is written beside its place and moved there, so that a reader never sees half of it. A link stays a link,
+    and what a failure leaves is the file that was there before.
     """
     place = _place(path)
-    captured = engine.graph.copy()
+    captured = graph.copy()
     remove_dead_code(captured)
     try:
         check_graph(captured)
         tensors, shared = _distinct(captured.constants)
-        graph = json.dumps(_graph_to_json(captured, shared))
+        text = json.dumps(_graph_to_json(captured, shared))
     except (GraphError, TreeError) as error:
         raise FileError(f"this engine cannot be saved: {error}") from error
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
-        "dtype": engine.dtype,
-        "graph": graph,
-        "sha256": _digest(graph, engine.dtype, tensors),
+        "dtype": dtype,
+        "graph": text,
+        "sha256": _digest(text, dtype, tensors),
     }
     temporary = place.with_name(f".escalade-{secrets.token_hex(8)}")
     try:
@@ -77,12 +77,8 @@ def save(engine: Engine, path: str | os.PathLike[str]) -> None:
             temporary.unlink()
 
 
-def load(
-    path: str | os.PathLike[str], *, device: torch.device | str | None = None, plans: int = MOST_PLANS
-) -> Engine:
-    """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1")."""
-    where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    require_device(where)
+def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str]:
+    """The captured graph of a file, for an engine on that device, and the engine's dtype."""
     metadata, tensors = _read(_place(path))
     if metadata.get("format") != FORMAT:
         raise FileError(f"{path} is not an engine that Escalade has saved")
@@ -98,7 +94,7 @@ def load(
             raise _Malformed(f"its metadata are {_listed(metadata)}")
         graph = _graph_from_json(_parsed(metadata["graph"]), tensors)
         check_graph(graph)
-        return Engine(_at_home(graph, where), metadata["dtype"], where, plans)
+        return _at_home(graph, device), metadata["dtype"]
     except (_Malformed, GraphError, TreeError) as error:
         raise FileError(f"{path} holds no network: {error}") from error
 
@@ -128,9 +124,8 @@ def _read(path: pathlib.Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         raise FileError(f"{path} is not an engine that Escalade has saved, or is damaged: {error}") from error
 
 
-def _at_home(graph: Graph, where: torch.device | str) -> Graph:
+def _at_home(graph: Graph, device: torch.device) -> Graph:
     """Tensors that an operator makes out of nothing are made where the engine runs; constants begin on the CPU."""
-    device = torch.device("cpu" if where == TWIN else where)
 
     def placed(node: Node) -> Node:
         home = device if depends_on_batch(node) else torch.device("cpu")

@@ -20,9 +20,9 @@ from escalade.device.recipe import (
     WeightsReady,
 )
 from escalade.device.run import Executable
-from escalade.engine import program as engine_program
-from escalade.engine.graph import Node
-from escalade.engine.plan import Step
+from escalade.engine.graph.graph import Node
+from escalade.engine.plan import program as engine_program
+from escalade.engine.plan.plan import Step
 from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import ready
 from escalade.ops.conv2d import Conv2d, Conv2dProblem

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.engine.capture import capture
-from escalade.engine.graph import Graph, Node
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.reference import compute
 from escalade.engine.passes.simplify import remove_dead_code
-from escalade.engine.reference import compute
 
 
 class Parts(nn.Module):

@@ -12,9 +12,9 @@ from torch import nn
 
 from escalade import models
 from escalade.engine import Engine, compile
-from escalade.engine.capture import capture
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Graph
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.graph import Graph
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG

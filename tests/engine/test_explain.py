@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from escalade import cli
 from escalade.engine import compile
 from escalade.engine.engine import Engine
-from escalade.engine.explain import PYTORCH, explain
+from escalade.engine.explain import PYTORCH, explain_plan
 from escalade.errors import EscaladeError, UnsupportedError
 
 
@@ -60,7 +60,7 @@ def test_totals_are_those_of_the_plan(engine: Engine) -> None:
     assert explanation.batch == 3 and explanation.total_bytes == plan.bytes
     assert explanation.flops == sum(step.lowered.problem.flops for step in plan.steps if step.lowered)
     assert explanation.floor_us is None
-    with_floor = explain(plan, lambda flops, moved, dtype: flops / 1e3)
+    with_floor = explain_plan(plan, lambda flops, moved, dtype: flops / 1e3)
     assert with_floor.floor_us == pytest.approx(plan_flops(with_floor) / 1e3)
 
 

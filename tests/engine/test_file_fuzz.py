@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.graph import fixed
-from escalade.engine.reference import compute
+from escalade.engine.graph.graph import fixed
+from escalade.engine.nodes.reference import compute
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 from tests.engine.mutations import mutated_bytes, mutated_contents

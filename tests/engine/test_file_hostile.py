@@ -18,9 +18,9 @@ from torch import nn
 from escalade.engine import compile, load
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.file import FileError
-from escalade.engine.graph import Reference
-from escalade.engine.operators import OperatorError, require_fitting, require_pure
-from escalade.engine.trees import TreeError, from_plain
+from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure
+from escalade.engine.graph.graph import Reference
+from escalade.engine.graph.trees import TreeError, from_plain
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 

@@ -14,12 +14,13 @@ from torch import nn
 
 from escalade import models
 from escalade.device import run
-from escalade.engine import program, reference
-from escalade.engine.arithmetic import own_arithmetic
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
+from escalade.engine.nodes import reference
+from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import pooled
-from escalade.engine.program import KernelProgram
+from escalade.engine.plan import program
+from escalade.engine.plan.program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
 from escalade.ops.relu import Relu

@@ -19,8 +19,8 @@ from escalade.bench.networks.judging import LEAST, LEAST_ROWS, TIMES, own_error
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
 from escalade.engine.calls import BufferedCalls, DirectCalls
-from escalade.engine.capture import capture
-from escalade.engine.program import OutOfMemory
+from escalade.engine.capture.export import capture
+from escalade.engine.plan.program import OutOfMemory
 from escalade.measure.timing import host_time
 from escalade.measure.verify import compare
 from escalade.ops.base.precision import precision

@@ -18,7 +18,7 @@ from escalade.bench.networks.measure import Case, compare, escalade
 from escalade.bench.networks.phases import SUMMARIES
 from escalade.bench.networks.workload import reference
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure import records as store
 

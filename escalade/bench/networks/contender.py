@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.engine.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE
 from escalade.errors import EscaladeError
 
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "flat": torch.contiguous_format}

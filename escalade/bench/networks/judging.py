@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from escalade.engine.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE
 from escalade.measure.verify import compare
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.precision import precision

@@ -25,8 +25,8 @@ from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Say
 from escalade.engine.engine import Engine
-from escalade.engine.explain import Explanation, explain
-from escalade.engine.forms import STORAGE
+from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.graph.forms import STORAGE
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
@@ -73,7 +73,7 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
     records = compare(case, {"escalade": lambda entry: [escalade(entry, engine)], **peers}, say)
     if case.ceilings is None or not any(r.system == "escalade" and not r.failure for r in records):
         return records
-    plan = explain(engine.plan(_input(case.entry)), case.ceilings.floor_us)
+    plan = explain_plan(engine.plan(_input(case.entry)), case.ceilings.floor_us)
     return [record if record.failure else _with_floor(case, record, plan) for record in records]
 
 

@@ -18,10 +18,10 @@ from escalade.bench.networks.contender import Entry, waiting
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.engine.engine import Engine
-from escalade.engine.forms import STORAGE
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Graph
-from escalade.engine.program import KernelProgram
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Graph
+from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.plan.program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 from escalade.measure.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing

@@ -13,7 +13,7 @@ from escalade.bench.networks import parts, peers, training
 from escalade.bench.networks.contender import Entry, Maker
 from escalade.bench.networks.measure import Case, compare
 from escalade.bench.networks.workload import Part, Say, Setting, Workload
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
 

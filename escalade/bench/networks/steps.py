@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from escalade.engine.program import KernelProgram
+from escalade.engine.plan.program import KernelProgram
 from escalade.measure.timing import Arm, ReplaySampler, interleave, keep_busy, time_interleaved
 
 _SECONDS = 0.02

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 
 from escalade.bench.networks.contender import FORMATS, Contender, Entry, Peak, Replay, Unavailable, waiting
-from escalade.engine.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE
 
 _WARM_UP = 3
 Run = Callable[[torch.Tensor], torch.Tensor]

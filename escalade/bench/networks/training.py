@@ -12,7 +12,7 @@ from torch import nn
 from escalade.bench.networks.contender import Contender, Entry, Maker, Replay, waiting
 from escalade.bench.networks.judging import Standard
 from escalade.bench.networks.torch_peers import repeat, require_cuda
-from escalade.engine.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.precision import precision
 

@@ -13,7 +13,7 @@ from escalade.bench.networks.contender import Maker
 from escalade.bench.networks.judging import LEAST_ROWS, own_error
 from escalade.bench.networks.peers import SLOW
 from escalade.engine.engine import Engine
-from escalade.engine.graph import Graph
+from escalade.engine.graph.graph import Graph
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 

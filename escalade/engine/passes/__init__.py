@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Graph
+from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.translate import translate_layers
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.few_channels import fuse_few_channels
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
 from escalade.engine.passes.mlp import fuse_mlp
 from escalade.engine.passes.pooled import fuse_pooled
-from escalade.engine.passes.quantise import quantise
+from escalade.engine.passes.quantise import quantise_convolutions
 from escalade.engine.passes.simplify import fold_constants, remove_dead_code
 from escalade.engine.passes.stem import fuse_stem
-from escalade.engine.translate import translate_layers
 
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 STEM_DTYPES = ("fp16", "bf16", "fp8")
@@ -23,7 +23,7 @@ def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) 
     """The graph that a plan of this dtype is made for."""
     graph = fuse(graph, dtype, fusion)
     if dtype == "fp8":
-        quantise(graph, graph.ranges)
+        quantise_convolutions(graph, graph.ranges)
         remove_dead_code(graph)
     return graph
 

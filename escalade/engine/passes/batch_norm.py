@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node
 
 
 def fold_batch_norm(graph: Graph) -> None:

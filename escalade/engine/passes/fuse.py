@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node
 
 _TAKE_RELU = ("conv2d", "linear", "batch_norm", "add")
 _TAKE_RESIDUAL = ("conv2d", "batch_norm")

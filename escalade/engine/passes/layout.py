@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph import Graph, Input, Node
+from escalade.engine.graph.graph import Graph, Input, Node
 
 
 def reorder_flattened(graph: Graph) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from escalade.engine.graph import ATEN, Batch, Graph, Node, Reference, Shape
+from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape
 from escalade.engine.passes.simplify import remove_dead_code
 from escalade.ops.base.card import MOST_SHARED
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph import Graph, Node, Shape
+from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.ops.linear import LinearProblem
 from escalade.ops.linear.pooled import one_launch_pays
 

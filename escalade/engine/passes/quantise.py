@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node
 from escalade.ops.base.e4m3 import LARGEST
 
 CHANNEL_UNIT = 16
@@ -23,7 +23,7 @@ _VALUES = ("x", "shortcut", "residual")
 """The roles of what a convolution reads, constants apart."""
 
 
-def quantise(graph: Graph, ranges: Mapping[str, float]) -> None:
+def quantise_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
     """Every convolution that can be becomes one in FP8; values between two of them are stored so."""
     chosen = {node.name for node in graph if _can(graph, node, ranges)}
     scales = {name: max(largest / LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from escalade.engine.graph import ATEN, Batch, Graph, Node, map_leaves
-from escalade.engine.operators import OperatorError, resolve
-from escalade.engine.reference import compute
+from escalade.engine.graph.aten import OperatorError, resolve
+from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, map_leaves
+from escalade.engine.nodes.reference import compute
 
 MOST_GROWTH = 16
 """A constant may take this many times the numbers that it is made of; what grows more is cheaper to compute again."""

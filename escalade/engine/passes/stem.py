@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node
 
 MOST_CHANNELS = 4
 MOST_FILTER_WIDTH = 8

@@ -17,7 +17,7 @@ from escalade.bench.networks import fashion_mnist, lenet, op_times
 from escalade.bench.networks.judging import own_error
 from escalade.bench.networks.lenet import LENET
 from escalade.bench.networks.workload import Setting, reference
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store

@@ -19,9 +19,9 @@ from escalade.bench.networks.resnets import images, resnet
 from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.fusion_level import FusionLevel
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record

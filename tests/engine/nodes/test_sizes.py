@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.check import check_graph
-from escalade.engine.graph import Node
-from escalade.engine.kinds import KINDS, RESULT, SizeError
-from escalade.engine.operators import OperatorError
-from escalade.engine.reference import compute
+from escalade.engine.graph.aten import OperatorError
+from escalade.engine.graph.graph import Node
+from escalade.engine.nodes.kinds import KINDS, RESULT, SizeError
+from escalade.engine.nodes.reference import compute
 from tests.engine.files import EveryKind
 
 

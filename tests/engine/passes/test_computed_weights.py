@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.engine.capture import capture
-from escalade.engine.graph import Graph
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import optimise
 from escalade.engine.passes.simplify import fold_constants
 from tests.engine.graphs import evaluate, node_of, ops

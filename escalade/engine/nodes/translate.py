@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph import ATEN, Graph, Node, Reference
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference
 
 Translation = Node | str | None
 """The known node, the value that the result is the same as, or None: PyTorch does it."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from escalade.device import cuda
-from escalade.engine import stream as streaming
+from escalade.engine import streaming
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.program import KernelProgram
-from escalade.engine.stream import _DeviceSlot, _Lanes
+from escalade.engine.plan.program import KernelProgram
+from escalade.engine.streaming import _DeviceSlot, _Lanes
 from tests.fake_cuda import Box, Gpu
 
 CUDA = torch.device("cuda", 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from escalade.engine.forms import NAMES, Form
-from escalade.engine.graph import Node
+from escalade.engine.graph.forms import NAMES, Form
+from escalade.engine.graph.graph import Node
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
 from escalade.ops.add import AddProblem
 from escalade.ops.base.problem import Problem

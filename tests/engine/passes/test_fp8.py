@@ -15,11 +15,11 @@ from escalade import models
 from escalade.classify.images import Crop, decode
 from escalade.engine import compile
 from escalade.engine.backend import escalade_backend
-from escalade.engine.calibrate import ranges
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.fusion_level import FusionLevel
 from escalade.engine.passes import fuse, optimise
+from escalade.engine.passes.calibrate import ranges
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.ops.base.e4m3 import E4M3
 

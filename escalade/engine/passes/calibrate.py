@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from escalade.engine.arithmetic import own_arithmetic
-from escalade.engine.graph import Batch, Graph
-from escalade.engine.reference import compute
+from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.reference import compute
 from escalade.errors import UnsupportedError
 
 MOST_BATCHES = 64

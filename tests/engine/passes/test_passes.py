@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.engine.capture import capture
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Batch, Graph
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import convert_between, layout_of, reorder_flattened
 from escalade.engine.passes.simplify import fold_constants
 from escalade.models import settle

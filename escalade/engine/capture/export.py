@@ -12,7 +12,9 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from escalade.engine.graph import (
+from escalade.engine.capture.separate import Original
+from escalade.engine.capture.surroundings import undisturbed
+from escalade.engine.graph.graph import (
     ATEN,
     Batch,
     Dimension,
@@ -24,9 +26,7 @@ from escalade.engine.graph import (
     fixed,
     map_leaves,
 )
-from escalade.engine.separate import Original
-from escalade.engine.surroundings import undisturbed
-from escalade.engine.translate import translate
+from escalade.engine.nodes.translate import translate
 from escalade.errors import EscaladeError, UnsupportedError
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.compiler import _normalise
-from escalade.engine.graph import Graph
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes.fuse import fuse_activations
 from escalade.engine.passes.layout import convert_inputs
 from escalade.engine.passes.simplify import remove_dead_code

@@ -18,7 +18,7 @@ from torch import nn
 
 from escalade.device.staging import Staging
 from escalade.engine import Engine, compile
-from escalade.engine.stream import THREAD
+from escalade.engine.streaming import THREAD
 from escalade.errors import UnsupportedError
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -41,7 +41,7 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Staging]:
         alive.add(made)
         return made
 
-    monkeypatch.setattr("escalade.engine.stream.Staging", make)
+    monkeypatch.setattr("escalade.engine.streaming.Staging", make)
     return alive
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import escalade
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.errors import EscaladeError
 from tests.engine.untouched import untouched
 from tests.support import in_threads

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.engine.capture import CaptureError, capture
+from escalade.engine.capture.export import CaptureError, capture
 from escalade.engine.engine import Engine
-from escalade.engine.graph import Batch, Graph
+from escalade.engine.graph.graph import Batch, Graph
 from escalade.errors import UnsupportedError
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from escalade import models
 from escalade.device.recipe import ConstantCopy
-from escalade.engine.capture import capture
-from escalade.engine.forms import InputFormat
-from escalade.engine.graph import Graph
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.forms import InputFormat
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan import Plan, Step, make_plan
+from escalade.engine.plan.plan import Plan, Step, make_plan
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.engine.arena import ALIGNMENT, Lifetime, assign
+from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign
 
 _SIZES = st.one_of(st.integers(0, 5000), st.sampled_from([0, 1, 255, 256, 257, 1 << 33]))
 

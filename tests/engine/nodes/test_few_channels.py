@@ -9,9 +9,9 @@ from torch import nn
 
 from escalade import models
 from escalade.engine import compile
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.graph import Graph
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import optimise
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 4e-2}

@@ -12,12 +12,12 @@ from escalade.device.cuda import architecture_of
 from escalade.device.precompile import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
-from escalade.engine import reference
-from escalade.engine.arithmetic import own_arithmetic
-from escalade.engine.constants import Constants
-from escalade.engine.forms import Form
-from escalade.engine.lower import STORED
-from escalade.engine.plan import ConstantForm, Plan, Step
+from escalade.engine.graph.forms import Form
+from escalade.engine.nodes import reference
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.lower import STORED
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
 from escalade.ops.base.e4m3 import E4M3, to_e4m3
 

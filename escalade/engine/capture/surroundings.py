@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from escalade.engine.arithmetic import without_autocast
+from escalade.engine.nodes.arithmetic import without_autocast
 
 _one_at_a_time = threading.RLock()
 """Warnings, switches and random numbers are the process's, and so is much of what `torch.export` changes meanwhile."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from escalade.engine import Engine, compile
-from escalade.engine.stream import THREAD, stream
+from escalade.engine.streaming import THREAD, stream
 from escalade.errors import UnsupportedError
 
 pytestmark = pytest.mark.gpu
@@ -164,7 +164,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
 
     class Busy:
         def __init__(self, engine: Engine) -> None:
-            self.device, self._structure, self._flatten = engine.device, engine._structure, engine._flatten
+            self.device, self.flatten, self.returned = engine.device, engine.flatten, engine.returned
 
         def calls(self, tensors: Any) -> Any:
             torch.cuda._sleep(2_000_000)  # on the current stream; the next line on those of the iteration
@@ -176,7 +176,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
 
             return SimpleNamespace(call=call)
 
-    check(engine, list(stream(Busy(engine), batches)), batches)  # type: ignore[arg-type]
+    check(engine, list(stream(Busy(engine), batches)), batches)
 
 
 def test_a_producer_that_blocks_keeps_nobody(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph import Reference
+from escalade.engine.graph.graph import Reference
 from escalade.errors import UnsupportedError
 
 _TARGET = re.compile(r"aten::(\w+)(?:\.(\w+))?")

@@ -13,13 +13,13 @@ from torch import nn
 
 from escalade import models
 from escalade.engine import compile, load
-from escalade.engine.capture import capture
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.passes import optimise
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.mlp import MOST_WEIGHT_BYTES
-from escalade.engine.program import KernelProgram
+from escalade.engine.plan.program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}

@@ -14,12 +14,12 @@ import torch
 
 from escalade.device.cuda import architecture_of
 from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
-from escalade.engine.arena import Arena, Lifetime, assign
-from escalade.engine.forms import STORAGE, Form, InputFormat
-from escalade.engine.fusion_level import FusionLevel
-from escalade.engine.graph import Graph, Input, Node
-from escalade.engine.lower import FP8, FP32, STORED, Forms, Lowered, lower
+from escalade.engine.graph.forms import STORAGE, Form, InputFormat
+from escalade.engine.graph.graph import Graph, Input, Node
+from escalade.engine.nodes.lower import FP8, FP32, STORED, Forms, Lowered, lower
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import layout_of
+from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
 from escalade.ops.base.e4m3 import E4M3

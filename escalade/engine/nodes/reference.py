@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph import ATEN, Node, Reference, map_leaves
-from escalade.engine.operators import OperatorError, resolve
+from escalade.engine.graph.aten import OperatorError, resolve
+from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
 from escalade.errors import EscaladeError
 
 Tensors = Mapping[str, torch.Tensor]

@@ -13,22 +13,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from escalade.device.staging import Staging, is_dense
+from escalade.engine.calls import Calls
 from escalade.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from escalade.engine.calls import Calls
-    from escalade.engine.engine import Engine
 
 THREAD = "escalade-stream"
 PATIENCE = 0.5
@@ -39,7 +36,22 @@ _HOST = torch.device("cpu")
 logger = logging.getLogger("escalade")
 
 
-def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
+class Streamed(Protocol):
+    """An engine as streaming sees it."""
+
+    device: torch.device
+
+    def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The tensors of a call in the order of the graph's inputs."""
+
+    def calls(self, tensors: Sequence[torch.Tensor]) -> Calls:
+        """The plan for inputs like these, made ready to be called with them."""
+
+    def returned(self, results: list[torch.Tensor]) -> Any:
+        """A call's results in the structure that the model returns."""
+
+
+def stream(engine: Streamed, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
     """What the engine returns for each batch, in order, as CPU tensors.
 
     A batch is a host tensor or NumPy array, or a tuple of them for a model of several inputs; sizes may vary.
@@ -55,7 +67,7 @@ def stream(engine: Engine, batches: Iterable[Any], *, depth: int = 2) -> Generat
     return _results(engine, batches, depth)
 
 
-def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
+def _results(engine: Streamed, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
     lanes = _Lanes.on(engine.device) if engine.device.type == "cuda" else None
     slots: list[_Slot] = [
         _HostSlot(engine) if lanes is None else _DeviceSlot(engine, lanes)
@@ -69,7 +81,7 @@ def _results(engine: Engine, batches: Iterable[Any], depth: int) -> Generator[An
         while not isinstance(number := _received(feeder.sent), _End):
             results = slots[number].receive()
             feeder.free.put(number)
-            yield pytree.tree_unflatten(results, engine._structure)
+            yield engine.returned(results)
         number.settle()
     finally:
         try:
@@ -220,7 +232,7 @@ def _close(producer: Iterator[Any] | None) -> None:
 class _HostSlot:
     """For engines on the CPU and the twin."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Streamed) -> None:
         self._engine = engine
         self._staging = Staging(_HOST)
         self._given: list[torch.Tensor] = []
@@ -239,7 +251,7 @@ class _DeviceSlot:
     its own the slot is filled whenever a DMA engine is free, and a copy on the device takes microseconds.
     """
 
-    def __init__(self, engine: Engine, lanes: _Lanes) -> None:
+    def __init__(self, engine: Streamed, lanes: _Lanes) -> None:
         self._engine = engine
         self._lanes = lanes
         self._staging = Staging(_HOST, pinned=True)
@@ -280,9 +292,9 @@ class _DeviceSlot:
         return [result.clone() for result in self._results]
 
 
-def _tensors(engine: Engine, batch: Any) -> tuple[torch.Tensor, ...]:
+def _tensors(engine: Streamed, batch: Any) -> tuple[torch.Tensor, ...]:
     arguments = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    tensors = engine._flatten(pytree.tree_map(_as_tensor, arguments), {})
+    tensors = engine.flatten(pytree.tree_map(_as_tensor, arguments), {})
     for tensor in tensors:
         if tensor.device.type != "cpu":
             raise UnsupportedError(
