@@ -21,8 +21,11 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", blocks(README, "python"), ids=lambda block: block.splitlines()[0])
-def test_the_readme_runs(block: str) -> None:
+RUN = [*blocks(README, "python"), *blocks((ROOT / "docs" / "twin.md").read_text(), "python")]
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.splitlines()[1])
+def test_snippets_run(block: str) -> None:
     done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
