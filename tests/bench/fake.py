@@ -24,6 +24,10 @@ class ScaleProblem:
     dtype: str = "fp32"
     layout: str = "nchw"
 
+    @staticmethod
+    def parse(name: str) -> ScaleProblem:
+        return ScaleProblem(int(name.removeprefix("scale_")))
+
     @property
     def name(self) -> str:
         return f"scale_{self.size}"
@@ -83,6 +87,7 @@ def rung(name: str, fault: str = "none", below: str | None = None, slip: float =
 
 class Scale(Operation[ScaleProblem]):
     name = "scale"
+    problem = ScaleProblem
     problems = (ScaleProblem(1000),)
     small_problems = (ScaleProblem(100),)
     dtypes = ("fp32",)
@@ -94,9 +99,6 @@ class Scale(Operation[ScaleProblem]):
 
     def preferred(self, problem: ScaleProblem) -> tuple[str, ...]:
         return tuple(rung.name for rung in self.ladder)
-
-    def parse(self, name: str) -> ScaleProblem:
-        return ScaleProblem(int(name.removeprefix("scale_")))
 
     def inputs(self, problem: ScaleProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
         self.inputs_made += 1

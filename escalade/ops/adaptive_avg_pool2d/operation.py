@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
@@ -180,6 +177,8 @@ odd channels."""
 
 class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
     name = "adaptive_avg_pool2d"
+    problem = AdaptiveAvgPool2dProblem
+    in_pytorch = reference
     ladder = Ladder("adaptive_avg_pool2d", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -188,25 +187,6 @@ class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
 
     def preferred(self, problem: AdaptiveAvgPool2dProblem) -> tuple[str, ...]:
         return ("vectorised", "lanes", "naive")
-
-    def parse(self, name: str) -> AdaptiveAvgPool2dProblem:
-        return AdaptiveAvgPool2dProblem.parse(name)
-
-    def inputs(
-        self, problem: AdaptiveAvgPool2dProblem, device: torch.device, seed: int
-    ) -> dict[str, torch.Tensor]:
-        return pooling.random_input(problem, device, seed)
-
-    def output(self, problem: AdaptiveAvgPool2dProblem, device: torch.device) -> torch.Tensor:
-        return pooling.empty_output(problem, device)
-
-    def reference(
-        self, problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2d()

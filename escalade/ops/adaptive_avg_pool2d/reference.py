@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
+from escalade.ops.shared.pooling import empty_output, random_inputs
+
+__all__ = ["empty_output", "peer", "random_inputs", "reference"]
 
 
 def reference(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from escalade.ops.add import reference
 from escalade.ops.add.problem import AddProblem
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
@@ -43,6 +41,8 @@ RUNGS: tuple[Rung[Any], ...] = (
 
 class Add(Operation[AddProblem]):
     name = "add"
+    problem = AddProblem
+    in_pytorch = reference
     ladder = Ladder("add", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -51,23 +51,6 @@ class Add(Operation[AddProblem]):
 
     def preferred(self, problem: AddProblem) -> tuple[str, ...]:
         return ("vectorised",)
-
-    def parse(self, name: str) -> AddProblem:
-        return AddProblem.parse(name)
-
-    def inputs(self, problem: AddProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator(device=device).manual_seed(seed)
-        return {name: pointwise.random_input(problem, device, generator) for name in ("x", "residual")}
-
-    def output(self, problem: AddProblem, device: torch.device) -> torch.Tensor:
-        return pointwise.empty_output(problem, device)
-
-    def reference(self, problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-    def peer(self, problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        y = inputs["x"] + inputs["residual"]
-        return y.relu_() if problem.relu else y
 
 
 ADD = Add()

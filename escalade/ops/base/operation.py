@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.problem import P
+from escalade.ops.base.problem import P, Problem
 
 Tensors = Mapping[str, torch.Tensor]
+P_contra = TypeVar("P_contra", bound=Problem, contravariant=True)
+
+
+class InPyTorch(Protocol[P_contra]):
+    """An operation in PyTorch: what its `reference.py` holds, the module itself or an object like it."""
+
+    def random_inputs(
+        self, problem: P_contra, device: torch.device, seed: int
+    ) -> dict[str, torch.Tensor]: ...
+    def empty_output(self, problem: P_contra, device: torch.device) -> torch.Tensor: ...
+    def reference(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
+    def peer(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
 
 
 class Operation(ABC, Generic[P]):
     """An operation: its ladder, its problems, its one reference, and how PyTorch does it."""
 
     name: str
+    problem: type[P]
+    in_pytorch: InPyTorch[P]
+    """The module `reference.py` of its folder."""
     ladder: Ladder[P]
     problems: tuple[P, ...]
     """The problems that `escalade ladder` measures."""
@@ -42,30 +57,30 @@ class Operation(ABC, Generic[P]):
         """How many times PyTorch rounds values to the dtype on the way to a result, that of the result among them."""
         return 2
 
-    @abstractmethod
     def parse(self, name: str) -> P:
         """The problem of a name such as `problem.name` gives."""
+        return self.problem.parse(name)
 
-    @abstractmethod
     def inputs(self, problem: P, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
         """Fresh random inputs, by buffer name."""
+        return self.in_pytorch.random_inputs(problem, device, seed)
 
-    @abstractmethod
     def output(self, problem: P, device: torch.device) -> torch.Tensor:
         """Room for the result (buffer `y`)."""
+        return self.in_pytorch.empty_output(problem, device)
 
-    @abstractmethod
     def reference(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """The result in float64."""
+        return self.in_pytorch.reference(problem, inputs)
 
     def further_outputs(self, problem: P, device: torch.device) -> dict[str, torch.Tensor]:
         """Room for what it computes besides `y`, by buffer name."""
         return {}
 
     def further_references(self, problem: P, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """The further results in float64."""
+        """The further results in float64, by buffer name."""
         return {}
 
-    @abstractmethod
     def peer(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """PyTorch's own result in the problem's dtype: what errors are compared with."""
+        return self.in_pytorch.peer(problem, inputs)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 class Problem(Protocol):
     """What is asked of an operation. Implementations are frozen dataclasses."""
+
+    @staticmethod
+    def parse(name: str) -> Any:
+        """The problem of that name, in the default dtype and layout."""
+        ...
 
     @property
     def name(self) -> str: ...

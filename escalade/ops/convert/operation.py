@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
@@ -228,6 +225,8 @@ both sides."""
 
 class Convert(Operation[ConvertProblem]):
     name = "convert"
+    problem = ConvertProblem
+    in_pytorch = reference
     ladder = Ladder("convert", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -236,21 +235,6 @@ class Convert(Operation[ConvertProblem]):
 
     def preferred(self, problem: ConvertProblem) -> tuple[str, ...]:
         return ("few_channels", "tiled", "naive")
-
-    def parse(self, name: str) -> ConvertProblem:
-        return ConvertProblem.parse(name)
-
-    def inputs(self, problem: ConvertProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: ConvertProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 CONVERT = Convert()

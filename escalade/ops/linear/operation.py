@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.linear import cuda_core, pooled, reference, tensor_core
@@ -43,6 +39,8 @@ more rows than one launch takes."""
 
 class Linear(Operation[LinearProblem]):
     name = "linear"
+    problem = LinearProblem
+    in_pytorch = reference
     ladder = Ladder(
         "linear",
         (
@@ -65,21 +63,6 @@ class Linear(Operation[LinearProblem]):
             both = ("pool_first", "naive")
             return ("pooled", *both) if pooled.one_launch_pays(problem) else both
         return tuple(rung.name for rung in pooled.plain_rungs(problem))
-
-    def parse(self, name: str) -> LinearProblem:
-        return LinearProblem.parse(name)
-
-    def inputs(self, problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: LinearProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 LINEAR = Linear()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
@@ -228,6 +225,8 @@ not square, odd sizes."""
 
 class MaxPool2d(Operation[MaxPool2dProblem]):
     name = "max_pool2d"
+    problem = MaxPool2dProblem
+    in_pytorch = reference
     ladder = Ladder("max_pool2d", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -236,21 +235,6 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
 
     def preferred(self, problem: MaxPool2dProblem) -> tuple[str, ...]:
         return ("vectorised", "shared_tile", "naive")
-
-    def parse(self, name: str) -> MaxPool2dProblem:
-        return MaxPool2dProblem.parse(name)
-
-    def inputs(self, problem: MaxPool2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return pooling.random_input(problem, device, seed)
-
-    def output(self, problem: MaxPool2dProblem, device: torch.device) -> torch.Tensor:
-        return pooling.empty_output(problem, device)
-
-    def reference(self, problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 MAX_POOL2D = MaxPool2d()

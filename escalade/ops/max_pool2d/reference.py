@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.shared.pooling import empty_output, random_inputs
+
+__all__ = ["empty_output", "peer", "random_inputs", "reference"]
 
 
 def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
@@ -41,6 +37,8 @@ one row and many, and weights that do not fit in shared memory."""
 
 class Mlp(Operation[MlpProblem]):
     name = "mlp"
+    problem = MlpProblem
+    in_pytorch = reference
     ladder = Ladder(
         "mlp",
         (
@@ -71,21 +69,6 @@ class Mlp(Operation[MlpProblem]):
 
     def roundings(self, problem: MlpProblem) -> int:
         return 2 * len(problem.layers)
-
-    def parse(self, name: str) -> MlpProblem:
-        return MlpProblem.parse(name)
-
-    def inputs(self, problem: MlpProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: MlpProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: MlpProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: MlpProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 MLP = Mlp()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
@@ -41,6 +37,8 @@ SMALL_PROBLEMS = tuple(
 
 class MlpBackward(Operation[MlpBackwardProblem]):
     name = "mlp_backward"
+    problem = MlpBackwardProblem
+    in_pytorch = reference
     ladder = Ladder("mlp_backward", (LAYERS, FUSED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -52,21 +50,6 @@ class MlpBackward(Operation[MlpBackwardProblem]):
 
     def roundings(self, problem: MlpBackwardProblem) -> int:
         return 2 * len(problem.layers)
-
-    def parse(self, name: str) -> MlpBackwardProblem:
-        return MlpBackwardProblem.parse(name)
-
-    def inputs(self, problem: MlpBackwardProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: MlpBackwardProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: MlpBackwardProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: MlpBackwardProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 MLP_BACKWARD = MlpBackward()

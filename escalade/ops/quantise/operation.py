@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.ops.base.card import FILLED
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, element
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung, ThreadsConfig
+from escalade.ops.quantise import reference
 from escalade.ops.quantise.problem import QuantiseProblem
 from escalade.ops.shared import pointwise
 from escalade.ops.shared.pointwise import PacksConfig
@@ -97,6 +94,8 @@ RUNGS: tuple[Rung[QuantiseProblem], ...] = (
 
 class Quantise(Operation[QuantiseProblem]):
     name = "quantise"
+    problem = QuantiseProblem
+    in_pytorch = reference
     ladder = Ladder("quantise", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -105,24 +104,6 @@ class Quantise(Operation[QuantiseProblem]):
 
     def preferred(self, problem: QuantiseProblem) -> tuple[str, ...]:
         return ("vectorised",)
-
-    def parse(self, name: str) -> QuantiseProblem:
-        return QuantiseProblem.parse(name)
-
-    def inputs(self, problem: QuantiseProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator(device=device).manual_seed(seed)
-        x = torch.randn(problem.elements, generator=generator, device=device).to(STORAGE[problem.dtype])
-        return {"x": x, "factor": torch.tensor([37.5], device=device)}
-
-    def output(self, problem: QuantiseProblem, device: torch.device) -> torch.Tensor:
-        return torch.empty(problem.elements, dtype=E4M3, device=device)
-
-    def reference(self, problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The quotient before it is rounded: what rounding costs is the peer's error too."""
-        return inputs["x"].double() * inputs["factor"].double()
-
-    def peer(self, problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return to_e4m3(inputs["x"].float() * inputs["factor"])
 
 
 QUANTISE = Quantise()

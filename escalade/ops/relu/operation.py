@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import torch
-import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
+from escalade.ops.relu import reference
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared import pointwise
 from escalade.ops.shared.pointwise import Naive, Vectorised
@@ -46,6 +43,8 @@ RUNGS: tuple[Rung[Any], ...] = (
 
 class Relu(Operation[ReluProblem]):
     name = "relu"
+    problem = ReluProblem
+    in_pytorch = reference
     ladder = Ladder("relu", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -54,23 +53,6 @@ class Relu(Operation[ReluProblem]):
 
     def preferred(self, problem: ReluProblem) -> tuple[str, ...]:
         return ("vectorised",)
-
-    def parse(self, name: str) -> ReluProblem:
-        return ReluProblem.parse(name)
-
-    def inputs(self, problem: ReluProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator(device=device).manual_seed(seed)
-        return {"x": pointwise.random_input(problem, device, generator)}
-
-    def output(self, problem: ReluProblem, device: torch.device) -> torch.Tensor:
-        return pointwise.empty_output(problem, device)
-
-    def reference(self, problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.peer(problem, {"x": inputs["x"].double()})
-
-    def peer(self, problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        x = inputs["x"]
-        return torch.relu(x) if problem.limit is None else F.hardtanh(x, 0.0, problem.limit)
 
 
 RELU = Relu()

@@ -31,7 +31,7 @@ def shape(problem: Pooling) -> Ints:
     return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
 
 
-def random_input(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)

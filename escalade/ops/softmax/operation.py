@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
@@ -30,6 +26,8 @@ divides."""
 
 class Softmax(Operation[SoftmaxProblem]):
     name = "softmax"
+    problem = SoftmaxProblem
+    in_pytorch = reference
     ladder = Ladder("softmax", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -38,21 +36,6 @@ class Softmax(Operation[SoftmaxProblem]):
 
     def preferred(self, problem: SoftmaxProblem) -> tuple[str, ...]:
         return ("block_per_row",)
-
-    def parse(self, name: str) -> SoftmaxProblem:
-        return SoftmaxProblem.parse(name)
-
-    def inputs(self, problem: SoftmaxProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 SOFTMAX = Softmax()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
@@ -30,6 +26,8 @@ divides, lists not filled."""
 
 class TopK(Operation[TopKProblem]):
     name = "top_k"
+    problem = TopKProblem
+    in_pytorch = reference
     ladder = Ladder("top_k", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -38,21 +36,6 @@ class TopK(Operation[TopKProblem]):
 
     def preferred(self, problem: TopKProblem) -> tuple[str, ...]:
         return ("block_per_row",)
-
-    def parse(self, name: str) -> TopKProblem:
-        return TopKProblem.parse(name)
-
-    def inputs(self, problem: TopKProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: TopKProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 TOP_K = TopK()
