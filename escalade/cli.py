@@ -314,7 +314,7 @@ def layers(
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="cudnn-graph (the best plan of cuDNN; needs nvidia-cudnn-frontend), torch, compile (torch.compile, "
+            help="cudnn-graph (the best plan of cuDNN; needs nvidia-cudnn-frontend), torch, torch-compile ("
             "tens of seconds a layer); none. Without it: the first two.",
             show_default=False,
         ),

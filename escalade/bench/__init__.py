@@ -1,1 +1,1 @@
-"""Measuring: verified before it is timed, every arm in one process, beside the card's own ceilings."""
+"""Measuring: verified before it is timed, every subject in one process, beside the card's own ceilings."""

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from escalade.bench.arms import Bench, Settings, Verified, blank_record
-from escalade.bench.peers import Peer, WrongPeer, error_of, peers
+from escalade.bench.peers.registry import operator_peers
+from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
 from escalade.measure import verify
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
-from escalade.measure.refusal import reason
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
 
@@ -118,7 +117,10 @@ def _climb_dtype(
         return [_failure(operation, job) for job in planned if job.failure]
     case = verify.Case(operation, problem, device, settings.seed)
     records, verified = _verify(operation, case, planned)
-    rivals = verified_peers(operation, case, settings, say) if device.type == "cuda" else []
+    peers: list[VerifiedPeer] = []
+    if device.type == "cuda" and settings.with_peers:
+        peers, refused = verified_peers(operator_peers(operation, problem), operation, case)
+        records += refused
     del case
     bench = Bench(
         operation, problem, device, [v.rung.recipe(v.problem, v.config) for v in verified], settings, ceilings
@@ -126,8 +128,8 @@ def _climb_dtype(
     if settings.tune:
         say(f"{problem.name} {problem.dtype}: screening {len(verified)} configs")
         verified = bench.screen(verified)
-    say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(rivals)} peers")
-    records += bench.measure(verified, rivals)
+    say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(peers)} peers")
+    records += bench.measure(verified, peers)
     for text in bench.left_out:
         say(text)
     return _in_order(records, rungs, layouts)
@@ -179,22 +181,3 @@ def _failure(operation: Operation[Any], job: verify.Job, outcome: verify.Outcome
         predicted_gain=job.rung.predicted_gain,
         failure=job.failure,
     )
-
-
-def verified_peers(
-    operation: Operation[Any], case: verify.Case, settings: Settings, say: Say
-) -> list[tuple[Peer, float]]:
-    """The peers that do the problem, and right, with their errors. One that does not is said, and left out."""
-    found = []
-    for peer in peers(operation, case.problem) if settings.with_peers else ():
-        problem = replace(case.problem, layout=peer.layout)
-        try:
-            error = error_of(peer, problem, case.inputs_in(peer.layout), case.expected)
-        except WrongPeer as wrong:
-            say(f"{problem.name} {problem.dtype}: {peer.system} is wrong: {wrong}")
-            continue
-        except Exception as refused:  # a peer may fail in any way: it is left out, and the others go on
-            say(f"{problem.name} {problem.dtype}: {peer.system} refuses: {reason(refused)}")
-            continue
-        found.append((peer, error))
-    return found

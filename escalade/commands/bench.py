@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files, models
-from escalade.bench.networks import peers
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.steps import time_steps
 from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload
+from escalade.bench.peers import registry
 from escalade.commands.ladder import status
 from escalade.engine import compile, load
 from escalade.engine.capture.export import capture
@@ -70,21 +70,21 @@ def bench(options: BenchOptions, console: Console | None = None) -> int:
     """0 if every result was right."""
     console = console or Console()
     chosen = workload(options.workload)
-    rivals = peers.chosen(options.peers, chosen.peers)
+    peers = registry.chosen(options.peers, chosen.peers)
     device = network_device(options.device)
     _check(options, chosen)
     parts = _parts(options, chosen, device)
     batches = options.batches or (chosen.batches if device.type == "cuda" else chosen.small_batches)
     slow_batches = () if options.batches else chosen.slow_batches
     if device.type != "cuda":
-        rivals = {}
+        peers = {}
         console.print(
             f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch's operators run the plan, without "
             "kernels, graphs or peers. [yellow]Times are this CPU's.[/]"
         )
-    if slow_batches and any(name in peers.SLOW for name in rivals):
+    if slow_batches and any(name in registry.SLOW for name in peers):
         console.print(
-            f"{', '.join(peers.SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
+            f"{', '.join(registry.SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
             "slow to make; with --batch it takes part at those that are named."
         )
     if chosen.notice():
@@ -102,7 +102,7 @@ def bench(options: BenchOptions, console: Console | None = None) -> int:
             size,
             batches,
             options.dtypes or (chosen.dtypes if device.type == "cuda" else ("fp32",)),
-            rivals,
+            peers,
             slow_batches,
             options.seconds,
             options.seed,
@@ -112,7 +112,7 @@ def bench(options: BenchOptions, console: Console | None = None) -> int:
             for records in chosen.parts[name].measure(setting, say):
                 run.keep(records)
     run.show()
-    return 1 if any(record.failure for record in run.records) else 0
+    return 1 if any(record.failure and not record.is_peer for record in run.records) else 0
 
 
 def _check(options: BenchOptions, chosen: Workload) -> None:
@@ -192,7 +192,8 @@ class _Run:
             self._console.print(part)
         for record in self.records:
             if record.failure:
-                self._console.print(f"[red]failed:[/] {escape(tables.failure(record))}")
+                kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"
+                self._console.print(f"{kind} {escape(tables.failure(record))}")
         if self._ceilings and self._options.results:
             found = [record.stamped(self._origin) for record in card.records(self._ceilings)]
             store.file_away(self._options.results, found)

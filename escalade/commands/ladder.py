@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from escalade import ops
 from escalade.bench import ladder as climbing
-from escalade.bench.arms import Settings
+from escalade.bench.trial import Settings
 from escalade.device import precompile as compiling
 from escalade.device.cuda import architecture
 from escalade.device.run import TwinOptions
@@ -145,7 +145,7 @@ def ladder(options: LadderOptions, console: Console | None = None) -> int:
         options.rungs,
         options.tune,
         seed=options.seed,
-        seconds_per_arm=options.seconds,
+        seconds_each=options.seconds,
     )
     origin = store.provenance(device)
     ceilings = None
@@ -163,12 +163,13 @@ def ladder(options: LadderOptions, console: Console | None = None) -> int:
             if options.ablate:
                 records += climbing.ablate(operation, problem, device, settings, ceilings, say)
         records = [record.stamped(origin) for record in records]
-        failed += sum(bool(record.failure) for record in records)
+        failed += sum(bool(record.failure) and not record.is_peer for record in records)
         for table in terminal.ladder_tables(records, console.width):
             console.print(table)
         for record in records:
             if record.failure:
-                console.print(f"[red]failed:[/] {escape(terminal.failure(record))}")
+                kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"
+                console.print(f"{kind} {escape(terminal.failure(record))}")
             elif record.note and record.timing != "twin":
                 console.print(f"[yellow]note:[/] {escape(terminal.remark(record))}")
         _save(records, options, console)

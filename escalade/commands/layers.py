@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import ops
-from escalade.bench.arms import Settings, blank_record
 from escalade.bench.ladder import Say, free
-from escalade.bench.layers import rivals, sets, summary
+from escalade.bench.layers import sets, summary
 from escalade.bench.layers.measure import measure, programs
 from escalade.bench.layers.sets import Layer, Part
+from escalade.bench.peers import registry
+from escalade.bench.trial import Settings, blank_record
 from escalade.commands.ladder import chosen_device, status
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
@@ -26,6 +28,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.ops.conv2d.problem import ELEMENT_BYTES
 from escalade.report import terminal
+from escalade.report.layers import table as layers_table
 
 CEILING_SECONDS = 0.1
 LOG_WIDTH = 160
@@ -57,7 +60,7 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
     """0 if every result of ours was right."""
     console = console or _console()
     device = chosen_device(options.device)
-    chosen = rivals.chosen(options.peers)
+    chosen = tuple(registry.chosen(options.peers, registry.LAYERS))
     wanted = parts(options)
     distinct = {layer.key: layer for part in wanted for layer in part.layers}
     if not distinct:
@@ -66,7 +69,6 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
         )
     run = _Run(options, console, device)
     if device.type == "cuda":
-        chosen = rivals.available(chosen, run.note)
         run.prepare(list(distinct.values()))
     else:
         console.print("On the twin: results are checked, and [yellow]nothing here is a speed.[/]")
@@ -81,7 +83,10 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
         raise UnsupportedError(
             "none of these layers can be done here, so nothing was measured; the notes say why"
         )
-    failed = [record for records in run.measured.values() for record in records if record.failure]
+    failures = [record for records in run.measured.values() for record in records if record.failure]
+    for why, count in Counter(f"{r.system}: {r.failure}" for r in failures if r.is_peer).items():
+        run.note(f"{why} ({count} layers)" if count > 1 else why)
+    failed = [record for record in failures if not record.is_peer]
     for record in failed:
         console.print(f"[red]failed:[/] {escape(record.problem)} {escape(terminal.failure(record))}")
     return 1 if failed else 0
@@ -130,7 +135,7 @@ class _Run:
 
     def measure(self, layer: Layer, peers: Sequence[str], say: Say) -> list[Record]:
         options = self.options
-        settings = Settings(tune=options.tune, seed=options.seed, seconds_per_arm=options.seconds)
+        settings = Settings(tune=options.tune, seed=options.seed, seconds_each=options.seconds)
         try:
             found = measure(
                 layer, self.device, peers, settings, self.ceilings, options.workload, say, self.note
@@ -154,7 +159,7 @@ class _Run:
                 self.console.print(one)
             return
         found = summary.rows(part.layers, self.measured)
-        self.console.print(summary.table(part.title, found))
+        self.console.print(layers_table(part.title, found))
         total = summary.summary(found)
         if total:
             self.console.print(f"{part.title}: {total}")

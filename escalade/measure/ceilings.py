@@ -10,7 +10,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
-from escalade.measure.timing import Arm, time_interleaved
+from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.e4m3 import to_e4m3
 
 MATMUL_SIZE = 8192
@@ -57,17 +57,19 @@ def properties(device: torch.device) -> Properties:
     return Properties(card.name, card.multi_processor_count, card.L2_cache_size, shared, card.total_memory)
 
 
-def measure(device: torch.device, seconds_per_arm: float = 0.3) -> Ceilings:
+def measure(device: torch.device, seconds_each: float = 0.3) -> Ceilings:
     """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
     card = properties(device)
-    products = [_matmul_arm(dtype, device) for dtype in _STORAGE]
+    products = [_matmul(dtype, device) for dtype in _STORAGE]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
-        products.append(_fp8_matmul_arm(device))
-    arms = [_copy_arm(device, card.memory_bytes), *products]
-    timings = time_interleaved(arms, device, seconds_per_arm=seconds_per_arm)
-    tflops = {arm.name: 2 * MATMUL_SIZE**3 / timings[arm.name].median_us / 1e6 for arm in products}
+        products.append(_fp8_matmul(device))
+    subjects = [_copy(device, card.memory_bytes), *products]
+    timings = time_interleaved(subjects, device, seconds_each=seconds_each)
+    tflops = {
+        subject.name: 2 * MATMUL_SIZE**3 / timings[subject.name].median_us / 1e6 for subject in products
+    }
     copy_gbps = 2 * _copy_bytes(card.memory_bytes) / timings["copy"].median_us / 1e3
-    del arms, products
+    del subjects, products
     torch.cuda.empty_cache()
     return Ceilings(*card, copy_gbps, tflops)
 
@@ -76,7 +78,7 @@ def _copy_bytes(memory_bytes: int) -> int:
     return min(COPY_BYTES, memory_bytes // 8)
 
 
-def _copy_arm(device: torch.device, memory_bytes: int) -> Arm:
+def _copy(device: torch.device, memory_bytes: int) -> Subject:
     source = torch.randn(_copy_bytes(memory_bytes) // 4, device=device)
     target = torch.empty_like(source)
 
@@ -84,17 +86,17 @@ def _copy_arm(device: torch.device, memory_bytes: int) -> Arm:
         # A kernel: in a CUDA graph copy_ becomes a memcpy node, which moves little more than half as much.
         torch.neg(source, out=target)
 
-    return Arm("copy", [copy])
+    return Subject("copy", [copy])
 
 
-def _matmul_arm(dtype: str, device: torch.device) -> Arm:
+def _matmul(dtype: str, device: torch.device) -> Subject:
     size = (MATMUL_SIZE, MATMUL_SIZE)
     a, b = (torch.randn(size, device=device).to(_STORAGE[dtype]) for _ in range(2))
     product = torch.empty_like(a)
-    return Arm(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
+    return Subject(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
 
 
-def _fp8_matmul_arm(device: torch.device) -> Arm:
+def _fp8_matmul(device: torch.device) -> Subject:
     """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
     size = (MATMUL_SIZE, MATMUL_SIZE)
     a, b = (to_e4m3(torch.randn(size, device=device)) for _ in range(2))
@@ -103,7 +105,7 @@ def _fp8_matmul_arm(device: torch.device) -> Arm:
     def multiply() -> None:
         torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float16)
 
-    return Arm("fp8", [multiply])
+    return Subject("fp8", [multiply])
 
 
 def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], None]:

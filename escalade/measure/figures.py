@@ -70,8 +70,8 @@ def _base(record: Record, candidates: Iterable[Record]) -> Record | None:
 def _with_peer_gain(record: Record, records: Sequence[Record]) -> Record:
     if record.system != "escalade" or not _is_speed(record):
         return record
-    rivals = [r for r in records if r.system != "escalade" and r.dtype == record.dtype and _is_speed(r)]
-    best = min(rivals, key=lambda rival: rival.time, default=None)
+    peers = [r for r in records if r.system != "escalade" and r.dtype == record.dtype and _is_speed(r)]
+    best = min(peers, key=lambda peer: peer.time, default=None)
     if best is None:
         return record
     return replace(record, peer_gain=best.time / record.time, peer=best.system)

@@ -108,8 +108,14 @@ class Record:
     command: str = ""
 
     @property
+    def is_peer(self) -> bool:
+        return self.system != "escalade"
+
+    @property
     def key(self) -> tuple[str, ...]:
-        return (self.workload, self.problem, self.dtype, self.layout, self.system, self.rung)
+        """What a later record of the same takes the place of; a peer has one for a problem, whatever its layout."""
+        layout = "" if self.is_peer else self.layout
+        return (self.workload, self.problem, self.dtype, layout, self.system, self.rung)
 
     @property
     def time(self) -> float:

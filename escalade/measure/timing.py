@@ -1,8 +1,8 @@
-"""How long something takes: CUDA graphs, interleaved arms, medians.
+"""How long something takes: CUDA graphs, interleaved subjects, medians.
 
-Every arm is captured into a CUDA graph that repeats its calls until one replay takes long enough to be
-timed by events. The arms then take turns (A B C A B C …), so that a card that warms up slows all of
-them alike. An arm whose share of the time is spent leaves the turns; the others go on.
+Every subject is captured into a CUDA graph that repeats its calls until one replay takes long enough to be
+timed by events. The subjects then take turns (A B C A B C …), so that a card that warms up slows all of
+them alike. A subject whose share of the time is spent leaves the turns; the others go on.
 
 What is timed is also what is judged: before its turns and after them the graph's results are spoilt, the very
 graph is replayed once more, and what it leaves is compared with what it should be.
@@ -25,7 +25,7 @@ L2_MULTIPLE = 3  # input sets of three times the L2 leave nothing of the last tu
 MAX_SETS = 512
 MAX_GRAPH_CALLS = 20_000
 ENQUEUE_CYCLES = 1_000_000  # some 0.5 ms: longer than the CPU needs to launch one large graph
-ENQUEUE_CYCLES_PER_ARM = 50_000
+ENQUEUE_CYCLES_EACH = 50_000
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One contender. `calls` do the same work over rotated input sets."""
+class Subject:
+    """What is timed: a rung, a peer, a copy. `calls` do the same work over rotated input sets."""
 
     name: str
     calls: Sequence[Callable[[], None]]
@@ -63,7 +63,7 @@ class Timing:
 
 
 class Sampler(Protocol):
-    """An arm made ready: `start` enqueues one sample, `finish` gives its microseconds per call."""
+    """A subject made ready: `start` enqueues one sample, `finish` gives its microseconds per call."""
 
     calls: int
     how: str
@@ -90,41 +90,49 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def time_interleaved(
-    arms: Sequence[Arm],
+    subjects: Sequence[Subject],
     device: torch.device,
     *,
-    seconds_per_arm: float = 0.3,
+    seconds_each: float = 0.3,
     min_rounds: int = 5,
     max_rounds: int = 400,
     replay_us: float = 500.0,
     wrong: dict[str, str] | None = None,
 ) -> dict[str, Timing]:
-    """The timing of every arm, by name. On the CPU (the twin) one wall-clock run of each, marked as such.
+    """The timing of every subject, by name. On the CPU (the twin) one wall-clock run of each, marked as such.
 
-    An arm whose results are wrong has no timing: `wrong` is told why, by its name; without it, it is an error.
+    A subject whose results are wrong has no timing: `wrong` is told why, by its name; without it, it is an error.
     """
-    names = [arm.name for arm in arms]
+    names = [subject.name for subject in subjects]
     if len(set(names)) != len(names):
-        raise UnsupportedError(f"arms are told apart by their names, and these repeat: {names}")
-    if any(not arm.calls for arm in arms):
+        raise UnsupportedError(f"subjects are told apart by their names, and these repeat: {names}")
+    if any(not subject.calls for subject in subjects):
         raise UnsupportedError(
-            f"an arm without calls cannot be timed: {[a.name for a in arms if not a.calls]}"
+            f"a subject without calls cannot be timed: {[a.name for a in subjects if not a.calls]}"
         )
     failures: dict[str, str] = {}
     if device.type != "cuda":
-        found = {name: timing for arm in arms for name, timing in _by_clock(arm, failures).items()}
+        found = {
+            name: timing for subject in subjects for name, timing in _by_clock(subject, failures).items()
+        }
     else:
         with torch.cuda.device(device):
-            samplers: dict[str, Sampler] = {arm.name: _cuda_sampler(arm, replay_us) for arm in arms}
-            right = [arm for arm in arms if _proven(arm, samplers[arm.name], failures)]
+            samplers: dict[str, Sampler] = {
+                subject.name: _cuda_sampler(subject, replay_us) for subject in subjects
+            }
+            right = [subject for subject in subjects if _proven(subject, samplers[subject.name], failures)]
             found = interleave(
-                {arm.name: samplers[arm.name] for arm in right},
-                seconds_per_arm=seconds_per_arm,
+                {subject.name: samplers[subject.name] for subject in right},
+                seconds_each=seconds_each,
                 min_rounds=min_rounds,
                 max_rounds=max_rounds,
                 before_round=keep_busy,
             )
-            found = {arm.name: found[arm.name] for arm in right if _proven(arm, samplers[arm.name], failures)}
+            found = {
+                subject.name: found[subject.name]
+                for subject in right
+                if _proven(subject, samplers[subject.name], failures)
+            }
     if wrong is not None:
         wrong.update(failures)
     elif failures:
@@ -132,40 +140,40 @@ def time_interleaved(
     return found
 
 
-def _by_clock(arm: Arm, failures: dict[str, str]) -> dict[str, Timing]:
+def _by_clock(subject: Subject, failures: dict[str, str]) -> dict[str, Timing]:
     """One run, which is timed and judged."""
-    if arm.proof:
-        arm.proof.spoil()
-    found = interleave({arm.name: WallSampler(arm)}, seconds_per_arm=0.0, min_rounds=1, max_rounds=1)
-    failure = arm.proof.judge() if arm.proof else ""
+    if subject.proof:
+        subject.proof.spoil()
+    found = interleave({subject.name: WallSampler(subject)}, seconds_each=0.0, min_rounds=1, max_rounds=1)
+    failure = subject.proof.judge() if subject.proof else ""
     if failure:
-        failures[arm.name] = f"what is timed is wrong: {failure}"
+        failures[subject.name] = f"what is timed is wrong: {failure}"
         return {}
     return found
 
 
-def _proven(arm: Arm, sampler: Sampler, failures: dict[str, str]) -> bool:
+def _proven(subject: Subject, sampler: Sampler, failures: dict[str, str]) -> bool:
     """Whether one turn more, of what is timed, gives what it should."""
-    if arm.proof is None:
+    if subject.proof is None:
         return True
-    arm.proof.spoil()
+    subject.proof.spoil()
     sampler.start()
     sampler.finish()
-    failure = arm.proof.judge()
+    failure = subject.proof.judge()
     if failure:
-        failures[arm.name] = f"what is timed is wrong: {failure}"
+        failures[subject.name] = f"what is timed is wrong: {failure}"
     return not failure
 
 
 def interleave(
     samplers: Mapping[str, Sampler],
     *,
-    seconds_per_arm: float,
+    seconds_each: float,
     min_rounds: int,
     max_rounds: int,
     before_round: Callable[[int], None] = lambda turns: None,
 ) -> dict[str, Timing]:
-    """Rounds in which every arm takes one turn, until each has spent its time.
+    """Rounds in which every subject takes one turn, until each has spent its time.
 
     All turns of a round are enqueued before the first is waited for; `before_round` keeps the GPU busy
     meanwhile, so that no sample contains the CPU's time to launch it.
@@ -182,7 +190,7 @@ def interleave(
             samples[name].append(microseconds)
             spent[name] += microseconds * samplers[name].calls / 1e6
         if finished >= min_rounds:
-            running = [name for name in running if spent[name] < seconds_per_arm]
+            running = [name for name in running if spent[name] < seconds_each]
         if not running:
             break
     return {
@@ -202,9 +210,9 @@ class WallSampler:
     how = "twin"
     note = "wall clock of the CPU twin; not a speed"
 
-    def __init__(self, arm: Arm) -> None:
-        self.calls = len(arm.calls)
-        self._calls = arm.calls
+    def __init__(self, subject: Subject) -> None:
+        self.calls = len(subject.calls)
+        self._calls = subject.calls
 
     def start(self) -> None:
         pass  # the twin runs in the calling thread: the run itself is in `finish`
@@ -302,20 +310,20 @@ def host_time(
     return summarize(samples[1:], "host")
 
 
-def _cuda_sampler(arm: Arm, replay_us: float) -> EventSampler:
+def _cuda_sampler(subject: Subject, replay_us: float) -> EventSampler:
     """Warmed up, captured, and captured again with as many repetitions as one replay needs."""
-    for call in arm.calls:  # compiles, allocates, lets cuDNN choose
+    for call in subject.calls:  # compiles, allocates, lets cuDNN choose
         call()
     torch.cuda.synchronize()
     try:
-        once = EventSampler(_capture(arm.calls, 1), len(arm.calls), "graph")
+        once = EventSampler(_capture(subject.calls, 1), len(subject.calls), "graph")
     except (RuntimeError, EscaladeError) as error:
         torch.cuda.synchronize()
-        return _eager_sampler(arm, replay_us, error)
+        return _eager_sampler(subject, replay_us, error)
     repetitions = _repetitions(once, replay_us)
     if repetitions == 1:
         return once
-    repeated = EventSampler(_capture(arm.calls, repetitions), repetitions * len(arm.calls), "graph")
+    repeated = EventSampler(_capture(subject.calls, repetitions), repetitions * len(subject.calls), "graph")
     _replay_time(repeated)
     return repeated
 
@@ -330,7 +338,7 @@ def _repetitions(once: EventSampler, replay_us: float) -> int:
 
 def keep_busy(turns: int) -> None:
     """The GPU waits while the CPU enqueues that many turns, so that none of them waits for the CPU."""
-    torch.cuda._sleep(ENQUEUE_CYCLES + ENQUEUE_CYCLES_PER_ARM * turns)
+    torch.cuda._sleep(ENQUEUE_CYCLES + ENQUEUE_CYCLES_EACH * turns)
 
 
 def _replay_time(once: EventSampler) -> float:
@@ -349,18 +357,18 @@ def _capture(calls: Sequence[Callable[[], None]], repetitions: int) -> Callable[
     return graph.replay
 
 
-def _eager_sampler(arm: Arm, replay_us: float, error: Exception) -> EventSampler:
+def _eager_sampler(subject: Subject, replay_us: float, error: Exception) -> EventSampler:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     note = f"could not be captured into a CUDA graph ({reason}); timed by events around plain calls"
 
     def turn(repetitions: int) -> Callable[[], None]:
         def run() -> None:
             for _ in range(repetitions):
-                for call in arm.calls:
+                for call in subject.calls:
                     call()
 
         return run
 
-    once = EventSampler(turn(1), len(arm.calls), "eager", note)
+    once = EventSampler(turn(1), len(subject.calls), "eager", note)
     repetitions = _repetitions(once, replay_us)
-    return EventSampler(turn(repetitions), repetitions * len(arm.calls), "eager", note)
+    return EventSampler(turn(repetitions), repetitions * len(subject.calls), "eager", note)

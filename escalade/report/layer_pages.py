@@ -12,6 +12,7 @@ from escalade.bench.layers.sets import DIRECTIONS, SETS, Layer, Part, parts
 from escalade.bench.layers.summary import Row
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
+from escalade.report.layers import TEXTS, shown
 from escalade.report.markdown import origin, table
 
 WORKLOADS = {
@@ -23,7 +24,7 @@ TITLES = {
     "weight_gradient": "Gradients of weights",
 }
 _DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
-_HEADER = (*summary.TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
+_HEADER = (*TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
 _LEGEND = (
     "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has "
     "the layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest "
@@ -125,13 +126,13 @@ def _direction(found: Found) -> str:
 def _table(found: Found, rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        line = summary.shown(row)
+        line = shown(row)
         line["layer"] = f"`{row.layer.problem.name}`" + (
             " with its pool" if row.layer.operation == "stem" else ""
         )
         line["rung"] = line["rung"] or _why_not(found.of_layer(row.layer))
         lines.append([line[heading] for heading in _HEADER])
-    return table(_HEADER, lines, left=len(summary.TEXTS))
+    return table(_HEADER, lines, left=len(TEXTS))
 
 
 def _why_not(records: Sequence[Record]) -> str:

@@ -160,11 +160,11 @@ def _batches(records: Sequence[Record]) -> str:
     for dtype, batch in _ordered(own):
         here = {r.system: r for r in own if (r.dtype, r.batch) == (dtype, batch)}
         ours = here["escalade"]
-        rivals = [cells.microseconds(here[name]) if name in here else "" for name in systems]
+        theirs = [cells.microseconds(here[name]) if name in here else "" for name in systems]
         peers = [here[name].time for name in systems if name in here]
         gain = min(peers) / ours.time if peers else None
         rows.append(
-            (dtype, str(batch), f"**{cells.microseconds(ours)}**", cells.whole(ours.images_per_s), *rivals,
+            (dtype, str(batch), f"**{cells.microseconds(ours)}**", cells.whole(ours.images_per_s), *theirs,
              cells.times(gain), cells.over_floor(ours), cells.error(ours.error))
         )  # fmt: skip
     header = (

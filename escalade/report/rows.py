@@ -58,8 +58,8 @@ def _compared(
     rows = []
     for dtype, batch in keys:
         ours = found[dtype, batch, "escalade"]
-        rivals = [found.get((dtype, batch, name)) for name in systems]
-        times = [None if rival is None else time(rival) for rival in rivals]
+        peers = [found.get((dtype, batch, name)) for name in systems]
+        times = [None if peer is None else time(peer) for peer in peers]
         mine = time(ours) or 0.0
         rows.append(
             (dtype, f"{batch:,}", f"**{cells.figure(mine)}**", *(cells.figure(t) for t in times),

@@ -14,7 +14,7 @@ from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
-from escalade.measure.timing import Arm, Proof, time_interleaved
+from escalade.measure.timing import Proof, Subject, time_interleaved
 from escalade.measure.verify import Case, compare, outputs_of
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
@@ -121,7 +121,7 @@ class Trial:
         self.failures: dict[str, str] = {}
         self._label = f"{operation} has does {problem.name}"
         self._device = device
-        self._arms: dict[str, Arm] = {}
+        self._subjects: dict[str, Subject] = {}
         for candidate in offered:
             try:
                 outcome = case.check(candidate.rung, problem.layout, candidate.config)
@@ -130,7 +130,7 @@ class Trial:
                     continue
                 assert outcome.tolerance is not None
                 proof = _proof(outputs, {"y": case.expected, **case.further}, outcome.tolerance)
-                self._arms[candidate.name] = _arm(
+                self._subjects[candidate.name] = _subject(
                     candidate, problem, tensors, device, not asked.weights_change, proof
                 )
             except CompileError as error:
@@ -138,7 +138,7 @@ class Trial:
 
     @property
     def right(self) -> list[str]:
-        return list(self._arms)
+        return list(self._subjects)
 
     def nothing(self) -> UnsupportedError:
         """Why there is nothing to choose from."""
@@ -149,16 +149,16 @@ class Trial:
         """Microseconds by name, of those whose timed results are right; the others are failures from then on."""
         wrong: dict[str, str] = {}
         timings = time_interleaved(
-            [self._arms[name] for name in names],
+            [self._subjects[name] for name in names],
             self._device,
-            seconds_per_arm=seconds,
+            seconds_each=seconds,
             min_rounds=3,
             replay_us=200.0,
             wrong=wrong,
         )
         for name, failure in wrong.items():
             self.failures[name] = failure
-            del self._arms[name]
+            del self._subjects[name]
         return {name: timing.median_us for name, timing in timings.items()}
 
 
@@ -179,20 +179,20 @@ def _proof(
     return Proof(spoil, judge)
 
 
-def _arm(
+def _subject(
     candidate: Candidate,
     problem: Problem,
     tensors: dict[str, torch.Tensor],
     device: torch.device,
     weights_stay: bool,
     proof: Proof,
-) -> Arm:
+) -> Subject:
     """As in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
     bound = {**tensors, **{w.name: w.allocate(device) for w in recipe.workspaces}}
     bound |= {name: None for name in ("bias", "residual") if name not in bound}  # type: ignore[misc]
     if not weights_stay:
-        return Arm(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)], proof)
+        return Subject(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)], proof)
     if recipe.packing.steps:
         Executable(recipe.packing, device, candidate.name).bind(bound)()
     executable = Executable(
@@ -202,4 +202,4 @@ def _arm(
         weights_ready=True,
         release_dependents=recipe.may_come_early,
     )
-    return Arm(candidate.name, [executable.bind(bound)], proof)
+    return Subject(candidate.name, [executable.bind(bound)], proof)

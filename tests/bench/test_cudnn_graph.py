@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench.peers import AGREEMENT, cudnn_graph
+from escalade.bench.peers import cudnn_graph
+from escalade.bench.peers.layer import AGREEMENT
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -306,7 +307,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_a_peer_is_for_its_own_problem(package: FakePackage) -> None:
     conv2d = ops.operation("conv2d")
     problem = Conv2dProblem.square(8, 8, 8, 1, layout="nhwc")
-    peer, _ = cudnn_graph.cudnn_graph_peer(conv2d, problem)
+    peer = cudnn_graph.cudnn_graph_peer(conv2d, problem)
     inputs = conv2d.inputs(problem, torch.device("cpu"), 0)
     with pytest.raises(UnsupportedError, match="made for 8to8_8_k1s1_b1"):
         peer.run(Conv2dProblem.square(8, 8, 9, 1, layout="nhwc"), inputs)
@@ -321,6 +322,6 @@ def test_on_the_gpu_the_best_plan_agrees_with_pytorch(dtype: str) -> None:
     conv2d = ops.operation("conv2d")
     problem = Conv2dProblem.parse("64to64_28_k3s1_b8_bias+res+relu", dtype, "nhwc")
     inputs = conv2d.inputs(problem, torch.device("cuda", 0), 3)
-    peer, search = cudnn_graph.cudnn_graph_peer(conv2d, problem)
+    peer = cudnn_graph.cudnn_graph_peer(conv2d, problem)
     error = cudnn_graph.relative_error(peer.run(problem, inputs), conv2d.reference(problem, inputs))
-    assert error <= AGREEMENT[dtype] and "eng" in search.note
+    assert error <= AGREEMENT[dtype] and "eng" in peer.note()

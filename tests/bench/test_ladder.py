@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench import arms, ladder
-from escalade.bench.arms import Settings
+from escalade.bench import ladder, trial
 from escalade.bench.ladder import climb
-from escalade.bench.peers import Peer
+from escalade.bench.trial import Settings
 from escalade.measure import figures
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
-from escalade.measure.timing import Arm, Timing
-from escalade.measure.verify import Case
+from escalade.measure.timing import Subject, Timing
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -25,15 +23,15 @@ CARD = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, {"fp32": 50
 
 @pytest.fixture
 def timed_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all arms that were timed."""
+    """The names of all subjects that were timed."""
     names: list[str] = []
-    real = arms.time_interleaved
+    real = trial.time_interleaved
 
-    def spy(given: list[Arm], *rest: object, **settings: object) -> dict[str, Timing]:
-        names.extend(arm.name for arm in given)
+    def spy(given: list[Subject], *rest: object, **settings: object) -> dict[str, Timing]:
+        names.extend(subject.name for subject in given)
         return real(given, *rest, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(arms, "time_interleaved", spy)
+    monkeypatch.setattr(trial, "time_interleaved", spy)
     return names
 
 
@@ -123,42 +121,21 @@ def test_an_idea_s_gain_is_how_many_times_faster_it_makes_its_rung(monkeypatch: 
     monkeypatch.setattr(ladder, "ablations", lambda operation: {"one": {"idea": without}})
     times = {"one": 10.0, "one-without-idea": 25.0}
 
-    def fake(given: list[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
-        return {arm.name: Timing(times[arm.name.split()[0]], 9.0, 26.0, 5, "graph") for arm in given}
+    def fake(given: list[Subject], *rest: Any, **settings: Any) -> dict[str, Timing]:
+        return {
+            subject.name: Timing(times[subject.name.split()[0]], 9.0, 26.0, 5, "graph") for subject in given
+        }
 
-    monkeypatch.setattr(arms, "time_interleaved", fake)
+    monkeypatch.setattr(trial, "time_interleaved", fake)
     found = {r.rung: r for r in ladder.ablate(Scale(whole), ScaleProblem(100), CPU)}
     assert found["one-without-idea"].gain == 2.5 and found["one-without-idea"].gain_over == "one"
     assert found["one"].gain is None and found["one"].workload == "scale_ablation"
 
 
-def test_a_climb_leaves_wrong_peers_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    operation = Scale(rung("one"))
-
-    def wrong(problem: ScaleProblem, inputs: Any) -> torch.Tensor:
-        return 2.1 * inputs["x"]
-
-    def refuses(problem: ScaleProblem, inputs: Any) -> torch.Tensor:
-        raise RuntimeError("no such kernel\nmore of it")
-
-    offered = (
-        Peer("right", "nchw", operation.peer),
-        Peer("wrong", "nchw", wrong),
-        Peer("no", "nchw", refuses),
-    )
-    monkeypatch.setattr(ladder, "peers", lambda operation, problem: offered)
-    case = Case(operation, ScaleProblem(100), CPU, 0)
-    found = ladder.verified_peers(operation, case, Settings(), said.append)
-    assert [(peer.system, error) for peer, error in found] == [("right", 0.0)]
-    assert said[0].startswith("scale_100 fp32: wrong is wrong: its error is 5.0")
-    assert said[1] == "scale_100 fp32: no refuses: no such kernel"
-
-
 @pytest.mark.gpu
 def test_a_climb_on_the_gpu_has_peers_and_speeds() -> None:
     operation = Scale(rung("one"), rung("two", below="one"), rung("wrong", "wrong_element"))
-    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_per_arm=0.02))
+    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_each=0.02))
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["two"].gain and by_name["two"].peer_gain and by_name["two"].registers
     assert by_name["wrong"].failure and by_name["torch-nchw"].median_us
@@ -166,7 +143,7 @@ def test_a_climb_on_the_gpu_has_peers_and_speeds() -> None:
 
 @pytest.mark.gpu
 def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = arms.Executable
+    real = trial.Executable
 
     class Idle(real):  # type: ignore[valid-type, misc]
         def __init__(self, recipe: Any, device: Any, label: str = "", **flags: Any) -> None:
@@ -176,9 +153,9 @@ def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.Monkey
         def bind(self, tensors: Any) -> Any:
             return (lambda: tensors["x"].neg()) if self.idle else super().bind(tensors)
 
-    monkeypatch.setattr(arms, "Executable", Idle)
+    monkeypatch.setattr(trial, "Executable", Idle)
     operation = Scale(rung("one"), rung("suspect", below="one"))
-    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_per_arm=0.02))
+    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_each=0.02))
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["one"].median_us and by_name["torch-nchw"].median_us
     assert "what is timed is wrong" in by_name["suspect"].failure and by_name["suspect"].median_us is None

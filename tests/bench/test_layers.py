@@ -13,12 +13,13 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
-from escalade.bench import arms
-from escalade.bench.arms import Settings
-from escalade.bench.layers import measure, rivals, sets, summary
+from escalade.bench import trial
+from escalade.bench.layers import measure, peers, sets, summary
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import Peer, torch_conv2d
+from escalade.bench.peers import cudnn_graph, registry, torch_conv2d
+from escalade.bench.peers.layer import LayerPeer
 from escalade.bench.peers.stem import convolution, in_two_steps
+from escalade.bench.trial import Settings, verified_peers
 from escalade.commands import layers as command
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
@@ -28,6 +29,8 @@ from escalade.measure.verify import Case, Outcome
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
+from escalade.report.layers import shown
+from escalade.report.layers import table as layers_table
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -119,7 +122,7 @@ def case(name: str = SMALL, dtype: str = "fp16") -> Case:
     return Case(ops.operation("conv2d"), Conv2dProblem.parse(name, dtype, "nhwc"), CPU, 0)
 
 
-def test_a_peer_that_is_wrong_or_fails_is_left_out_and_said() -> None:
+def test_a_peer_that_is_wrong_or_fails_is_a_record_that_says_why() -> None:
     conv2d = ops.operation("conv2d")
 
     def wrong(problem: Any, inputs: Any) -> torch.Tensor:
@@ -129,40 +132,46 @@ def test_a_peer_that_is_wrong_or_fails_is_left_out_and_said() -> None:
         raise KeyError("whatever\nmore of it")
 
     given = [
-        rivals.Rival(Peer("right", "nhwc", conv2d.peer)),
-        rivals.Rival(Peer("wrong", "nchw", wrong)),
-        rivals.Rival(Peer("broken", "nhwc", broken)),
+        LayerPeer("right", "nhwc", conv2d.peer),
+        LayerPeer("wrong", "nchw", wrong),
+        LayerPeer("broken", "nhwc", broken),
     ]
-    said: list[str] = []
-    found = rivals.verified(given, case(), said.append)
-    assert [rival.peer.system for rival, _ in found] == ["right"] and found[0][1] < 1e-3
-    assert "wrong is wrong: its error is 1.0" in said[0] and "broken refuses" in said[1]
+    found, refused = verified_peers(given, conv2d, case())
+    assert [peer.system for peer, _ in found] == ["right"] and found[0][1] < 1e-3
+    assert [(r.system, r.layout, r.median_us) for r in refused] == [
+        ("wrong", "nchw", None), ("broken", "nhwc", None)
+    ]  # fmt: skip
+    assert "its result is wrong: its error is 1.0" in refused[0].failure
+    assert refused[1].failure == "'whatever\\nmore of it'"
 
 
 def test_without_cudnn_s_package_the_other_peers_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise UnsupportedError("it needs a package")
 
-    monkeypatch.setattr(rivals, "frontend", missing)
-    said: list[str] = []
-    assert rivals.available(("cudnn-graph", "torch"), said.append) == ("torch",)
-    assert said == ["no cudnn-graph: it needs a package"]
-    assert rivals.available(("torch",), said.append) == ("torch",) and len(said) == 1
+    monkeypatch.setattr(cudnn_graph, "frontend", missing)
+    (layer,) = sets.named(SMALL, 1, "fp16")
+    found, (refused,) = peers.candidates(layer, ("cudnn-graph", "torch"))
+    assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc"]
+    assert (refused.system, refused.problem, refused.failure) == ("cudnn-graph", SMALL, "it needs a package")
 
 
 def test_which_peers_there_are() -> None:
     def systems(name: str, dtype: str, *names: str) -> list[str]:
         (layer,) = sets.named(name, 1, dtype)
-        return [rival.peer.system for rival in rivals.candidates(layer, names, lambda text: None)]
+        found, refused = peers.candidates(layer, names)
+        return [peer.system for peer in found] + [f"no {record.system}" for record in refused]
 
     assert systems(SMALL, "fp32", "torch") == [
         "torch-nchw", "torch-nhwc", "cudnn-fused-nchw", "cudnn-fused-nhwc"
     ]  # fmt: skip
-    assert systems(SMALL, "fp16", "compile") == ["torch-compile"]
-    assert systems(SMALL, "fp8", "torch", "compile") == []
-    assert rivals.chosen(("none",)) == () and rivals.chosen(("torch", "torch")) == ("torch",)
+    assert systems(SMALL, "fp16", "torch-compile") == ["torch-compile"]
+    assert systems(SMALL, "fp8", "torch", "torch-compile") == ["no torch", "no torch-compile"]
+    assert tuple(registry.chosen((), registry.LAYERS)) == ("cudnn-graph", "torch")
+    assert not registry.chosen(("none",), registry.LAYERS)
+    assert tuple(registry.chosen(("torch", "torch"), registry.LAYERS)) == ("torch",)
     with pytest.raises(UnsupportedError, match="no peer 'tensorrt'"):
-        rivals.chosen(("tensorrt",))
+        registry.chosen(("tensorrt",), registry.LAYERS)
 
 
 def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
@@ -176,7 +185,7 @@ def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
         assert given["x"].is_contiguous(memory_format=torch.channels_last)
         return torch_conv2d.eager(asked, given)
 
-    peer = in_two_steps(Peer("torch-nhwc", "nhwc", run))
+    peer = in_two_steps(LayerPeer("torch-nhwc", "nhwc", run))
     for _ in range(2):
         assert relative_error(peer.run(problem, inputs), stem.reference(problem, inputs)) < 1e-6
     assert calls[0][0].name == "3to8_22x18_k7s2_b2_bias+relu"
@@ -184,8 +193,8 @@ def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
     with pytest.raises(UnsupportedError, match="normalised before"):
         convolution(replace(problem, source="uint8"))
     layer = Layer("stem", problem)
-    found = rivals.candidates(layer, ("torch", "compile"), lambda text: None)
-    assert [rival.peer.system for rival in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
+    found, _ = peers.candidates(layer, ("torch", "torch-compile"))
+    assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
 
 
 @pytest.mark.parametrize("name", ["8to16_9_k3s2_b2_bias+res+relu", "8to16_9_k3s1g4_b2"])
@@ -271,7 +280,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     """The stem packs its weights and then convolves. What is timed may take weights that stay for ready."""
     ran: list[tuple[int, bool]] = []
 
-    class Spy(arms.Executable):
+    class Spy(trial.Executable):
         def __init__(self, recipe: Recipe, *rest: Any, **flags: Any) -> None:
             self._logged = (len(recipe.steps), flags.get("weights_ready", False))
             super().__init__(recipe, *rest, **flags)
@@ -280,14 +289,14 @@ def test_what_stays_is_packed_before_the_clock_starts(
             ran.append(self._logged)
             return super().bind(tensors)
 
-    monkeypatch.setattr(arms, "Executable", Spy)
+    monkeypatch.setattr(trial, "Executable", Spy)
     stem = ops.operation("stem")
     problem = StemProblem(1, 3, 16, 16, 16, 3, 3, (1, 1), (1, 1), "fp16", "nhwc")
     best = stem.ladder.rung("tensor_core")
     config = best.configs(problem)[0]
-    verified = arms.Verified(best, problem, config, Outcome(best.name, problem, config, True, 0.0, 1e-3))
+    verified = trial.Verified(best, problem, config, Outcome(best.name, problem, config, True, 0.0, 1e-3))
     recipe = best.recipe(problem, config)
-    bench = arms.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
+    bench = trial.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
     (record,) = bench.measure([verified], [])
     assert not record.failure
     assert ran[-1] == (timed_steps, stay) and sum(steps for steps, _ in ran) == 2
@@ -342,7 +351,7 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
     assert (total.ours_us, total.peers_us) == (38.0, 64.0)
     assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
     assert "2 layers" in str(total) and "0.500×" in str(total)
-    assert summary.table("a set", found).row_count == 3
+    assert layers_table("a set", found).row_count == 3
     assert summary.summary(found[2:]) is None
 
 
@@ -353,7 +362,7 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
     peers = [timed("slow", 40.0, problem), timed("fast", 20.0, problem)]
     (row,) = summary.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
-    cells = summary.shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
+    cells = shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
     assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "fast"
     assert (
         cells["µs"].startswith("8")

@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks.contender import Contender, Entry
 from escalade.bench.networks.judging import standard
 from escalade.bench.networks.measure import Case, compare, escalade
 from escalade.bench.networks.phases import SUMMARIES
 from escalade.bench.networks.workload import reference
 from escalade.bench.networks.workloads import WORKLOADS
+from escalade.bench.peers.network import NetworkPeer, Task
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure import records as store
@@ -88,18 +88,18 @@ def test_the_graph_that_is_timed_is_judged(name: str, dtype: str, cuda: torch.de
     chosen = WORKLOADS[name]
     model, x = chosen.model(), chosen.inputs(8, device=cuda)
     expected = reference(model, x)
-    case = Case(name, Entry(model, x, dtype), standard(model, x, dtype, expected), 0.02)
+    case = Case(name, Task(model, x, dtype), standard(model, x, dtype, expected), 0.02)
     engine = Engine(capture(model, (chosen.inputs(2),)), dtype, cuda)
-    idle = replace_run(escalade(case.entry, engine), lambda: None)
-    makers = {"escalade": lambda entry: [escalade(entry, engine)], "idle": lambda entry: [idle]}
+    idle = replace_run(escalade(case.task, engine), lambda: None)
+    makers = {"escalade": lambda task: [escalade(task, engine)], "idle": lambda task: [idle]}
     records = {record.system: record for record in compare(case, makers, lambda text: None)}
     assert not records["escalade"].failure and records["escalade"].median_us
     assert "its graph: " in records["idle"].failure and records["idle"].median_us is None
 
 
-def replace_run(contender: Contender, run: Callable[[], None]) -> Contender:
-    assert contender.replay is not None
-    return replace(contender, system="idle", replay=replace(contender.replay, run=run))
+def replace_run(peer: NetworkPeer, run: Callable[[], None]) -> NetworkPeer:
+    assert peer.replay is not None
+    return replace(peer, system="idle", replay=replace(peer.replay, run=run))
 
 
 def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:

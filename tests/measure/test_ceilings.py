@@ -1,4 +1,4 @@
-"""Ceilings against hand-computed figures, and what their arms really do."""
+"""Ceilings against hand-computed figures, and what their subjects really do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 from escalade.measure import ceilings
 from escalade.measure.ceilings import Ceilings
-from escalade.measure.timing import Arm, Timing
+from escalade.measure.timing import Subject, Timing
 
 CPU = torch.device("cpu")
 MEMORY = 1 << 20
 
 
 @pytest.fixture
-def arms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Arm]:
+def subjects(monkeypatch: pytest.MonkeyPatch) -> dict[str, Subject]:
     """Those that were timed: a copy in 8 us, products in 4 us."""
-    timed: dict[str, Arm] = {}
+    timed: dict[str, Subject] = {}
 
-    def fake(given: list[Arm], device: torch.device, **settings: Any) -> dict[str, Timing]:
-        timed.update({arm.name: arm for arm in given})
-        times = {arm.name: 8.0 if arm.name == "copy" else 4.0 for arm in given}
+    def fake(given: list[Subject], device: torch.device, **settings: Any) -> dict[str, Timing]:
+        timed.update({subject.name: subject for subject in given})
+        times = {subject.name: 8.0 if subject.name == "copy" else 4.0 for subject in given}
         return {name: Timing(us, us - 1, us + 1, 9, "graph") for name, us in times.items()}
 
     monkeypatch.setattr(ceilings, "time_interleaved", fake)
@@ -34,7 +34,7 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Arm]:
     return timed
 
 
-def test_rates_are_those_of_bytes_read_and_written_and_of_operations(arms: dict[str, Arm]) -> None:
+def test_rates_are_those_of_bytes_read_and_written_and_of_operations(subjects: dict[str, Subject]) -> None:
     found = ceilings.measure(CPU)
     copied = MEMORY // 8
     assert found.copy_gbps == pytest.approx((copied + copied) / 8e-6 / 1e9)
@@ -46,7 +46,7 @@ def test_rates_are_those_of_bytes_read_and_written_and_of_operations(arms: dict[
 
 
 def test_the_copy_reads_and_writes_what_is_counted(
-    arms: dict[str, Arm], monkeypatch: pytest.MonkeyPatch
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ceilings.measure(CPU)
     moved: list[int] = []
@@ -58,13 +58,13 @@ def test_the_copy_reads_and_writes_what_is_counted(
         return real(source, out=out)
 
     monkeypatch.setattr(torch, "neg", spy)
-    (copy,) = arms["copy"].calls
+    (copy,) = subjects["copy"].calls
     copy()
     assert moved == [MEMORY // 8] * 2
 
 
 def test_products_are_of_the_size_that_is_counted_and_in_their_dtype(
-    arms: dict[str, Arm], monkeypatch: pytest.MonkeyPatch
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ceilings.measure(CPU)
     seen: list[tuple[Any, ...]] = []
@@ -75,7 +75,7 @@ def test_products_are_of_the_size_that_is_counted_and_in_their_dtype(
 
     monkeypatch.setattr(torch, "mm", spy)
     for dtype, storage in ceilings._STORAGE.items():
-        (multiply,) = arms[dtype].calls
+        (multiply,) = subjects[dtype].calls
         multiply()
         assert seen[-1] == (storage, (16, 16), (16, 16), dtype == "tf32")
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench import ladder
-from escalade.bench.arms import Settings
-from escalade.bench.layers import rivals
-from escalade.bench.peers import Peer, cudnn_graph
+from escalade.bench.peers import cudnn_graph
+from escalade.bench.peers.layer import LayerPeer
+from escalade.bench.trial import verified_peers
 from escalade.measure import verify
 from escalade.measure.refusal import reason
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -54,20 +53,12 @@ def raising(what: Any) -> Any:
     return run
 
 
-def by_ladder(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+def by_peers(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     operation = Scale(rung("right"))
-    said: list[str] = []
-    monkeypatch.setattr(ladder, "peers", lambda *_: (Peer("peer", "nchw", raising(what)),))
     case = verify.Case(operation, ScaleProblem(10), CPU, 0)
-    assert ladder.verified_peers(operation, case, Settings(), said.append) == []
-    return said[0]
-
-
-def by_layers(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    case = verify.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
-    said: list[str] = []
-    assert rivals.verified([rivals.Rival(Peer("peer", "nchw", raising(what)))], case, said.append) == []
-    return said[0]
+    right, (refused,) = verified_peers([LayerPeer("peer", "nchw", raising(what))], operation, case)
+    assert not right
+    return refused.failure
 
 
 def by_verify(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -83,7 +74,7 @@ def by_cudnn(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"no kernel for that: {cudnn_graph.screened(lambda inputs, y: None, {}, y)}"
 
 
-WHERE = [by_ladder, by_layers, by_verify, by_cudnn]
+WHERE = [by_peers, by_verify, by_cudnn]
 
 
 @pytest.mark.parametrize("where", WHERE)

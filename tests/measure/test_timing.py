@@ -14,10 +14,10 @@ from escalade.measure import timing as clocks
 from escalade.measure.timing import (
     L2_MULTIPLE,
     MAX_SETS,
-    Arm,
     CallSampler,
     Proof,
     ReplaySampler,
+    Subject,
     host_time,
     interleave,
     percentile,
@@ -53,7 +53,7 @@ class FakeSampler:
 def test_arms_take_turns_and_all_are_enqueued_before_any_is_waited_for() -> None:
     log: list[str] = []
     samplers = {name: FakeSampler(name, [1.0] * 9, log) for name in "AB"}
-    interleave(samplers, seconds_per_arm=0, min_rounds=2, max_rounds=9)
+    interleave(samplers, seconds_each=0, min_rounds=2, max_rounds=9)
     assert log == ["start A", "start B", "finish A", "finish B"] * 2
 
 
@@ -73,14 +73,14 @@ def test_percentiles() -> None:
 def test_one_slow_sample_does_not_move_the_median() -> None:
     log: list[str] = []
     samplers = {"A": FakeSampler("A", [10.0, 10.0, 9000.0, 10.0, 10.0], log)}
-    assert interleave(samplers, seconds_per_arm=0, min_rounds=5, max_rounds=5)["A"].median_us == 10.0
+    assert interleave(samplers, seconds_each=0, min_rounds=5, max_rounds=5)["A"].median_us == 10.0
 
 
 def test_an_arm_leaves_when_its_time_is_spent_and_the_others_go_on() -> None:
     log: list[str] = []
     slow = FakeSampler("slow", [1e6] * 50, log)
     fast = FakeSampler("fast", [10.0] * 50, log, calls=1000)  # 10 ms a sample
-    times = interleave({"slow": slow, "fast": fast}, seconds_per_arm=0.1, min_rounds=5, max_rounds=50)
+    times = interleave({"slow": slow, "fast": fast}, seconds_each=0.1, min_rounds=5, max_rounds=50)
     assert times["slow"].samples == 5
     assert times["fast"].samples == pytest.approx(10, abs=1)
 
@@ -88,7 +88,7 @@ def test_an_arm_leaves_when_its_time_is_spent_and_the_others_go_on() -> None:
 def test_rounds_are_bounded() -> None:
     log: list[str] = []
     samplers = {"A": FakeSampler("A", [0.001] * 100, log)}
-    assert interleave(samplers, seconds_per_arm=10, min_rounds=5, max_rounds=20)["A"].samples == 20
+    assert interleave(samplers, seconds_each=10, min_rounds=5, max_rounds=20)["A"].samples == 20
 
 
 @pytest.mark.parametrize("size", [1, 1000, 10**6, 5 * 10**7, 10**9])
@@ -107,26 +107,26 @@ def test_rotation_without_a_cache_or_data() -> None:
 
 def test_on_the_cpu_one_run_is_timed_and_marked_as_no_speed() -> None:
     runs: list[int] = []
-    times = time_interleaved([Arm("A", [lambda: runs.append(1)])], torch.device("cpu"))
+    times = time_interleaved([Subject("A", [lambda: runs.append(1)])], torch.device("cpu"))
     assert runs == [1]
     assert times["A"].how == "twin" and "not a speed" in times["A"].note and times["A"].samples == 1
 
 
 def test_arms_need_names_of_their_own_and_calls() -> None:
     with pytest.raises(UnsupportedError, match="repeat"):
-        time_interleaved([Arm("A", [lambda: None]), Arm("A", [lambda: None])], torch.device("cpu"))
+        time_interleaved([Subject("A", [lambda: None]), Subject("A", [lambda: None])], torch.device("cpu"))
     with pytest.raises(UnsupportedError, match="without calls"):
-        time_interleaved([Arm("A", [])], torch.device("cpu"))
+        time_interleaved([Subject("A", [])], torch.device("cpu"))
 
 
 def test_a_time_is_that_of_one_call_and_of_nothing_else(card: Card) -> None:
-    """Three calls over three sets, again and again in one graph; no launch, no upload and no other arm is in it."""
-    arms = [
-        Arm("ten", [lambda: card.kernel(10.0)] * 3),
-        Arm("seven", [lambda: card.kernel(7.0)]),
-        Arm("long", [lambda: card.kernel(9000.0)]),
+    """Three calls over three sets, again and again in one graph; no launch, no upload and no other subject is in it."""
+    subjects = [
+        Subject("ten", [lambda: card.kernel(10.0)] * 3),
+        Subject("seven", [lambda: card.kernel(7.0)]),
+        Subject("long", [lambda: card.kernel(9000.0)]),
     ]
-    times = time_interleaved(arms, GPU, seconds_per_arm=0.0, min_rounds=5)
+    times = time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=5)
     assert {name: timing.median_us for name, timing in times.items()} == pytest.approx(
         {"ten": 10.0, "seven": 7.0, "long": 9000.0}
     )
@@ -136,8 +136,8 @@ def test_a_time_is_that_of_one_call_and_of_nothing_else(card: Card) -> None:
 
 
 def test_one_replay_takes_long_enough_and_each_round_is_waited_for_busily(card: Card) -> None:
-    arms = [Arm("ten", [lambda: card.kernel(10.0)] * 3), Arm("other", [lambda: card.kernel(1.0)])]
-    time_interleaved(arms, GPU, seconds_per_arm=0.0, min_rounds=4, replay_us=600.0)
+    subjects = [Subject("ten", [lambda: card.kernel(10.0)] * 3), Subject("other", [lambda: card.kernel(1.0)])]
+    time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=4, replay_us=600.0)
     assert card.log[-12:] == ["sleep", "replay", "replay"] * 4
     graphs: list[float] = []
     real = clocks.EventSampler.finish
@@ -149,14 +149,14 @@ def test_one_replay_takes_long_enough_and_each_round_is_waited_for_busily(card: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks.EventSampler, "finish", spy)
-        time_interleaved(arms[:1], GPU, seconds_per_arm=0.0, min_rounds=4, replay_us=600.0)
+        time_interleaved(subjects[:1], GPU, seconds_each=0.0, min_rounds=4, replay_us=600.0)
     assert graphs[-4:] == pytest.approx([600.0] * 4)
 
 
 def test_the_wait_outlasts_the_launches_of_a_round(card: Card) -> None:
-    """With sixty arms the CPU takes 300 us to enqueue a round."""
-    arms = [Arm(str(number), [lambda: card.kernel(2.0)]) for number in range(60)]
-    times = time_interleaved(arms, GPU, seconds_per_arm=0.0, min_rounds=3, replay_us=1.0)
+    """With sixty subjects the CPU takes 300 us to enqueue a round."""
+    subjects = [Subject(str(number), [lambda: card.kernel(2.0)]) for number in range(60)]
+    times = time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=3, replay_us=1.0)
     assert [timing.median_us for timing in times.values()] == pytest.approx([2.0] * 60)
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_captured_is_timed_by_plain_calls(card: Card) -> None:
             raise RuntimeError("operation not permitted\nmore of it")
         card.kernel(50.0)
 
-    (timing,) = time_interleaved([Arm("eager", [call] * 2)], GPU, seconds_per_arm=0.0).values()
+    (timing,) = time_interleaved([Subject("eager", [call] * 2)], GPU, seconds_each=0.0).values()
     assert timing.how == "eager" and "operation not permitted" in timing.note and "more" not in timing.note
     assert timing.median_us == pytest.approx(50.0)
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_captured_is_timed_by_plain_calls(card: Card) -> None:
 # What is timed is judged
 
 
-def doubling(card: Card, x: torch.Tensor, y: torch.Tensor, name: str = "double", broken: str = "") -> Arm:
+def doubling(card: Card, x: torch.Tensor, y: torch.Tensor, name: str = "double", broken: str = "") -> Subject:
     """y = 2x, unless it is broken in one of the ways that a plain call does not show."""
     runs: list[int] = []
 
@@ -194,7 +194,7 @@ def doubling(card: Card, x: torch.Tensor, y: torch.Tensor, name: str = "double",
     def judge() -> str:
         return "" if torch.equal(y, 2 * x) else "it is not twice x"
 
-    return Arm(name, [call], Proof(partial(y.fill_, torch.nan), judge))
+    return Subject(name, [call], Proof(partial(y.fill_, torch.nan), judge))
 
 
 @pytest.mark.parametrize("broken", ["does nothing", "is wrong", "wears out"])
@@ -210,14 +210,14 @@ def test_a_graph_that_does_not_do_its_work_has_no_time(
         return real(samplers, **settings)
 
     monkeypatch.setattr(clocks, "interleave", spy)
-    arms = [doubling(card, x, y), doubling(card, x, y, "suspect", broken)]
+    subjects = [doubling(card, x, y), doubling(card, x, y, "suspect", broken)]
     wrong: dict[str, str] = {}
-    times = time_interleaved(arms, GPU, seconds_per_arm=0.0, min_rounds=9, wrong=wrong, replay_us=1.0)
+    times = time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=9, wrong=wrong, replay_us=1.0)
     assert list(times) == ["double"] and times["double"].median_us == pytest.approx(10.0)
     assert wrong == {"suspect": "what is timed is wrong: it is not twice x"}
     assert ("suspect" in took_turns) == (broken == "wears out"), "what is wrong from the start is not timed"
     with pytest.raises(EscaladeError, match="suspect: what is timed is wrong"):
-        time_interleaved(arms, GPU, seconds_per_arm=0.0, min_rounds=9, replay_us=1.0)
+        time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=9, replay_us=1.0)
 
 
 def test_on_the_cpu_the_run_that_is_timed_is_judged() -> None:
@@ -230,8 +230,8 @@ def test_on_the_cpu_the_run_that_is_timed_is_judged() -> None:
         torch.mul(x, 2, out=y)
 
     proof = Proof(partial(y.fill_, torch.nan), judge)
-    twice = Arm("twice", [double], proof)
-    lazy = Arm("lazy", [lambda: None], proof)
+    twice = Subject("twice", [double], proof)
+    lazy = Subject("lazy", [lambda: None], proof)
     wrong: dict[str, str] = {}
     assert list(time_interleaved([twice, lazy], torch.device("cpu"), wrong=wrong)) == ["twice"]
     assert wrong == {"lazy": "what is timed is wrong: unwritten"}
@@ -292,7 +292,7 @@ def test_on_the_gpu_a_copy_is_timed_by_graph_and_takes_as_long_as_it_must() -> N
     def copy() -> None:
         target.copy_(source)
 
-    timing = time_interleaved([Arm("copy", [copy])], torch.device("cuda", 0), seconds_per_arm=0.05)["copy"]
+    timing = time_interleaved([Subject("copy", [copy])], torch.device("cuda", 0), seconds_each=0.05)["copy"]
     assert timing.how == "graph" and timing.samples >= 5
     gbps = 2 * source.numel() * 4 / timing.median_us / 1e3
     assert 50 < gbps < 20_000
@@ -308,7 +308,7 @@ def test_what_cannot_be_captured_is_timed_eagerly_and_says_so() -> None:
     def adds() -> None:
         x.add_(1)
 
-    arms = [Arm("bad", [synchronizes]), Arm("good", [adds])]
-    times = time_interleaved(arms, torch.device("cuda", 0), seconds_per_arm=0.02)
+    subjects = [Subject("bad", [synchronizes]), Subject("good", [adds])]
+    times = time_interleaved(subjects, torch.device("cuda", 0), seconds_each=0.02)
     assert times["bad"].how == "eager" and "captured" in times["bad"].note
     assert times["good"].how == "graph"

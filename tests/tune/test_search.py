@@ -12,7 +12,7 @@ import torch
 from escalade import ops
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.measure.timing import Arm, Timing
+from escalade.measure.timing import Subject, Timing
 from escalade.tune import search
 from escalade.tune.search import Candidate, Trial
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -68,10 +68,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Look, Look], list[list[s
     def install(first: Look, final: Look) -> list[list[str]]:
         rounds: list[list[str]] = []
 
-        def fake(arms: Sequence[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
+        def fake(subjects: Sequence[Subject], *rest: Any, **settings: Any) -> dict[str, Timing]:
             told = final if rounds else first
-            rounds.append([arm.name for arm in arms])
-            return {arm.name: Timing(told[arm.name], 0.0, 99.0, 3, "graph") for arm in arms}
+            rounds.append([subject.name for subject in subjects])
+            return {subject.name: Timing(told[subject.name], 0.0, 99.0, 3, "graph") for subject in subjects}
 
         monkeypatch.setattr(search, "time_interleaved", fake)
         return rounds

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.bench.arms import Bench, Settings, Verified, blank_record
 from escalade.bench.ladder import Say, free
-from escalade.bench.layers import rivals
+from escalade.bench.layers.peers import candidates
 from escalade.bench.layers.sets import Layer
+from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
 from escalade.measure import verify
@@ -80,29 +80,30 @@ def measure(
     say(f"{label}: {'tuning' if settings.tune else 'choosing'}")
     try:
         chosen = chosen_for(layer, device, settings.tune, settings.seed)
-    except UnsupportedError as refused:
-        note(f"{label}: {refused}")
+    except UnsupportedError as why:
+        note(f"{label}: {why}")
         return []
     say(f"{label}: verifying {chosen.rung.name} and peers")
     case = verify.Case(operation, problem, device, settings.seed)
     outcome = case.check(chosen.rung, chosen.problem.layout, chosen.config)
     ours = Verified(chosen.rung, chosen.problem, chosen.config, outcome, _note(chosen, problem))
-    found = (
-        rivals.verified(rivals.candidates(layer, peers, note), case, note) if device.type == "cuda" else []
-    )
+    right: list[VerifiedPeer] = []
+    refused: list[Record] = []
+    if device.type == "cuda":
+        offered, refused = candidates(layer, peers)
+        right, wrong = verified_peers(offered, operation, case)
+        refused += wrong
     del case
     recipe = chosen.rung.recipe(chosen.problem, chosen.config)
     settings = replace(settings, weights_stay=not operation.weights_change)
     bench = Bench(operation, problem, device, [recipe], settings, ceilings)
-    records = bench.measure([ours] if outcome.passed else [], [(rival.peer, error) for rival, error in found])
+    records = bench.measure([ours] if outcome.passed else [], right) + refused
     for text in bench.left_out:
         note(text)
-    notes = {rival.peer.system: rival.note() for rival, _ in found}
-    records = [replace(record, note=_joined(notes.get(record.system, ""), record.note)) for record in records]
     if not outcome.passed:
-        wrong = blank_record(operation, chosen.problem, "escalade", chosen.rung.name)
+        failed = blank_record(operation, chosen.problem, "escalade", chosen.rung.name)
         records.append(
-            replace(wrong, config=chosen.config.as_dict(), failure=outcome.failure, error=outcome.error)
+            replace(failed, config=chosen.config.as_dict(), failure=outcome.failure, error=outcome.error)
         )
     del bench
     free(device)

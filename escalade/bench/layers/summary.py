@@ -1,4 +1,4 @@
-"""What the records of layers come to: a table of them, means over a set, and FP8 beside fp16."""
+"""What the records of layers come to: ours beside the fastest peer, means over a set, and FP8 beside fp16."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from escalade.bench.layers.sets import Layer
 from escalade.measure.records import Record
-from escalade.report import cells
 
 Measured = Mapping[tuple[str, object], Sequence[Record]]
 """Records by a layer's key."""
@@ -79,36 +76,6 @@ def summary(found: Sequence[Row]) -> Summary | None:
         sum(row.layer.count * peer.time for row, _, peer, _ in compared),
         flops / ours_us / 1e6,
     )
-
-
-def shown(row: Row) -> dict[str, str]:
-    """What a table says of a layer, by heading."""
-    ours, peer = row.ours, row.peer
-    return {
-        "layer": row.layer.problem.name + (" (stem)" if row.layer.operation == "stem" else ""),
-        "×": str(row.layer.count),
-        "rung": ours.rung if ours else "",
-        "µs": cells.figure(ours.median_us if ours else None),
-        "TFLOP/s": cells.whole(ours.tflops if ours else None),
-        "% of floor": cells.percent(100 * ours.floor_us / ours.time if ours and ours.floor_us else None),
-        "peer": peer.system if peer else "",
-        "peer's µs": cells.figure(peer.median_us if peer else None),
-        "ratio": cells.times(row.ratio),
-    }
-
-
-TEXTS = ("layer", "rung", "peer")
-"""The headings above text; above the others are figures."""
-
-
-def table(title: str, found: Sequence[Row]) -> Table:
-    made = Table(title=title, title_justify="left")
-    for position, row in enumerate(map(shown, found)):
-        if not position:
-            for heading in row:
-                made.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=True)
-        made.add_row(*row.values())
-    return made
 
 
 def over_fp16(found: Collection[Row]) -> list[tuple[Row, float]]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from escalade.bench.networks.judging import fresh, standard
-from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Workload, reference
+from escalade.bench.peers.torch_network import alone
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import fashion_mnist, op_times, parts, peers
+from escalade.bench.networks import fashion_mnist, op_times, parts
 from escalade.bench.networks.judging import Standard, fresh, own_error
-from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
+from escalade.bench.peers import registry
+from escalade.bench.peers.torch_network import alone
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
 
@@ -107,7 +108,7 @@ LENET = Workload(
     fashion_mnist.SIZE,
     batches=(fashion_mnist.COUNT,),
     dtypes=("fp32", "fp16", "bf16"),
-    peers=peers.plain("nchw", "nhwc"),
+    peers=registry.plain("nchw", "nhwc"),
     parts={
         "accuracy": Part(_accuracy),
         "op-times": Part(op_times.measure),

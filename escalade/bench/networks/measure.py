@@ -12,18 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.bench.networks import turns
-from escalade.bench.networks.contender import (
-    FORMATS,
-    Contender,
-    Entry,
-    Maker,
-    Replay,
-    Unavailable,
-    waiting,
-)
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
-from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Say
+from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Replay, Task, Unavailable, waiting
+from escalade.bench.peers.torch_network import alone
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import STORAGE
@@ -42,7 +34,7 @@ class Case:
     """What is measured, and what is known about it beforehand."""
 
     workload: str
-    entry: Entry
+    task: Task
     standard: Standard
     seconds: float
     ceilings: Ceilings | None = None
@@ -53,79 +45,79 @@ class Case:
 
     @property
     def batch(self) -> int:
-        return self.entry.x.shape[0]
+        return self.task.x.shape[0]
 
     def blank(self, system: str, layout: str) -> Record:
-        problem = f"{self.entry.x.shape[-1]}_b{self.batch}"
-        return Record(self.workload, problem, self.entry.dtype, layout, self.batch, system, "")
+        problem = f"{self.task.x.shape[-1]}_b{self.batch}"
+        return Record(self.workload, problem, self.task.dtype, layout, self.batch, system, "")
 
     @property
     def bytes(self) -> int:
         """The fewest: inputs and weights read once, results written once."""
-        weights = sum(parameter.numel() for parameter in self.entry.model.parameters())
+        weights = sum(parameter.numel() for parameter in self.task.model.parameters())
         results = sum(expected.numel() for expected in self.standard.expected)
-        elements = self.entry.x.numel() + weights + results
-        return elements * STORAGE[self.entry.dtype].itemsize
+        elements = self.task.x.numel() + weights + results
+        return elements * STORAGE[self.task.dtype].itemsize
 
 
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of the engine and of every peer; a wrong result is a failure and has no time."""
-    records = compare(case, {"escalade": lambda entry: [escalade(entry, engine)], **peers}, say)
+    records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
     if case.ceilings is None or not any(r.system == "escalade" and not r.failure for r in records):
         return records
-    plan = explain_plan(engine.plan(_input(case.entry)), case.ceilings.floor_us)
+    plan = explain_plan(engine.plan(_input(case.task)), case.ceilings.floor_us)
     return [record if record.failure else _with_floor(case, record, plan) for record in records]
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender that was right, and what times its graph."""
+    """A peer that was right, and what times its graph."""
 
-    contender: Contender
+    peer: NetworkPeer
     sampler: ReplaySampler | None
     error: float
 
 
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of every system, each verified, timed in turns, and verified again."""
-    with precision(case.entry.dtype), torch.no_grad():
+    with precision(case.task.dtype), torch.no_grad():
         say(f"{_label(case)}: verifying")
         ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
         timed = _time(case, ready)
         records = []
         for one in ready:
-            error, failure = check(case, one.contender, one.sampler)
+            error, failure = check(case, one.peer, one.sampler)
             if failure:
-                failures.append(_wrong(case, one.contender, error, f"after it was timed {failure}"))
+                failures.append(_wrong(case, one.peer, error, f"after it was timed {failure}"))
             else:
-                records.append(_record(case, one, *timed[one.contender.name]))
+                records.append(_record(case, one, *timed[one.peer.name]))
     return _with_peer_gain(_fastest_layouts(records)) + failures
 
 
 def _label(case: Case) -> str:
-    return f"{case.workload} batch {case.batch} {case.entry.dtype}"
+    return f"{case.workload} batch {case.batch} {case.task.dtype}"
 
 
-def _input(entry: Entry) -> torch.Tensor:
+def _input(task: Task) -> torch.Tensor:
     """As the peers have it: of the dtype, images in channels_last."""
-    return entry.x.to(STORAGE[entry.dtype], memory_format=FORMATS[entry.layout])
+    return task.x.to(STORAGE[task.dtype], memory_format=FORMATS[task.layout])
 
 
-def escalade(entry: Entry, engine: Engine) -> Contender:
-    x = _input(entry)
+def escalade(task: Task, engine: Engine) -> NetworkPeer:
+    x = _input(task)
     program = engine.program(x)
 
     def fill() -> None:
         program.inputs[0].copy_(x)
 
-    on_gpu = entry.device.type == "cuda"
-    return Contender(
+    on_gpu = task.device.type == "cuda"
+    return NetworkPeer(
         "escalade",
-        entry.layout,
+        task.layout,
         lambda: engine(x),
         alone,
-        waiting(entry.device),
+        waiting(task.device),
         Replay(fill, program.run, program.inputs, program.outputs) if on_gpu else None,
         peak_bytes=program.plan.bytes if on_gpu else None,
     )
@@ -136,69 +128,68 @@ def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[R
     wrong: list[Record] = []
     for system, make in makers.items():
         try:
-            for contender in make(case.entry):
-                sampler = (
-                    ReplaySampler(contender.replay.fill, contender.replay.run) if contender.replay else None
-                )
-                error, failure = check(case, contender, sampler)
+            for peer in make(case.task):
+                sampler = ReplaySampler(peer.replay.fill, peer.replay.run) if peer.replay else None
+                error, failure = check(case, peer, sampler)
                 if failure:
-                    wrong.append(_wrong(case, contender, error, failure))
+                    wrong.append(_wrong(case, peer, error, failure))
                 else:
-                    right.append(Ready(contender, sampler, error))
+                    right.append(Ready(peer, sampler, error))
         except Unavailable as missing:
             say(f"{_label(case)}: without {system}: {missing}")
+            wrong.append(replace(case.blank(system, ""), failure=str(missing)))
         except Exception as broken:  # a system may fail in any way: the others go on
             reason(broken)  # unless it was an interrupt
             wrong.append(replace(case.blank(system, ""), failure=f"{type(broken).__name__}: {broken}"))
     return right, wrong
 
 
-def _wrong(case: Case, contender: Contender, error: float, failure: str) -> Record:
-    allowed = case.allowance(contender.system) * case.standard.tolerance
-    blank = case.blank(contender.system, contender.layout)
+def _wrong(case: Case, peer: NetworkPeer, error: float, failure: str) -> Record:
+    allowed = case.allowance(peer.system) * case.standard.tolerance
+    blank = case.blank(peer.system, peer.layout)
     return replace(blank, error=None if math.isnan(error) else error, tolerance=allowed, failure=failure)
 
 
-def check(case: Case, contender: Contender, sampler: ReplaySampler | None) -> tuple[float, str]:
+def check(case: Case, peer: NetworkPeer, sampler: ReplaySampler | None) -> tuple[float, str]:
     """The larger error of a call's and of a replay's results, and what is wrong with either, if something is."""
-    allowance = case.allowance(contender.system)
-    replay = contender.replay
+    allowance = case.allowance(peer.system)
+    replay = peer.replay
     if replay:
         spoil((*replay.inputs, *replay.outputs))  # a call may use the same memory
-    results = fresh(contender.call, contender.results, contender.restart)
-    contender.wait()
+    results = fresh(peer.call, peer.results, peer.restart)
+    peer.wait()
     error, failure = case.standard.judge(results, allowance)
     if failure or replay is None or sampler is None:
         return error, failure
-    contender.restart()
+    peer.restart()
     spoil((*replay.inputs, *replay.outputs))
     sampler.start()
     sampler.finish()
-    contender.wait()
+    peer.wait()
     replayed, failure = case.standard.judge(replay.outputs, allowance)
     return max(error, replayed), f"its graph: {failure}" if failure else ""
 
 
 def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]]:
     """On the device, and by the wall clock; each in turns."""
-    replays: dict[str, Sampler] = {one.contender.name: one.sampler for one in ready if one.sampler}
+    replays: dict[str, Sampler] = {one.peer.name: one.sampler for one in ready if one.sampler}
     on_device = turns.on_device(replays, case.seconds)
-    on_gpu = case.entry.device.type == "cuda"
+    on_gpu = case.task.device.type == "cuda"
     calls: dict[str, Sampler] = {}
-    for one in (each.contender for each in ready):
+    for one in (each.peer for each in ready):
         calls[one.name] = CallSampler(one.call, one.wait, 1, "calls" if on_gpu else "cpu")
         if not one.replay and on_gpu:
             calls[f"{one.name} in a row"] = CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
     by_clock = turns.by_clock(calls, case.seconds)
     found = {}
-    for name in (each.contender.name for each in ready):
+    for name in (each.peer.name for each in ready):
         wall = by_clock[name]
         found[name] = on_device.get(name) or by_clock.get(f"{name} in a row") or wall, wall
     return found
 
 
 def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
-    one = ready.contender
+    one = ready.peer
     record = replace(
         case.blank(one.system, one.layout),
         timing=device.how,
@@ -222,7 +213,7 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
 def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
     assert case.ceilings is not None
     tflops = plan.flops / record.time / 1e6
-    peak = case.ceilings.tflops[case.entry.dtype]
+    peak = case.ceilings.tflops[case.task.dtype]
     return replace(record, tflops=tflops, peak_pct=100 * tflops / peak, floor_us=plan.floor_us)
 
 
@@ -236,8 +227,8 @@ def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
 
 
 def _with_peer_gain(records: Sequence[Record]) -> list[Record]:
-    rivals = [record for record in records if record.system != "escalade"]
-    best = min(rivals, key=lambda record: record.time, default=None)
+    peers = [record for record in records if record.system != "escalade"]
+    best = min(peers, key=lambda record: record.time, default=None)
     return [
         replace(record, peer=best.system, peer_gain=best.time / record.time)
         if best and record.system == "escalade"

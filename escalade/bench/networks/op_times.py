@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from escalade import ops
-from escalade.bench.arms import Settings
 from escalade.bench.ladder import climb
 from escalade.bench.networks.workload import Say, Setting
+from escalade.bench.trial import Settings
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
 from escalade.measure import verify
@@ -27,7 +27,7 @@ FORMS = {
 """The first and the second convolution, by themselves and with what follows them."""
 _DTYPES = ("fp32", "fp16")
 _SECONDS = 0.1
-"""For each arm at most: there are many, and the slow ones take a tenth of a second for their five rounds."""
+"""For each subject at most: there are many, and the slow ones take a tenth of a second for their five rounds."""
 
 
 def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
@@ -45,7 +45,7 @@ def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
     for problem, by_dtype in asked.items():
         for dtype, rungs in by_dtype.items():
             settings = Settings(
-                (dtype,), layouts, rungs, seed=setting.seed, seconds_per_arm=min(setting.seconds, _SECONDS)
+                (dtype,), layouts, rungs, seed=setting.seed, seconds_each=min(setting.seconds, _SECONDS)
             )
             yield climb(operation, problem, setting.device, settings, setting.ceilings, say)
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from escalade.bench.ladder import free
 from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import Entry
 from escalade.bench.networks.judging import Standard, standard
 from escalade.bench.networks.measure import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
 from escalade.bench.networks.workload import Say, Setting
+from escalade.bench.peers.network import Task
 from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
@@ -49,17 +49,17 @@ def over_batches(
         x, expected, own = setting.known(model, batch, 2, tuple(engines))
         for dtype, engine in engines.items():
             standard = Standard(dtype, (expected,), (own[dtype],))
-            case = Case(workload, Entry(model, x, dtype), standard, setting.seconds, setting.ceilings)
-            yield measure(case, engine, setting.rivals_at(batch), say)
+            case = Case(workload, Task(model, x, dtype), standard, setting.seconds, setting.ceilings)
+            yield measure(case, engine, setting.peers_at(batch), say)
             free(setting.device)
 
 
 def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x, expected, own = setting.known(setting.model, 1, 3, (*setting.dtypes, "fp32"))
     for dtype in setting.dtypes:
-        entry = Entry(setting.model, x, dtype)
+        task = Task(setting.model, x, dtype)
         standards = {name: Standard(name, (expected,), (own[name],)) for name in (dtype, "fp32")}
-        yield measure_phases(setting.name, setting.graph, entry, standards, setting.seconds, say)
+        yield measure_phases(setting.name, setting.graph, task, standards, setting.seconds, say)
         free(setting.device)
 
 

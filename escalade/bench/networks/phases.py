@@ -14,9 +14,9 @@ from functools import cache, partial
 import torch
 
 from escalade.bench.networks import turns
-from escalade.bench.networks.contender import Entry, waiting
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
+from escalade.bench.peers.network import Task, waiting
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
@@ -56,37 +56,37 @@ class Phase:
 def measure_phases(
     workload: str,
     graph: Graph,
-    entry: Entry,
+    task: Task,
     standards: Mapping[str, Standard],
     seconds: float,
     say: Say,
 ) -> list[Record]:
     """A record of each phase on one image, in their order; `gain` is over the phase before.
 
-    Of the standards one is for the entry's dtype and one, the CPU's, for fp32.
+    Of the standards one is for the task's dtype and one, the CPU's, for fp32.
     """
-    size = entry.x.shape[-1]
-    blank = Record(f"{workload}_phases", f"{size}_b1", entry.dtype, "nhwc", 1, "escalade", "")
-    say(f"{workload} phases {entry.dtype}: verifying")
+    size = task.x.shape[-1]
+    blank = Record(f"{workload}_phases", f"{size}_b1", task.dtype, "nhwc", 1, "escalade", "")
+    say(f"{workload} phases {task.dtype}: verifying")
     records: dict[str, Record] = {}
     right: list[Phase] = []
-    with precision(entry.dtype), torch.no_grad():
-        for name, make in _phases(graph, entry, standards[entry.dtype]).items():
+    with precision(task.dtype), torch.no_grad():
+        for name, make in _phases(graph, task, standards[task.dtype]).items():
             record = replace(blank, rung=name, note=SUMMARIES[name])
             try:
                 phase = make()
-                standard = standards["fp32" if name == "cpu" else entry.dtype]
+                standard = standards["fp32" if name == "cpu" else task.dtype]
                 record = replace(_checked(record, phase, standard), peak_bytes=phase.peak_bytes)
             except (RuntimeError, EscaladeError) as broken:
                 record = replace(record, failure=f"{type(broken).__name__}: {broken}")
             records[name] = record
             if not record.failure:
                 right.append(phase)
-        say(f"{workload} phases {entry.dtype}: timing")
-        for name, (device, wall) in _time(right, entry.device, seconds).items():
+        say(f"{workload} phases {task.dtype}: timing")
+        for name, (device, wall) in _time(right, task.device, seconds).items():
             records[name] = _timed(records[name], device, wall)
         for phase in right:
-            standard = standards["fp32" if phase.name == "cpu" else entry.dtype]
+            standard = standards["fp32" if phase.name == "cpu" else task.dtype]
             again = _checked(records[phase.name], phase, standard)
             if again.failure:
                 failure = f"after it was timed {again.failure}"
@@ -128,18 +128,18 @@ def _checked(record: Record, phase: Phase, standard: Standard) -> Record:
     )
 
 
-def _phases(graph: Graph, entry: Entry, standard: Standard) -> dict[str, Callable[[], Phase]]:
+def _phases(graph: Graph, task: Task, standard: Standard) -> dict[str, Callable[[], Phase]]:
     """How to make each of them, in their order: the kernels of one may fail, and the others go on."""
-    device, (expected,) = entry.device, standard.expected
-    image = entry.x.cpu().pin_memory()
+    device, (expected,) = task.device, standard.expected
+    image = task.x.cpu().pin_memory()
     x = torch.empty_like(image, device=device)
-    room = expected.to(STORAGE[entry.dtype])
-    logits = torch.empty(expected.shape, dtype=STORAGE[entry.dtype], pin_memory=True)
+    room = expected.to(STORAGE[task.dtype])
+    logits = torch.empty(expected.shape, dtype=STORAGE[task.dtype], pin_memory=True)
 
     def cpu() -> Phase:
         def call() -> torch.Tensor:
             with _one_thread():
-                return entry.model(image)
+                return task.model(image)
 
         return Phase("cpu", call, None, None)
 
@@ -157,7 +157,7 @@ def _phases(graph: Graph, entry: Entry, standard: Standard) -> dict[str, Callabl
 
     @cache
     def program(fusion: FusionLevel) -> KernelProgram:
-        made = Engine(graph, entry.dtype, device, plans=1, fusion=fusion).program(x)
+        made = Engine(graph, task.dtype, device, plans=1, fusion=fusion).program(x)
         assert isinstance(made, KernelProgram)
         return made
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import parts, peers
+from escalade.bench.networks import parts
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.workload import Part, Stream, Workload
+from escalade.bench.peers import registry
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
 
@@ -37,7 +38,7 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         SIZE,
         batches=(1, 4, 8, 16, 32, 64, 256),
         dtypes=tuple(MOST),
-        peers=peers.RESNETS,
+        peers=registry.RESNETS,
         parts={
             "accuracy": Part(parts.accuracy),
             "batches": Part(parts.batches),

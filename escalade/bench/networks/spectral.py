@@ -9,10 +9,11 @@ from torch import nn
 
 from escalade import models
 from escalade.bench.ladder import free
-from escalade.bench.networks import parts, peers, training
-from escalade.bench.networks.contender import Entry, Maker
+from escalade.bench.networks import parts, training
 from escalade.bench.networks.measure import Case, compare
 from escalade.bench.networks.workload import Part, Say, Setting, Workload
+from escalade.bench.peers import registry, torch_training
+from escalade.bench.peers.network import Maker, Task
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
@@ -63,22 +64,16 @@ def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
     for batch in setting.among(_TRAINING_BATCHES):
         x = setting.inputs(batch, 5)
         expected = training.gradients(setting.model, x, _loss, setting.workload.chunk)
-        rivals = {name: make for name, make in _trainers().items() if name in setting.rivals_at(batch)}
-        makers: dict[str, Maker] = {"escalade": training.fused("escalade", fused, _loss), **rivals}
+        peers = {
+            name: make for name, make in registry.trainers(_loss).items() if name in setting.peers_at(batch)
+        }
+        makers: dict[str, Maker] = {"escalade": torch_training.fused("escalade", fused, _loss), **peers}
         for dtype in setting.dtypes:
-            entry = Entry(setting.model, x, dtype)
+            task = Task(setting.model, x, dtype)
             standard = training.standard(setting.model, x, dtype, _loss, expected)
-            case = Case(f"{setting.name}_training", entry, standard, setting.seconds, setting.ceilings)
+            case = Case(f"{setting.name}_training", task, standard, setting.seconds, setting.ceilings)
             yield compare(case, makers, say)
             free(setting.device)
-
-
-def _trainers() -> dict[str, Maker]:
-    return {
-        "torch-eager": training.plain("torch-eager", _loss),
-        "torch-graph": training.graphed("torch-graph", _loss),
-        "torch-compile": training.compiled("torch-compile", _loss),
-    }
 
 
 def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +89,7 @@ SPECTRAL = Workload(
     FRAMES * BANDS,
     batches=(32, 64, 128, 256, 512, 4_096, 65_536, 1_048_576),
     dtypes=("fp32", "fp16"),
-    peers=peers.plain("flat"),
+    peers=registry.plain("flat"),
     parts={
         "accuracy": Part(parts.accuracy),
         "batches": Part(parts.batches),

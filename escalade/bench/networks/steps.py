@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from escalade.engine.plan.program import KernelProgram
-from escalade.measure.timing import Arm, ReplaySampler, interleave, keep_busy, time_interleaved
+from escalade.measure.timing import ReplaySampler, Subject, interleave, keep_busy, time_interleaved
 
 _SECONDS = 0.02
 
@@ -24,8 +24,8 @@ def time_steps(
     fill()
     for step, call in zip(steps, program.calls, strict=True):
         # In order, so that each step finds the values that it is to work on.
-        timed = time_interleaved([Arm(step.node.name, [call])], device, seconds_per_arm=_SECONDS)
+        timed = time_interleaved([Subject(step.node.name, [call])], device, seconds_each=_SECONDS)
         times[step.node.name] = timed[step.node.name].median_us
     sampler = {"plan": ReplaySampler(fill, program.run)}
-    whole = interleave(sampler, seconds_per_arm=0.2, min_rounds=10, max_rounds=500, before_round=keep_busy)
+    whole = interleave(sampler, seconds_each=0.2, min_rounds=10, max_rounds=500, before_round=keep_busy)
     return times, whole["plan"].median_us

@@ -89,21 +89,21 @@ def measure_stream(
 
         return _clocked(run, count, repetitions)
 
-    arms = {
+    subjects = {
         "compute alone": compute,
         "copies alone": copy,
         "stream, pinned": streamed(pinned, count),
         "stream, pageable": streamed(pageable, count),
     }
     if total:
-        arms[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
+        subjects[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
     return wrong() or [
         replace(
             blank, rung=name, timing=timing.how, samples=timing.samples, median_us=timing.median_us,
             p20_us=timing.p20_us, p80_us=timing.p80_us, images_per_s=1e6 * batch / timing.median_us,
             floor_us=slower,
         )
-        for name, timing in arms.items()
+        for name, timing in subjects.items()
     ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ class _Bounds:
 
     def time(self, seconds: float) -> tuple[Timing, Timing]:
         found = interleave(
-            self._samplers, seconds_per_arm=seconds, min_rounds=5, max_rounds=200, before_round=keep_busy
+            self._samplers, seconds_each=seconds, min_rounds=5, max_rounds=200, before_round=keep_busy
         )
         return found["compute alone"], found["copies alone"]
 

@@ -13,10 +13,10 @@ def on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timi
     """Events; two rounds go first, because the first replay of a graph also uploads it."""
     if not samplers:
         return {}
-    interleave(samplers, seconds_per_arm=0, min_rounds=2, max_rounds=2, before_round=keep_busy)
+    interleave(samplers, seconds_each=0, min_rounds=2, max_rounds=2, before_round=keep_busy)
     return interleave(
         samplers,
-        seconds_per_arm=seconds,
+        seconds_each=seconds,
         min_rounds=_MIN_ROUNDS,
         max_rounds=_MAX_ROUNDS,
         before_round=keep_busy,
@@ -24,4 +24,4 @@ def on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timi
 
 
 def by_clock(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
-    return interleave(samplers, seconds_per_arm=seconds, min_rounds=_MIN_ROUNDS, max_rounds=_MAX_ROUNDS)
+    return interleave(samplers, seconds_each=seconds, min_rounds=_MIN_ROUNDS, max_rounds=_MAX_ROUNDS)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from escalade.bench.networks.contender import Maker
 from escalade.bench.networks.judging import LEAST_ROWS, own_error
-from escalade.bench.networks.peers import SLOW
+from escalade.bench.peers.network import Maker
+from escalade.bench.peers.registry import SLOW
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
 from escalade.measure.ceilings import Ceilings
@@ -91,7 +91,7 @@ class Setting:
     size: int
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
-    rivals: Mapping[str, Maker]
+    peers: Mapping[str, Maker]
     slow_batches: tuple[int, ...]
     seconds: float
     seed: int
@@ -138,10 +138,10 @@ class Setting:
         """Those of the run's batches that a part is for; the largest if it has none of them."""
         return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
 
-    def rivals_at(self, batch: int) -> dict[str, Maker]:
+    def peers_at(self, batch: int) -> dict[str, Maker]:
         """Without those that are slow to make, where they would be one batch too many."""
         everyone = not self.slow_batches or batch in self.slow_batches
-        return {name: make for name, make in self.rivals.items() if everyone or name not in SLOW}
+        return {name: make for name, make in self.peers.items() if everyone or name not in SLOW}
 
 
 def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tensor:

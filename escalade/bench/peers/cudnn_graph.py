@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from escalade.bench.peers import AGREEMENT, Inputs, Peer
+from escalade.bench.peers.layer import AGREEMENT, Inputs, LayerPeer
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.measure.refusal import reason
-from escalade.measure.timing import Arm, time_interleaved
+from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -132,11 +132,11 @@ class CudnnGraph:
         return executions[name]
 
 
-def cudnn_graph_peer(operation: Operation[Any], problem: Any) -> tuple[Peer, CudnnGraph]:
-    """The peer, and what it will know of its plan once it has run. UnsupportedError without the package."""
+def cudnn_graph_peer(operation: Operation[Any], problem: Any) -> LayerPeer:
+    """The peer for one problem, whose note names its plan once it has run; `UnsupportedError` without the package."""
     frontend()
     search = CudnnGraph(operation, problem)
-    return Peer(SYSTEM, "nhwc", search.run), search
+    return LayerPeer(SYSTEM, "nhwc", search.run, lambda: search.note)
 
 
 @cache
@@ -170,15 +170,15 @@ def best_execution(
 
 def screened(execution: Execution, inputs: Inputs, y: torch.Tensor) -> float | None:
     """Microseconds by a short look; None if it does not run."""
-    arm = Arm("plan", [lambda: execution(inputs, y)])
+    subject = Subject("plan", [lambda: execution(inputs, y)])
     try:
         timings = time_interleaved(
-            [arm], y.device, seconds_per_arm=SCREENING_SECONDS, min_rounds=3, replay_us=100.0
+            [subject], y.device, seconds_each=SCREENING_SECONDS, min_rounds=3, replay_us=100.0
         )
     except Exception as refused:  # whatever it is, there are other plans
         reason(refused)  # unless it was an interrupt
         return None
-    return timings[arm.name].median_us
+    return timings[subject.name].median_us
 
 
 def built(

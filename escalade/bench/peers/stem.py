@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
-from escalade.bench.peers import Inputs, Peer
+from escalade.bench.peers.layer import Inputs, LayerPeer
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
@@ -22,7 +24,7 @@ def convolution(problem: StemProblem) -> Conv2dProblem:
     )  # fmt: skip
 
 
-def in_two_steps(peer: Peer) -> Peer:
+def in_two_steps(peer: LayerPeer) -> LayerPeer:
     """A peer for convolutions as one for stems."""
     reshape = _Filters()
 
@@ -33,7 +35,7 @@ def in_two_steps(peer: Peer) -> Peer:
         y = peer.run(asked, {"x": x, "weight": filters, "bias": inputs["bias"]})
         return F.max_pool2d(y, *p.pool) if p.pool else y
 
-    return Peer(peer.system, "nhwc", run)
+    return replace(peer, layout="nhwc", run=run)
 
 
 class _Filters:

@@ -8,19 +8,19 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from escalade.bench.peers import Peer
+from escalade.bench.peers.layer import LayerPeer
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import with_cudnn
 
 Inputs = Mapping[str, torch.Tensor]
 
 
-def conv2d_peers(problem: Conv2dProblem) -> tuple[Peer, ...]:
+def conv2d_peers(problem: Conv2dProblem) -> tuple[LayerPeer, ...]:
     if problem.dtype == "fp8":
         return ()  # PyTorch has no convolutions in FP8
-    found = [Peer("torch-nchw", "nchw", eager), Peer("torch-nhwc", "nhwc", eager)]
+    found = [LayerPeer("torch-nchw", "nchw", eager), LayerPeer("torch-nhwc", "nhwc", eager)]
     if problem.relu:  # cuDNN's own fusions; PyTorch has them for a ReLU at the end only
-        found += [Peer("cudnn-fused-nchw", "nchw", fused), Peer("cudnn-fused-nhwc", "nhwc", fused)]
+        found += [LayerPeer("cudnn-fused-nchw", "nchw", fused), LayerPeer("cudnn-fused-nhwc", "nhwc", fused)]
     return tuple(found)
 
 
@@ -54,9 +54,9 @@ def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
     return with_cudnn(p.dtype, compute)
 
 
-def compiled_peer() -> Peer:
+def compiled_peer() -> LayerPeer:
     """PyTorch's compiler with its own search among kernels: tens of seconds a problem, so only when asked for."""
-    return Peer("torch-compile", "nhwc", compiled)
+    return LayerPeer("torch-compile", "nhwc", compiled)
 
 
 def compiled(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:

@@ -13,13 +13,15 @@ import torch._inductor.config as inductor
 from torch import nn
 
 from escalade.bench.networks import measure as measuring
-from escalade.bench.networks import peers, phases, torch_peers, turns
-from escalade.bench.networks.contender import Contender, Entry, Peak, Replay
+from escalade.bench.networks import phases, turns
 from escalade.bench.networks.judging import PEERS, Standard, standard
 from escalade.bench.networks.phases import Phase
 from escalade.bench.networks.steps import time_steps
-from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import reference
+from escalade.bench.peers import registry as peers
+from escalade.bench.peers import torch_network as torch_peers
+from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task
+from escalade.bench.peers.torch_network import alone
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.timing import ReplaySampler, Timing
@@ -29,7 +31,7 @@ GPU = torch.device("cuda", 0)
 
 
 @dataclass(frozen=True)
-class OnGpu(Entry):
+class OnGpu(Task):
     """As if its tensors were there."""
 
     @property
@@ -79,7 +81,7 @@ class System:
         (self._right,) = case.standard.expected
         self._card = card
         self._broken = broken
-        self._given = case.entry.x
+        self._given = case.task.x
         self.x, self.y = self._given.clone(), torch.empty_like(self._right)
         self.replays = 0
 
@@ -97,7 +99,7 @@ class System:
     def run(self) -> None:
         self._card.kernel(40.0, (lambda: None) if self._broken == "does nothing" else self.work)
 
-    def contender(self, entry: Entry) -> list[Contender]:
+    def peer(self, task: Task) -> list[NetworkPeer]:
         replay = Replay(self.fill, self.run, (self.x,), (self.y,))
 
         def call() -> torch.Tensor:
@@ -105,14 +107,14 @@ class System:
             self._card.synchronize()
             return self.y.copy_(self._right).clone()  # a call may use the graph's memory
 
-        return [Contender("suspect", "nhwc", call, alone, self._card.synchronize, replay)]
+        return [NetworkPeer("suspect", "nhwc", call, alone, self._card.synchronize, replay)]
 
 
 @pytest.mark.parametrize("broken", ["", "does nothing", "is not filled", "wears out"])
 def test_the_graph_that_is_timed_is_the_one_that_is_judged(
     broken: str, card: Card, case: measuring.Case
 ) -> None:
-    (record,) = measuring.compare(case, {"suspect": System(card, case, broken).contender}, silent)
+    (record,) = measuring.compare(case, {"suspect": System(card, case, broken).peer}, silent)
     if not broken:
         assert not record.failure and record.median_us == pytest.approx(40.0) and record.timing == "graph"
         return
@@ -123,7 +125,7 @@ def test_the_graph_that_is_timed_is_the_one_that_is_judged(
 def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: measuring.Case) -> None:
     """Its program may be another than the one that a call runs."""
     (right,) = case.standard.expected
-    x, y = torch.zeros_like(case.entry.x), torch.zeros_like(right)
+    x, y = torch.zeros_like(case.task.x), torch.zeros_like(right)
     plan = SimpleNamespace(bytes=5)
 
     class Engine:
@@ -137,13 +139,13 @@ def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: m
             return right.clone()
 
     def work() -> None:
-        y.copy_(right + x.sum() - case.entry.x.sum())
+        y.copy_(right + x.sum() - case.task.x.sum())
 
     def run() -> None:
         card.kernel(40.0, work)
 
     def measured(engine: Any) -> Record:
-        makers = {"escalade": lambda entry: [measuring.escalade(entry, engine)]}
+        makers = {"escalade": lambda task: [measuring.escalade(task, engine)]}
         (record,) = measuring.compare(case, makers, silent)
         return record
 
@@ -159,8 +161,8 @@ def test_peers_may_be_twice_as_far_off_and_we_may_not(
     (right,) = case.standard.expected
     off = right * (1 + factor * case.standard.tolerance)
 
-    def maker(system: str) -> Callable[[Entry], list[Contender]]:
-        return lambda entry: [Contender(system, "nhwc", off.clone, alone, card.synchronize)]
+    def maker(system: str) -> Callable[[Task], list[NetworkPeer]]:
+        return lambda task: [NetworkPeer(system, "nhwc", off.clone, alone, card.synchronize)]
 
     found = measuring.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
     failed = {record.system for record in found if record.failure}
@@ -199,10 +201,10 @@ def at_its_best(run: nn.Module, x: torch.Tensor, layout: str) -> bool:
 def test_the_graph_of_pytorch_is_folded_and_in_both_layouts(
     card: Card, case: measuring.Case, graphed: list[tuple[Any, torch.Tensor]]
 ) -> None:
-    made = peers.RESNETS["torch-graph"](case.entry)
+    made = peers.RESNETS["torch-graph"](case.task)
     assert [one.layout for one in made] == ["nchw", "nhwc"]
     assert [at_its_best(*one, layout=made[at].layout) for at, one in enumerate(graphed)] == [True, True]
-    assert any(isinstance(layer, nn.BatchNorm2d) for layer in case.entry.model.modules()), (
+    assert any(isinstance(layer, nn.BatchNorm2d) for layer in case.task.model.modules()), (
         "ours stays as it is"
     )
     with torch.no_grad():
@@ -225,7 +227,7 @@ def test_what_is_compiled_is_folded_and_frozen_too(
 
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
-    (made,) = peers.RESNETS["torch-compile"](case.entry)
+    (made,) = peers.RESNETS["torch-compile"](case.task)
     assert made.layout == "nhwc" and at_its_best(*graphed[0], layout="nhwc")
     assert compiled == [("max-autotune-no-cudagraphs", True)]
 
@@ -239,9 +241,9 @@ def test_eager_pytorch_is_in_channels_last(card: Card, case: measuring.Case) -> 
             seen.append(all(one.is_contiguous(memory_format=torch.channels_last) for one in images))
             return super().forward(x)
 
-    (made,) = peers.RESNETS["torch-eager"](OnGpu(Spy().eval(), case.entry.x, "fp16"))
+    (made,) = peers.RESNETS["torch-eager"](OnGpu(Spy().eval(), case.task.x, "fp16"))
     assert made.layout == "nhwc" and seen and all(seen)
-    assert [one.layout for one in peers.plain("nchw", "nhwc")["torch-eager"](case.entry)] == ["nchw", "nhwc"]
+    assert [one.layout for one in peers.plain("nchw", "nhwc")["torch-eager"](case.task)] == ["nchw", "nhwc"]
 
 
 # Figures
@@ -300,7 +302,7 @@ def test_a_record_s_figures() -> None:
         0.0,
         card,
     )
-    one = Contender("escalade", "nhwc", lambda: None, alone, lambda: None, peak_bytes=123, note="a note")
+    one = NetworkPeer("escalade", "nhwc", lambda: None, alone, lambda: None, peak_bytes=123, note="a note")
     record = measuring._record(case, measuring.Ready(one, None, 5e-4), timing(50.0), timing(90.0, "calls"))
     moved = 2 * (8 * 3 * 9 * 9 + 8 * 10 + 5 * 10 + 10)
     assert (record.problem, record.batch, record.timing, record.samples) == ("9_b8", 8, "graph", 11)
@@ -323,7 +325,7 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
         calls.append(1)
         return case.standard.expected[0].clone()
 
-    eager = Contender("torch-eager", "nhwc", call, alone, lambda: None)
+    eager = NetworkPeer("torch-eager", "nhwc", call, alone, lambda: None)
     timed = measuring._time(case, [measuring.Ready(eager, None, 0.0)])
     device, wall = timed[eager.name]
     assert device.how == wall.how == "calls"

@@ -11,14 +11,15 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli
 from escalade.bench.networks import measure as measuring
-from escalade.bench.networks import peers, phases, workload
+from escalade.bench.networks import phases, workload
 from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.contender import Contender, Entry, Unavailable
 from escalade.bench.networks.judging import PEERS, standard
 from escalade.bench.networks.resnets import images, resnet
-from escalade.bench.networks.torch_peers import alone
 from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
+from escalade.bench.peers import registry
+from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
+from escalade.bench.peers.torch_network import alone
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -50,7 +51,7 @@ def engine(network: torch.nn.Module) -> Engine:
 def case(network: torch.nn.Module) -> measuring.Case:
     x = images(2, SIZE, 5)
     return measuring.Case(
-        "tiny", Entry(network, x, "fp32"), standard(network, x, "fp32", reference(network, x)), 0.0
+        "tiny", Task(network, x, "fp32"), standard(network, x, "fp32", reference(network, x)), 0.0
     )
 
 
@@ -77,7 +78,7 @@ def _norms(network: torch.nn.Module) -> list[torch.nn.BatchNorm2d]:
 
 def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
     with precision("fp32"):
-        (eager,) = peers.RESNETS["torch-eager"](case.entry)
+        (eager,) = registry.RESNETS["torch-eager"](case.task)
         error, failure = measuring.check(case, eager, None)
     assert not failure and 0 < error < PEERS * case.standard.tolerance
 
@@ -88,26 +89,27 @@ def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
     if jax.default_backend() != "cpu":
         pytest.skip(f"jax runs on {jax.default_backend()} here; the GPU's tests compare it there")
     model, x = chosen.model(SIZE), images(2, SIZE, 5)
-    (contender,) = peers.RESNETS["jax"](Entry(model, x, "fp32"))
-    entry = Entry(model, x, "fp32")
-    known = measuring.Case("net", entry, standard(model, x, "fp32", reference(model, x)), 0.0)
-    _, failure = measuring.check(known, contender, None)
+    (peer,) = registry.RESNETS["jax"](Task(model, x, "fp32"))
+    task = Task(model, x, "fp32")
+    known = measuring.Case("net", task, standard(model, x, "fp32", reference(model, x)), 0.0)
+    _, failure = measuring.check(known, peer, None)
     assert not failure, failure
-    contender.wait()
+    peer.wait()
 
 
 @pytest.mark.parametrize("system", ["torch-graph", "torch-compile"])
 def test_a_peer_that_cannot_take_part_says_why(system: str, case: measuring.Case) -> None:
     with pytest.raises(Unavailable, match="needs a GPU"):
-        peers.RESNETS[system](case.entry)
+        registry.RESNETS[system](case.task)
 
 
 def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case, engine: Engine) -> None:
     said: list[str] = []
-    rivals = peers.chosen(("torch-graph", "torch-eager"), peers.RESNETS)
-    records = measuring.measure(case, engine, rivals, said.append)
-    ours, eager = records
-    assert (ours.system, eager.system) == ("escalade", "torch-eager")
+    peers = registry.chosen(("torch-graph", "torch-eager"), registry.RESNETS)
+    records = measuring.measure(case, engine, peers, said.append)
+    ours, eager, absent = records
+    assert (ours.system, eager.system, absent.system) == ("escalade", "torch-eager", "torch-graph")
+    assert absent.failure == "torch-graph needs a GPU" and absent.median_us is None
     assert ours.wall_us and ours.images_per_s == pytest.approx(2e6 / ours.time)
     assert ours.timing == "cpu" and ours.tflops is None
     assert ours.peer == "torch-eager" and ours.peer_gain == pytest.approx(eager.time / ours.time)
@@ -117,13 +119,13 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case
 def test_an_interrupt_in_a_peer_stops_the_run(case: measuring.Case) -> None:
     """However the peer wraps it; any other error is the peer's failure."""
 
-    def interrupted(entry: Entry) -> list[Contender]:
+    def interrupted(task: Task) -> list[NetworkPeer]:
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt as interrupt:
             raise RuntimeError("the compiler's workers are gone") from interrupt
 
-    def broken(entry: Entry) -> list[Contender]:
+    def broken(task: Task) -> list[NetworkPeer]:
         raise TypeError("no such layer")
 
     with pytest.raises(KeyboardInterrupt):
@@ -135,14 +137,14 @@ def test_an_interrupt_in_a_peer_stops_the_run(case: measuring.Case) -> None:
 def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine: Engine) -> None:
     (expected,) = case.standard.expected
 
-    def wrong(entry: Entry) -> list[Contender]:
-        return [Contender("wrong", "nhwc", lambda: 1.001 * expected, alone, lambda: None)]
+    def wrong(task: Task) -> list[NetworkPeer]:
+        return [NetworkPeer("wrong", "nhwc", lambda: 1.001 * expected, alone, lambda: None)]
 
-    def broken(entry: Entry) -> list[Contender]:
+    def broken(task: Task) -> list[NetworkPeer]:
         raise RuntimeError("out of luck")
 
-    rivals = {"wrong": wrong, "broken": broken}
-    records = {r.system: r for r in measuring.measure(case, engine, rivals, silent)}
+    peers = {"wrong": wrong, "broken": broken}
+    records = {r.system: r for r in measuring.measure(case, engine, peers, silent)}
     assert "its error is 1.00e-03, more than" in records["wrong"].failure
     assert (
         records["wrong"].median_us is None and records["wrong"].tolerance == PEERS * case.standard.tolerance
@@ -159,14 +161,14 @@ def test_the_faster_layout_of_a_system_counts() -> None:
 
 
 def test_peers_by_name() -> None:
-    known = peers.RESNETS
-    assert "torch-compile" not in peers.chosen((), known) and "jax" in peers.chosen((), known)
-    assert peers.chosen(("none",), known) == {} and peers.chosen(("all",), known) == known
-    assert list(peers.chosen(("jax", "jax"), known)) == ["jax"]
+    known = registry.RESNETS
+    assert "torch-compile" not in registry.chosen((), known) and "jax" in registry.chosen((), known)
+    assert registry.chosen(("none",), known) == {} and registry.chosen(("all",), known) == known
+    assert list(registry.chosen(("jax", "jax"), known)) == ["jax"]
     with pytest.raises(UnsupportedError, match="there is no peer 'tensorrt' here; there is torch-eager"):
-        peers.chosen(("tensorrt",), known)
+        registry.chosen(("tensorrt",), known)
     with pytest.raises(UnsupportedError, match="no peer 'jax' here"):
-        peers.chosen(("jax",), peers.plain("flat"))
+        registry.chosen(("jax",), registry.plain("flat"))
 
 
 def test_slow_peers_take_part_at_some_batches_only() -> None:
@@ -177,9 +179,9 @@ def test_slow_peers_take_part_at_some_batches_only() -> None:
         chosen, model, graph, torch.device("cpu"), chosen.size, chosen.batches, ("fp32",), chosen.peers,
         chosen.slow_batches, 0.0, 0,
     )  # fmt: skip
-    assert "torch-compile" in setting.rivals_at(512) and "torch-compile" not in setting.rivals_at(64)
-    assert "torch-graph" in setting.rivals_at(64)
-    assert "torch-compile" in replace(setting, slow_batches=()).rivals_at(64)
+    assert "torch-compile" in setting.peers_at(512) and "torch-compile" not in setting.peers_at(64)
+    assert "torch-graph" in setting.peers_at(64)
+    assert "torch-compile" in replace(setting, slow_batches=()).peers_at(64)
     assert setting.among((512, 7)) == (512,) and setting.among((7,)) == (1_048_576,)
 
 
@@ -221,7 +223,7 @@ def test_every_fusion_level_computes_the_same(
     fusion: FusionLevel, case: measuring.Case, engine: Engine
 ) -> None:
     other = Engine(engine.graph, "fp32", "cpu", fusion=fusion)
-    assert case.standard.judge((other(case.entry.x),))[1] == ""
+    assert case.standard.judge((other(case.task.x),))[1] == ""
     operations = [step.operation for step in other.explain().steps]
     assert ("batch_norm" in operations) == (fusion is not FusionLevel.fused)
     if fusion is FusionLevel.naive:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from escalade.bench.networks.contender import Contender, Entry, Unavailable
+from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 
 _STORAGE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def jax_network(entry: Entry) -> list[Contender]:
+def jitted(task: Task) -> list[NetworkPeer]:
     # JAX would otherwise take three quarters of the card for itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
@@ -25,18 +25,18 @@ def jax_network(entry: Entry) -> list[Contender]:
         import jax.numpy as jnp
     except ImportError as error:
         raise Unavailable(f"jax is not here ({error}); pip install 'jax[cuda13]' brings it") from error
-    wanted = "gpu" if entry.device.type == "cuda" else "cpu"
+    wanted = "gpu" if task.device.type == "cuda" else "cpu"
     if jax.default_backend() != wanted:
         raise Unavailable(
             f"jax runs on {jax.default_backend()} here, and the comparison is made on {wanted}; "
             "pip install 'jax[cuda13]' brings JAX for GPUs"
         )
-    if not isinstance(entry.model, ResNet):
-        raise Unavailable(f"a {type(entry.model).__name__} in JAX is not written; there are ResNets")
-    dtype = jnp.dtype(_STORAGE[entry.dtype])
-    network = _Network(entry.model, entry.dtype)
+    if not isinstance(task.model, ResNet):
+        raise Unavailable(f"a {type(task.model).__name__} in JAX is not written; there are ResNets")
+    dtype = jnp.dtype(_STORAGE[task.dtype])
+    network = _Network(task.model, task.dtype)
     weights = jax.tree.map(lambda array: jnp.asarray(array, dtype), network.weights)
-    x = jnp.asarray(entry.x.permute(0, 2, 3, 1).cpu().numpy(), dtype)
+    x = jnp.asarray(task.x.permute(0, 2, 3, 1).cpu().numpy(), dtype)
     run = jax.jit(network.forward)
     last: list[Any] = [run(weights, x)]
 
@@ -46,10 +46,10 @@ def jax_network(entry: Entry) -> list[Contender]:
 
     def wait() -> None:
         last[0].block_until_ready()
-        if entry.device.type == "cuda":
-            torch.cuda.synchronize(entry.device)
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
 
-    return [Contender("jax", "nhwc", call, _tensor, wait)]
+    return [NetworkPeer("jax", "nhwc", call, _tensor, wait)]
 
 
 def _tensor(result: Any) -> tuple[torch.Tensor]:

@@ -21,7 +21,7 @@ class Unavailable(EscaladeError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Task:
     """What a system is asked to run: the model and its inputs, as they are before it converts them."""
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Contender:
+class NetworkPeer:
     """`call` is what a user writes, with inputs that are on the device already; `replay` a CUDA graph of it alone."""
 
     system: str
@@ -76,8 +76,8 @@ class Contender:
         return f"{self.system} {self.layout}"
 
 
-Maker = Callable[[Entry], list[Contender]]
-"""Makes a system ready; several contenders if it may do it in several layouts, of which the fastest counts."""
+Maker = Callable[[Task], list[NetworkPeer]]
+"""Makes a system ready; several peers if it may do it in several layouts, of which the fastest counts."""
 
 
 def waiting(device: torch.device) -> Callable[[], None]:

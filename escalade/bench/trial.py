@@ -1,23 +1,24 @@
-"""What takes part in a climb: verified rungs and peers, over shared input sets and scratch memory."""
+"""One problem in one dtype: verified rungs and peers, timed in turns over shared input sets and scratch memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from escalade.bench.peers import AGREEMENT, Peer
+from escalade.bench.peers.layer import AGREEMENT, LayerPeer, WrongPeer, error_of
 from escalade.device import cuda
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable
 from escalade.measure.ceilings import Ceilings, properties
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
-from escalade.measure.timing import Arm, Proof, Timing, rotation, time_interleaved
-from escalade.measure.verify import Outcome, compare, outputs_of
+from escalade.measure.refusal import reason
+from escalade.measure.timing import Proof, Subject, Timing, rotation, time_interleaved
+from escalade.measure.verify import Case, Outcome, compare, outputs_of
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
 
@@ -38,7 +39,7 @@ class Settings:
     """Time every config of every rung, and keep the best; otherwise the default config."""
     with_peers: bool = True
     seed: int = 0
-    seconds_per_arm: float = 0.3
+    seconds_each: float = 0.3
     min_rounds: int = 5
     screening_seconds: float = 0.02
     """For each config of the first pass of tuning."""
@@ -61,12 +62,40 @@ class Verified:
         return f"{self.rung.name} {self.problem.layout} {self.config}"
 
 
+VerifiedPeer = tuple[LayerPeer, float]
+"""A peer that gave the right result, and its error."""
+
+
+def verified_peers(
+    peers: Iterable[LayerPeer], operation: Operation[Any], case: Case
+) -> tuple[list[VerifiedPeer], list[Record]]:
+    """Those that do the problem, and right; and of each of the others a record that says why it has no time."""
+    right: list[VerifiedPeer] = []
+    refused: list[Record] = []
+    for peer in peers:
+        problem = replace(case.problem, layout=peer.layout)
+        try:
+            error = error_of(peer, problem, case.inputs_in(peer.layout), case.expected)
+        except WrongPeer as wrong:
+            refused.append(refusal(operation, problem, peer.system, f"its result is wrong: {wrong}"))
+        except Exception as broken:  # a peer may fail in any way: the others go on
+            refused.append(refusal(operation, problem, peer.system, reason(broken)))
+        else:
+            right.append((peer, error))
+    return right, refused
+
+
+def refusal(operation: Operation[Any], problem: Any, system: str, why: str) -> Record:
+    """The record of a peer that has no time, and why it has none."""
+    return replace(blank_record(operation, problem, system, ""), failure=why)
+
+
 def blank_record(operation: Operation[Any], problem: Any, system: str, rung: str) -> Record:
     return Record(operation.name, problem.name, problem.dtype, problem.layout, problem.batch, system, rung)
 
 
 class Bench:
-    """Input sets, outputs and scratch memory of one problem and dtype, and the arms that share them."""
+    """Input sets, outputs and scratch memory of one problem and dtype, and the subjects that share them."""
 
     def __init__(
         self,
@@ -84,20 +113,24 @@ class Bench:
         self.settings = settings
         self.ceilings = ceilings
         self.left_out: list[str] = []
-        """Which configs and peers are not in the records because what was timed of them is wrong, and how."""
+        """Which configs are not in the records because what was timed of them is wrong, and how."""
         l2_bytes = ceilings.l2_bytes if ceilings else properties(device).l2_bytes if self.on_gpu else 0
         self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._outputs = tuple(outputs_of(operation, problem, torch.device("meta")))
         self._expected: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
-        # Arms take turns on one stream, so one piece of scratch memory serves them all.
+        # All of them take turns on one stream, so one piece of scratch memory serves them all.
         room = max((sum(_aligned(w.bytes) for w in recipe.workspaces) for recipe in recipes), default=0)
         self._scratch = torch.empty(room, dtype=torch.uint8, device=device)
+
+    def _in(self, layout: str) -> Any:
+        """The problem in another layout."""
+        return replace(self.problem, layout=layout)
 
     def sets(self, layout: str) -> list[dict[str, torch.Tensor]]:
         """Random inputs and their outputs, enough of them to push each other out of the L2."""
         if layout not in self._sets:
-            problem = replace(self.problem, layout=layout)
+            problem = self._in(layout)
             self._sets[layout] = [
                 {
                     **self.operation.inputs(problem, self.device, self.settings.seed + 1 + number),
@@ -116,9 +149,9 @@ class Bench:
         for group in groups.values():
             group = [v for v in group if not self._spills(v)] or group
             if len(group) > _FINALISTS and self.on_gpu:
-                arms = [self._arm(v) for v in group]
+                subjects = [self._subject(v) for v in group]
                 wrong: dict[str, str] = {}
-                times = self._time(arms, self.settings.screening_seconds, 3, 200.0, wrong=wrong)
+                times = self._time(subjects, self.settings.screening_seconds, 3, 200.0, wrong=wrong)
                 self._leave_out(wrong)
                 right = sorted((v for v in group if v.name in times), key=lambda v: times[v.name].median_us)
                 group = right or group  # what is wrong is told by the measurement
@@ -129,18 +162,19 @@ class Bench:
         """A config that the compiler could not fit into the registers is not worth a look."""
         return bool(resources(one.rung.recipe(one.problem, one.config), self.device)[1])
 
-    def measure(self, verified: Sequence[Verified], rivals: Sequence[tuple[Peer, float]]) -> list[Record]:
+    def measure(self, verified: Sequence[Verified], peers: Sequence[VerifiedPeer]) -> list[Record]:
         """All of them interleaved; of a rung's finalists the faster one is kept. What is wrong is a failure."""
-        arms = [self._peer_arm(peer) for peer, _ in rivals] + [self._arm(v) for v in verified]
-        if not arms:
+        subjects = [self._peer_subject(peer) for peer, _ in peers] + [self._subject(v) for v in verified]
+        if not subjects:
             return []
         wrong: dict[str, str] = {}
-        times = self._time(arms, self.settings.seconds_per_arm, self.settings.min_rounds, wrong=wrong)
-        self._leave_out(wrong)
+        times = self._time(subjects, self.settings.seconds_each, self.settings.min_rounds, wrong=wrong)
+        self._leave_out({v.name: wrong[v.name] for v in verified if v.name in wrong})
         records = [
             self._peer_record(peer, error, times[peer.system])
-            for peer, error in rivals
             if peer.system in times
+            else refusal(self.operation, self._in(peer.layout), peer.system, wrong[peer.system])
+            for peer, error in peers
         ]
         best: dict[tuple[str, str], Verified] = {}
         for one in sorted(verified, key=lambda v: times[v.name].median_us if v.name in times else math.inf):
@@ -158,7 +192,7 @@ class Bench:
 
     def _time(
         self,
-        arms: list[Arm],
+        subjects: list[Subject],
         seconds: float,
         min_rounds: int,
         replay_us: float = 500.0,
@@ -166,9 +200,9 @@ class Bench:
         wrong: dict[str, str],
     ) -> dict[str, Timing]:
         return time_interleaved(
-            arms,
+            subjects,
             self.device,
-            seconds_per_arm=seconds,
+            seconds_each=seconds,
             min_rounds=min_rounds,
             replay_us=replay_us,
             wrong=wrong,
@@ -190,7 +224,7 @@ class Bench:
     def _references(self, layout: str, number: int) -> dict[str, torch.Tensor]:
         """What a set should give, in float64."""
         if (layout, number) not in self._expected:
-            problem, tensors = replace(self.problem, layout=layout), self.sets(layout)[number]
+            problem, tensors = self._in(layout), self.sets(layout)[number]
             inputs = {name: tensor for name, tensor in tensors.items() if name not in self._outputs}
             self._expected[layout, number] = {
                 "y": self.operation.reference(problem, inputs),
@@ -198,7 +232,7 @@ class Bench:
             }
         return self._expected[layout, number]
 
-    def _arm(self, one: Verified) -> Arm:
+    def _subject(self, one: Verified) -> Subject:
         recipe = one.rung.recipe(one.problem, one.config)
         stay = self.operation.weights_stay or self.settings.weights_stay
         packed = stay and bool(recipe.packing.steps)
@@ -235,7 +269,7 @@ class Bench:
             results = [{name: tensors[name] for name in self._outputs} for tensors in sets]
             return self._judged(one.problem.layout, results, tolerance)
 
-        return Arm(one.name, [call_over(tensors) for tensors in sets], Proof(spoil, judge))
+        return Subject(one.name, [call_over(tensors) for tensors in sets], Proof(spoil, judge))
 
     def _workspaces(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         found, start = {}, 0
@@ -247,8 +281,8 @@ class Bench:
             start += _aligned(workspace.bytes)
         return found
 
-    def _peer_arm(self, peer: Peer) -> Arm:
-        problem = replace(self.problem, layout=peer.layout)
+    def _peer_subject(self, peer: LayerPeer) -> Subject:
+        problem = self._in(peer.layout)
         sets = self.sets(peer.layout)
         results: list[torch.Tensor | None] = [None] * len(sets)
 
@@ -268,11 +302,13 @@ class Bench:
             return self._judged(peer.layout, found, AGREEMENT[problem.dtype])
 
         calls = [call_over(number) for number in range(len(sets))]
-        return Arm(peer.system, calls, Proof(spoil, judge))
+        return Subject(peer.system, calls, Proof(spoil, judge))
 
-    def _peer_record(self, peer: Peer, error: float, timing: Timing) -> Record:
-        problem = replace(self.problem, layout=peer.layout)
-        record = replace(blank_record(self.operation, problem, peer.system, ""), error=error)
+    def _peer_record(self, peer: LayerPeer, error: float, timing: Timing) -> Record:
+        problem = self._in(peer.layout)
+        record = replace(
+            blank_record(self.operation, problem, peer.system, ""), error=error, note=peer.note()
+        )
         return timed(record, problem, timing, self.ceilings)
 
     def _rung_record(self, one: Verified, timing: Timing) -> Record:

@@ -11,22 +11,22 @@ import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
 
-from escalade.bench.networks.contender import FORMATS, Contender, Entry, Peak, Replay, Unavailable, waiting
+from escalade.bench.peers.network import FORMATS, NetworkPeer, Peak, Replay, Task, Unavailable, waiting
 from escalade.engine.graph.forms import STORAGE
 
 _WARM_UP = 3
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def eager(entry: Entry, layouts: Sequence[str]) -> list[Contender]:
+def eager(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     """The model as it is."""
-    return [_eager(entry, layout) for layout in layouts]
+    return [_eager(task, layout) for layout in layouts]
 
 
-def _eager(entry: Entry, layout: str) -> Contender:
-    peak = Peak(entry.device)
-    model = _placed(copy.deepcopy(entry.model), entry, layout)
-    x = entry.input(layout)
+def _eager(task: Task, layout: str) -> NetworkPeer:
+    peak = Peak(task.device)
+    model = _placed(copy.deepcopy(task.model), task, layout)
+    x = task.input(layout)
 
     def call() -> torch.Tensor:
         with torch.inference_mode():
@@ -34,48 +34,48 @@ def _eager(entry: Entry, layout: str) -> Contender:
 
     repeat(call)
     _, peak_bytes = peak.of(call)
-    return Contender("torch-eager", layout, call, alone, waiting(entry.device), peak_bytes=peak_bytes)
+    return NetworkPeer("torch-eager", layout, call, alone, waiting(task.device), peak_bytes=peak_bytes)
 
 
-def graph(entry: Entry, layouts: Sequence[str]) -> list[Contender]:
+def graph(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     """BatchNorm folded, one CUDA graph."""
-    return [_graphed("torch-graph", entry, layout, partial(_folded, entry, layout)) for layout in layouts]
+    return [_graphed("torch-graph", task, layout, partial(_folded, task, layout)) for layout in layouts]
 
 
-def compiled(entry: Entry, layouts: Sequence[str], own_graphs: bool = False) -> list[Contender]:
+def compiled(task: Task, layouts: Sequence[str], own_graphs: bool = False) -> list[NetworkPeer]:
     """`torch.compile` with every choice measured and the weights frozen in, one CUDA graph.
 
     The graph is captured here and not by `mode="max-autotune"`, so that its replay can be timed as the others' are;
     the kernels are the same. With `own_graphs` it is compiled in that mode too, and that is what a call is.
     """
-    require_cuda("torch-compile", entry.device)
+    require_cuda("torch-compile", task.device)
     import torch._inductor.config as inductor
 
     torch._dynamo.reset()
     with inductor.patch(freezing=True), torch.no_grad():  # compiled by the first call
-        return [_compiled(entry, layout, own_graphs) for layout in layouts]
+        return [_compiled(task, layout, own_graphs) for layout in layouts]
 
 
-def _compiled(entry: Entry, layout: str, own_graphs: bool) -> Contender:
+def _compiled(task: Task, layout: str, own_graphs: bool) -> NetworkPeer:
     def make(mode: str) -> Run:
-        return torch.compile(_folded(entry, layout), mode=mode, dynamic=False)
+        return torch.compile(_folded(task, layout), mode=mode, dynamic=False)
 
-    graphed = _graphed("torch-compile", entry, layout, partial(make, "max-autotune-no-cudagraphs"))
+    graphed = _graphed("torch-compile", task, layout, partial(make, "max-autotune-no-cudagraphs"))
     if not own_graphs:
         return graphed
-    run, x = make("max-autotune"), entry.input(layout)
+    run, x = make("max-autotune"), task.input(layout)
     repeat(lambda: run(x))
     note = "a call is max-autotune's, with CUDA graphs of its own"
     return replace(graphed, call=lambda: run(x), note=note)
 
 
-def _graphed(system: str, entry: Entry, layout: str, make: Callable[[], Run]) -> Contender:
-    require_cuda(system, entry.device)
-    peak = Peak(entry.device)
-    x = entry.input(layout)
+def _graphed(system: str, task: Task, layout: str, make: Callable[[], Run]) -> NetworkPeer:
+    require_cuda(system, task.device)
+    peak = Peak(task.device)
+    x = task.input(layout)
     graphed = Graphed(make(), x, peak)
-    return Contender(
-        system, layout, lambda: graphed(x), alone, waiting(entry.device),
+    return NetworkPeer(
+        system, layout, lambda: graphed(x), alone, waiting(task.device),
         Replay(lambda: graphed.fill(x), graphed.replay, (graphed.x,), (graphed.y,)), peak_bytes=graphed.peak_bytes,
     )  # fmt: skip
 
@@ -111,16 +111,16 @@ class Graphed:
         return self.y.clone()
 
 
-def _folded(entry: Entry, layout: str) -> nn.Module:
+def _folded(task: Task, layout: str) -> nn.Module:
     """In float64 first, so that folding adds no rounding of its own."""
-    model = copy.deepcopy(entry.model)
+    model = copy.deepcopy(task.model)
     if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
         model = fuse(model.double())
-    return _placed(model, entry, layout)
+    return _placed(model, task, layout)
 
 
-def _placed(model: nn.Module, entry: Entry, layout: str) -> nn.Module:
-    placed = model.to(entry.x.device, STORAGE[entry.dtype])
+def _placed(model: nn.Module, task: Task, layout: str) -> nn.Module:
+    placed = model.to(task.x.device, STORAGE[task.dtype])
     return placed.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
 
 

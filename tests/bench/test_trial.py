@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench import arms
-from escalade.bench.arms import Bench, Settings, Verified
+from escalade.bench import trial
 from escalade.bench.layers import measure
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import Peer, WrongPeer, error_of, torch_conv2d
+from escalade.bench.peers import torch_conv2d
+from escalade.bench.peers.layer import LayerPeer, WrongPeer, error_of
+from escalade.bench.trial import Bench, Settings, Verified, verified_peers
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.measure.ceilings import Ceilings
-from escalade.measure.timing import L2_MULTIPLE, Arm, Timing
+from escalade.measure.timing import L2_MULTIPLE, Subject, Timing
 from escalade.measure.verify import Case
 from escalade.ops.conv2d import Conv2dProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -61,7 +62,7 @@ def test_the_input_sets_are_together_three_times_the_cache() -> None:
 
 
 def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "properties", lambda device: card(L2))
+    monkeypatch.setattr(trial, "properties", lambda device: card(L2))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # there is no such device
     made = Bench(Scale(rung("one")), PROBLEM, torch.device("cuda", 0), [], Settings(), None)
     assert made.sets_count == 8, "8 sets of 800 bytes"
@@ -70,7 +71,7 @@ def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.Monke
 def test_every_set_is_worked_on() -> None:
     operation = Scale(rung("one"))
     made = with_scratch(operation, L2)
-    for call in made._arm(verified(operation)[0]).calls:
+    for call in made._subject(verified(operation)[0]).calls:
         call()
     sets = made.sets("nchw")
     assert len(sets) == 8
@@ -83,17 +84,17 @@ def test_every_set_is_worked_on() -> None:
 
 @pytest.fixture
 def fake_times(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[list[str]]]:
-    """Says how long each arm takes, and gives the names of those that were timed together."""
+    """Says how long each subject takes, and gives the names of those that were timed together."""
 
     def install(times: Mapping[str, float]) -> list[list[str]]:
         rounds: list[list[str]] = []
 
-        def fake(given: Sequence[Arm], *rest: Any, **settings: Any) -> dict[str, Timing]:
-            rounds.append([arm.name for arm in given])
-            us = {arm.name: times[arm.name] for arm in given}
+        def fake(given: Sequence[Subject], *rest: Any, **settings: Any) -> dict[str, Timing]:
+            rounds.append([subject.name for subject in given])
+            us = {subject.name: times[subject.name] for subject in given}
             return {name: Timing(us, us - 1, us + 2, 7, "graph") for name, us in us.items()}
 
-        monkeypatch.setattr(arms, "time_interleaved", fake)
+        monkeypatch.setattr(trial, "time_interleaved", fake)
         return rounds
 
     return install
@@ -137,7 +138,7 @@ def test_what_is_verified_but_does_nothing_when_it_is_timed_is_a_failure(
     operation = Scale(rung("one"))
     offered = verified(operation)[:1]
     assert offered[0].outcome.passed
-    monkeypatch.setattr(arms, "Executable", Idle)
+    monkeypatch.setattr(trial, "Executable", Idle)
     made = with_scratch(operation)
     (record,) = made.measure(offered, [])
     assert "what is timed is wrong: input set 0 of 1 has results that are not written" in record.failure
@@ -151,7 +152,7 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
     operation = Scale(rung("one"))
     offered = verified(operation)[:1]
     made = with_scratch(operation, L2)
-    real = arms.Executable
+    real = trial.Executable
 
     class Careless(real):  # type: ignore[valid-type, misc]
         def bind(self, tensors: Any) -> Callable[[], None]:
@@ -164,7 +165,7 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
 
             return run
 
-    monkeypatch.setattr(arms, "Executable", Careless)
+    monkeypatch.setattr(trial, "Executable", Careless)
     (record,) = made.measure(offered, [])
     assert "what is timed is wrong: " in record.failure and record.median_us is None
 
@@ -184,14 +185,14 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
         return Bench(operation, problem, CPU, [recipe], Settings(), None).measure(offered, [])[0].failure
 
     assert outcome.passed and measured() == ""
-    real = arms.Executable
+    real = trial.Executable
 
     class Forgetful(real):  # type: ignore[valid-type, misc]
         def bind(self, tensors: Any) -> Callable[[], None]:
             (name,) = operation.further_outputs(problem, CPU)
             return super().bind({**tensors, name: torch.empty_like(tensors[name])})
 
-    monkeypatch.setattr(arms, "Executable", Forgetful)
+    monkeypatch.setattr(trial, "Executable", Forgetful)
     assert "what is timed is wrong: input set 0 of 1 has results that are not written" in measured()
 
 
@@ -199,7 +200,7 @@ def doubled(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return 2 * inputs["x"]
 
 
-def test_a_peer_whose_timed_result_is_wrong_is_left_out_and_said() -> None:
+def test_a_peer_whose_timed_result_is_wrong_is_a_record_that_says_so() -> None:
     operation = Scale(rung("one"))
     made = with_scratch(operation)
     calls: list[int] = []
@@ -207,13 +208,15 @@ def test_a_peer_whose_timed_result_is_wrong_is_left_out_and_said() -> None:
     def turns_wrong(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return (3 if len(calls) > 0 else 2) * inputs["x"]
 
-    peers = [Peer("right", "nchw", doubled), Peer("wrong", "nchw", turns_wrong)]
+    peers = [LayerPeer("right", "nchw", doubled), LayerPeer("wrong", "nchw", turns_wrong)]
     case = Case(operation, PROBLEM, CPU, 0)
-    rivals = [(peer, error_of(peer, PROBLEM, case.inputs, case.expected)) for peer in peers]
+    verified, refused = verified_peers(peers, operation, case)
+    assert not refused
     calls.append(1)
-    records = made.measure([], rivals)
-    assert [record.system for record in records] == ["right"] and records[0].error == 0.0
-    assert len(made.left_out) == 1 and "scale_100 fp32: wrong: what is timed is wrong" in made.left_out[0]
+    right, wrong = made.measure([], verified)
+    assert (right.system, right.failure, right.error) == ("right", "", 0.0)
+    assert wrong.system == "wrong" and "what is timed is wrong" in wrong.failure and wrong.median_us is None
+    assert not made.left_out
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def test_a_peer_whose_timed_result_is_wrong_is_left_out_and_said() -> None:
 def test_a_peer_that_is_wrong_or_of_another_shape_is_no_peer(run: Any) -> None:
     case = Case(Scale(rung("one")), PROBLEM, CPU, 0)
     with pytest.raises(WrongPeer):
-        error_of(Peer("wrong", "nchw", run), PROBLEM, case.inputs, case.expected)
+        error_of(LayerPeer("wrong", "nchw", run), PROBLEM, case.inputs, case.expected)
 
 
 def test_a_peer_that_gives_its_input_back_does_not_lose_it() -> None:
@@ -239,7 +242,7 @@ def test_a_peer_that_gives_its_input_back_does_not_lose_it() -> None:
             return inputs["x"].double()
 
     made = with_scratch(Same(rung("one")))
-    peer = Peer("same", "nchw", lambda problem, inputs: inputs["x"])
+    peer = LayerPeer("same", "nchw", lambda problem, inputs: inputs["x"])
     assert [record.system for record in made.measure([], [(peer, 0.0)])] == ["same"]
 
 
@@ -277,7 +280,7 @@ def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
             assert asked == replace(problem, layout=layout)
             return torch_conv2d.eager(asked, inputs)
 
-        for call in made._peer_arm(replace(peer, run=spy)).calls:
+        for call in made._peer_subject(replace(peer, run=spy)).calls:
             call()
     assert len(seen) == 2, "PyTorch's steps, and cuDNN's fused call"
     expected = torch.channels_last if layout == "nhwc" else torch.contiguous_format
@@ -303,7 +306,7 @@ def test_resources_are_those_of_the_kernel_with_the_most_registers(monkeypatch: 
         for registers, spilt, blocks in ((60, 0, 3), (40, 16, 5))
     )
     loaded = {call.program: fat, other.program: thin}
-    monkeypatch.setattr(arms.cuda, "load", lambda program, index: loaded[program])
-    found = arms.resources(Recipe((packing, other, call)), torch.device("cuda", 0))
+    monkeypatch.setattr(trial.cuda, "load", lambda program, index: loaded[program])
+    found = trial.resources(Recipe((packing, other, call)), torch.device("cuda", 0))
     assert found == (60, 16, 3 * 128 / 2048)
-    assert arms.resources(Recipe((packing,)), torch.device("cuda", 0)) == (None, None, None)
+    assert trial.resources(Recipe((packing,)), torch.device("cuda", 0)) == (None, None, None)

@@ -1,0 +1,96 @@
+"""All peers by name: of operators and layers, of whole networks, and of a step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from escalade.bench.peers import torch_network, torch_training
+from escalade.bench.peers.cudnn_graph import cudnn_graph_peer
+from escalade.bench.peers.jax_network import jitted
+from escalade.bench.peers.layer import LayerPeer
+from escalade.bench.peers.network import Maker
+from escalade.bench.peers.torch_conv2d import compiled_peer, conv2d_peers
+from escalade.bench.peers.torch_training import Loss
+from escalade.errors import UnsupportedError
+from escalade.ops.base.operation import Operation
+
+Known = TypeVar("Known")
+COMPILE = "torch-compile"
+SLOW = (COMPILE,)
+"""It takes up to two minutes for every batch size and dtype, so it takes part only when it is named."""
+
+
+def operator_peers(operation: Operation[Any], problem: Any) -> tuple[LayerPeer, ...]:
+    """PyTorch's operator in every layout, with cuDNN's own fusions where there are some: the peers of a ladder."""
+    if operation.name == "conv2d":
+        return conv2d_peers(problem)
+    return tuple(LayerPeer(f"torch-{layout}", layout, operation.peer) for layout in operation.layouts)
+
+
+def _torch(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
+    """Both layouts in fp32, where either may be faster; tensor cores want nhwc."""
+    found = operator_peers(operation, problem)
+    if not found:
+        raise UnsupportedError(f"PyTorch has no {operation.name} in {problem.dtype}")
+    return [peer for peer in found if peer.layout == "nhwc" or problem.dtype == "fp32"]
+
+
+def _cudnn_graph(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
+    return [cudnn_graph_peer(operation, problem)]
+
+
+def _compiled(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
+    if operation.name != "conv2d" or problem.dtype == "fp8":
+        raise UnsupportedError("only forward convolutions are compiled, and none in fp8")
+    return [compiled_peer()]
+
+
+LAYERS: dict[str, Callable[[Operation[Any], Any], list[LayerPeer]]] = {
+    "cudnn-graph": _cudnn_graph,
+    "torch": _torch,
+    COMPILE: _compiled,
+}
+"""The peers of a single layer; each refuses what it cannot do with an `UnsupportedError`."""
+
+RESNETS: dict[str, Maker] = {
+    "torch-eager": partial(torch_network.eager, layouts=("nhwc",)),
+    "torch-graph": partial(torch_network.graph, layouts=("nchw", "nhwc")),
+    COMPILE: partial(torch_network.compiled, layouts=("nhwc",)),
+    "jax": jitted,
+}
+
+
+def plain(*layouts: str) -> dict[str, Maker]:
+    """PyTorch only, in each of these layouts."""
+    return {
+        "torch-eager": partial(torch_network.eager, layouts=layouts),
+        "torch-graph": partial(torch_network.graph, layouts=layouts),
+        COMPILE: partial(torch_network.compiled, layouts=layouts, own_graphs=True),
+    }
+
+
+def trainers(loss: Loss) -> dict[str, Maker]:
+    """PyTorch's ways to make a step of training with this loss."""
+    return {
+        "torch-eager": torch_training.plain("torch-eager", loss),
+        "torch-graph": torch_training.graphed("torch-graph", loss),
+        COMPILE: torch_training.compiled(COMPILE, loss),
+    }
+
+
+def chosen(names: Sequence[str], known: Mapping[str, Known]) -> dict[str, Known]:
+    """Those named; `all`, `none`, and for no names the ones that are quick to make."""
+    if not names:
+        return {name: peer for name, peer in known.items() if name not in SLOW}
+    if tuple(names) == ("none",):
+        return {}
+    if tuple(names) == ("all",):
+        return dict(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UnsupportedError(
+            f"there is no peer {unknown[0]!r} here; there is {', '.join(known)}, or `all` or `none` by itself"
+        )
+    return {name: known[name] for name in names}
