@@ -3,7 +3,7 @@
 
 #include "common/epilogue.cuh"
 
-// Of the element `at`, counted in memory's order.
+// The channel of the element `at`, counted in memory's order.
 __device__ __forceinline__ int channel_of(Index at, int channels, int plane) {
     return static_cast<int>(NHWC ? at % channels : at / plane % channels);
 }

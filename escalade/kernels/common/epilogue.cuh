@@ -15,7 +15,7 @@ __device__ __forceinline__ Element finish(float sum, const Element* bias, int fi
     return from_float<Element>(sum);
 }
 
-// The same in FP8, where numbers are stored as multiples of a unit of their own: `scale` is the unit of the sum,
+// The epilogue in FP8, where numbers are stored as multiples of a unit of their own: `scale` is the unit of the sum,
 // `residual_scale` that of the residual, `result_scale` one over that of the result.
 template <bool BIAS, bool RESIDUAL, bool RELU>
 __device__ __forceinline__ float finish_scaled(float sum, float scale, float bias, float residual, float residual_scale,

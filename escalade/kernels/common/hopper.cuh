@@ -20,16 +20,11 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
                  :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// The bytes alone, without an arrival.
-__device__ __forceinline__ void barrier_expect_only(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// The same barrier in block `rank` of the cluster (one's own rank included). No .release.cluster
+// Arrives at the barrier of this address in block `rank` of the cluster (one's own rank included). No .release.cluster
 // here, nor .acquire.cluster on the waits: they compile to MEMBAR.ALL.GPU before every arrival and
 // CCTL.IVALL after every wait, and cost a quarter to two thirds of the speed. What the arrival orders
 // is wgmma's reads, which wgmma.wait_group has seen finished.
@@ -102,14 +97,6 @@ __device__ __forceinline__ void tma_load_4d(u32 destination, const TensorMap& ma
 }
 
 // Writes the box, and signals the barrier, at the same offsets in every block of `blocks`.
-__device__ __forceinline__ void tma_load_2d_multicast(u32 destination, const TensorMap& map,
-                                                      u32 barrier, int x, int y, u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
-                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
-                 : "memory");
-}
-
 __device__ __forceinline__ void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x,
                                                       int y, int z, u16 blocks) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -138,11 +125,6 @@ __device__ __forceinline__ void tma_store_wait_read() {  // sources of all but P
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
 }
 
-template <int PENDING>
-__device__ __forceinline__ void tma_store_wait() {  // all but PENDING are written
-    asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
-}
-
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
@@ -163,7 +145,7 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
-// Of one of two warpgroups, or of both, that multiply in a block where others copy.
+// Barriers of one consumer warpgroup, or of both, in a block that has a producer too.
 __device__ __forceinline__ void warpgroup_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
 __device__ __forceinline__ void consumers_sync() { named_barrier_sync(3, 256); }
 
@@ -232,7 +214,7 @@ __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
     return v;
 }
 
-// To the same address in block `rank` of the cluster (one's own rank included), whose `barrier` counts the 16 bytes
+// Stores to this address in block `rank` of the cluster (one's own rank included), whose `barrier` counts the 16 bytes
 // when they are there. That block must not have left.
 __device__ __forceinline__ void push_cluster(u32 address, u32 barrier, u32 rank, float4 v) {
     asm volatile("{\n.reg .b32 remote, counted;\n"

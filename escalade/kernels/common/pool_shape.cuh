@@ -10,7 +10,7 @@ struct PoolPlace {
     int image, channel, row, column;
 };
 
-// Of output `at`, counted as y lies in memory; divisions are several times faster in 32 bits than in 64.
+// The place of output `at`, counted as y lies in memory; divisions are several times faster in 32 bits than in 64.
 template <bool NHWC, class Index>
 __device__ __forceinline__ PoolPlace pool_place(Index at, const PoolShape& shape) {
     PoolPlace place;

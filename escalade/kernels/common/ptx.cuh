@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 row_address) {
                  : "memory");
 }
 
-// The same, each matrix transposed on its way.
+// ldmatrix, each matrix transposed on its way.
 __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[1], u32 row_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                  : "=r"(r[0])

@@ -17,7 +17,7 @@ struct Ring {
     __device__ __forceinline__ explicit Ring(u32 stages) : Ring(stages, stages + STAGES * STAGE_BYTES) {}
     __device__ __forceinline__ Ring(u32 stages, u32 barriers) : stages(stages), barriers(barriers) {}
 
-    // By one thread, before a barrier of the block. `writers` arrivals fill a stage, `readers` free it.
+    // Called by one thread, before a barrier of the block. `writers` arrivals fill a stage, `readers` free it.
     __device__ __forceinline__ void init(u32 readers, u32 writers = 1) const {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(full(i), writers);

@@ -70,7 +70,7 @@ __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
     return place;
 }
 
-// A thread's weights. In NHWC they lie TAPS apart, so a block turns them over on the way.
+// A thread's weights. In NHWC they lie TAPS apart, so a block transposes them on the way.
 __device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const Place& place) {
     if (NHWC) {
         __shared__ __align__(16) float turned[TAPS * WEIGHT_PITCH];

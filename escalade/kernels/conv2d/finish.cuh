@@ -1,4 +1,4 @@
-// What becomes of a finished sum, for kernels whose lanes hold neighbouring filters or pixels in pairs:
+// The epilogue of a sum, for kernels whose lanes hold neighbouring filters or pixels in pairs:
 //   relu(sum + bias + residual), the last two with units of their own in FP8 (common/epilogue.cuh), or
 //   sum where the mask is positive and 0 elsewhere: the gradient of a ReLU. The mask comes in the residual's place.
 #pragma once

@@ -228,7 +228,7 @@ __device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residua
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
-        // On their way while the sums are staged.
+        // Residuals are on their way while the sums are staged.
         if (HAS_RESIDUAL && !RESIDUALS_AT_ONCE) read_residuals(residuals[i], i, residual, place);
         __syncwarp();  // the rows before have been read
 #pragma unroll

@@ -12,7 +12,7 @@ constexpr int THREADS = TILE / 4 * (TILE / 4);
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_gemm(const Element* __restrict__ weight, const Element* __restrict__ columns, float* __restrict__ product,
                 int filters, int pixels, int depth) {
-    __shared__ __align__(16) float weight_tile[TILE_K][TILE + 4];  // padded: it is stored turned, k the slow index
+    __shared__ __align__(16) float weight_tile[TILE_K][TILE + 4];  // padded: it is stored transposed, k the slow index
     __shared__ __align__(16) float column_tile[TILE_K][TILE];
 
     const int tiles_filter = (filters + TILE - 1) / TILE;

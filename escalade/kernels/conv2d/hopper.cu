@@ -1,12 +1,12 @@
 // y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
-// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. TMA
-// brings slabs of 128 bytes of channels of one filter tap into a ring of STAGES stages: it walks the output pixels
-// itself, over rows and images, and pads; past the last channel and the last filter there are zeros. One instruction of
-// a warpgroup (wgmma) then multiplies 64 pixels with all filters of the tile straight from there; sums never leave
-// registers until they are finished and stored.
+// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. TMA brings
+// slabs of 128 bytes of channels of one filter tap, swizzled and K-major, into a ring of STAGES stages: it walks the
+// output pixels itself (im2col), over rows and images, and pads; past the last channel and the last filter there are
+// zeros. One instruction of a warpgroup (wgmma) then multiplies 64 pixels with all filters of the tile straight from
+// there; sums never leave registers before the epilogue stores them.
 // Without PRODUCER_WARPS a thread of the first warpgroup starts a copy whenever all have done with a stage; with one,
-// a warp of its own does nothing else; with four, a warpgroup that leaves its registers to those that multiply.
+// a producer warp does nothing else; with four, a producer warpgroup that leaves its registers to the consumers.
 // With SHORTCUT a 1x1 convolution of a second image joins the sums: its channels follow as more slabs.
 // With PROMOTE_SLABS the sums of so many slabs are added up in fp32 by ordinary additions: in FP8 tensor cores keep
 // only about 14 bits of a sum.

@@ -1,15 +1,15 @@
 // y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
 // The implicit GEMM with Hopper's own units, in NHWC, by blocks that stay: each takes tile after tile of output pixels
-// and filters. One thread starts copies into a ring of stages, slabs of 128 bytes of channels of one filter tap, and
-// runs ahead over the ends of tiles; two warpgroups multiply (wgmma) and do the epilogue.
+// and filters. The producer, one thread, starts copies (TMA) into a ring of stages, slabs of 128 bytes of channels of a
+// filter tap, and runs ahead over the ends of tiles; the consumers, two warpgroups, do mainloop (wgmma) and epilogue.
 //   SHARE     0: ping-pong: each warpgroup has tiles of its own, and the epilogue of one's tile lies under the mainloop
 //             of the other's; 1: they share a tile, half of the pixels each; 2: half of the filters each;
 //             3: every other slab each, and add up at the end
 //   SWAPPED   filters are the rows of the product and pixels its columns: 64 filters then feed the tensor cores as well
 //             as 256 do, for it is the operand with the columns that is read again for every 64 rows
-//   BUFFERS   results go through so many panels of shared memory a warpgroup, by TMA (if PLACED, by all
-//             threads), and residuals come that way, under the products; 0: straight from registers to y
+//   BUFFERS   results go through so many panels of shared memory a warpgroup, by TMA (if PLACED, by all threads),
+//             and residuals come that way, under the mainloop; 0: straight from registers to y
 //   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
 //   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles (conv2d/shared_sum.cuh);
 //             PARTS_APART: parts come into shared memory of their own, else over the ring when all have done with it

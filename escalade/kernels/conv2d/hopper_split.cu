@@ -4,8 +4,8 @@
 // fp32's accuracy from fp16 products: x * 2^e = upper + lower, the weights likewise with a power of two for each filter
 // (common/halves.cuh), and three products of the halves for one: upper * upper + upper * lower + lower * upper.
 //
-// TMA brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the
-// halves of the weights beside it. A lane reads the numbers of x that a product expects of it, cuts them in two in its
+// TMA brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the halves of the
+// weights beside it. A lane reads the numbers of x that a product expects of it, cuts them in two in its
 // registers, and the warpgroup multiplies from there: nothing but x, weights and y ever passes through memory.
 // A product cuts off what it adds to its sums beyond their last bit. So it adds up 32 channels only, the small terms
 // first, and ordinary additions bring that to the totals: in parts, one being added while the others are multiplied.
@@ -14,8 +14,8 @@
 // of x suggest, and notes the largest magnitude of x; a second launch looks at it, and does the work again if halves
 // with that power are not good enough.
 //
-// A block is persistent: one thread copies, WARPGROUPS warpgroups multiply. What bounds it: tensor cores, a third of
-// their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
+// A block is persistent: one thread is the producer, WARPGROUPS warpgroups are consumers. What bounds it: tensor cores,
+// a third of their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/halves.cuh"
@@ -46,7 +46,8 @@ constexpr int FIRST_EXPONENT = 7;
 constexpr int SAMPLES = 16;  // of four numbers, a lane's
 constexpr int MARGIN = 6;    // powers of two that the largest may lie above those of the sample
 
-// The same for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among them.
+// One exponent for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among
+// them.
 __device__ __forceinline__ int first_exponent(const float* x, long long packs) {
     if (!SAMPLED) return FIRST_EXPONENT;
     const long long step = packs >= 32 * SAMPLES ? (packs / (32 * SAMPLES) - 1) | 1 : 1;

@@ -19,7 +19,7 @@
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
 static_assert(!(MN_MAJOR && SHORTCUT), "no gradient has a shortcut");
-// Of a slab, numbered like the window's pixels.
+// Bytes of a slab of the shortcut, numbered like the window's pixels.
 constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;
 
 using Windows = Ring<WINDOWS, WINDOW_STAGE_BYTES>;

@@ -40,7 +40,7 @@ struct Memory {  // addresses in shared memory
     }
 };
 
-// Of a block. Those with the same tiles and other filters run side by side, so that x comes from DRAM once.
+// The tiles of a block. Blocks with the same tiles and other filters run side by side, so that x comes from DRAM once.
 struct Work {
     const int filter, first, step;
 

@@ -2,7 +2,7 @@
 //
 // The three steps of im2col in one kernel, on CUDA cores in fp32: a block gathers the unrolled matrix tile by tile
 // straight into shared memory (it exists nowhere else), and each thread sums THREAD_M x THREAD_N outputs in registers.
-// cp.async runs STAGES - 1 tiles ahead, four bytes at a time, because both tiles are turned on their way in: k is
+// cp.async runs STAGES - 1 tiles ahead, four bytes at a time, because both tiles are transposed on their way in: k is
 // the slow index in shared memory, so that a thread reads its rows and columns 16 bytes at once.
 //   NCHW: k = (c, r, s), neighbouring threads gather neighbouring pixels;  NHWC: k = (r, s, c), they gather
 //   neighbouring channels. `weight` is [filter][k] in either layout.

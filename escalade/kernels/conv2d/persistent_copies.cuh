@@ -1,9 +1,9 @@
-// What one thread of a persistent block does: it copies the slabs of tile after tile into the ring.
+// The producer of a persistent block, one thread: it copies the slabs of tile after tile into the ring.
 #pragma once
 
 #include "conv2d/persistent_tile.cuh"
 
-// Over the slabs of a sum: all channels of a tap, then the next tap, at last the shortcut's channels.
+// A walk over the slabs of a sum: all channels of a tap, then the next tap, at last the shortcut's channels.
 struct Walk {
     int tap, c, r, s;
 
@@ -70,7 +70,7 @@ struct Copier {
         return count;
     }
 
-    // Tile after tile; of the first `ahead` slabs the weights are on their way.
+    // Copies tile after tile; of the first `ahead` slabs the weights are on their way.
     __device__ __forceinline__ void copy_tiles(Stages ring, int first, int step, int ahead) const {
         const ConvShape& shape = problem.shape;
         const int first_slab = problem.first_slab(rank), last_slab = problem.last_slab(rank);

@@ -1,10 +1,10 @@
-// The results of a persistent block by TMA, through panels in shared memory, where residuals come first.
+// The epilogue of a persistent block by TMA, through panels in shared memory, where residuals come first.
 #pragma once
 
 #include "conv2d/persistent_straight.cuh"
 
 // Registers to a panel, where residuals may lie already: bytes `filter` * sizeof(Output) of row `pixel`, 16-byte chunks
-// swapped as TMA expects.
+// swizzled as TMA expects.
 __device__ __forceinline__ u32 panel_address(u32 panel, int pixel, int filter) {
     const int byte = filter % BOX_FILTERS * sizeof(Output);
     return panel + filter / BOX_FILTERS * BOX_BYTES + pixel * ROW_BYTES + ((byte / 16 ^ pixel % 8) * 16) + byte % 16;

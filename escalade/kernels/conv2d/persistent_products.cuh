@@ -1,4 +1,4 @@
-// What two warpgroups of a persistent block do with a stage: they multiply it into their sums.
+// The mainloop of a persistent block's consumers, two warpgroups: they multiply stage after stage into their sums.
 #pragma once
 
 #include "conv2d/persistent_tile.cuh"
@@ -55,7 +55,7 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& part) {
         for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] += part[i][j];
 }
 
-// The same with every slab's sums by themselves: while one warpgroup adds up, the other multiplies.
+// The mainloop with every slab's sums by themselves: while one warpgroup adds up, the other multiplies.
 __device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int slabs, int first_pixel,
                                                   int first_filter) {
 #pragma unroll

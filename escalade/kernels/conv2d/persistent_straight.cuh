@@ -1,4 +1,4 @@
-// The results of a persistent block straight from registers to y, summed up first where they come in parts.
+// The epilogue of a persistent block straight from registers to y; sums that come in parts are added up first.
 #pragma once
 
 #include "common/warp.cuh"
@@ -69,7 +69,7 @@ struct Writer {
         }
     }
 
-    // Of four lanes that each have a 16-bit part of four rows: row lane % 4, its parts in the order of the lanes.
+    // Four lanes each have a 16-bit part of four rows, and get row lane % 4, its parts in the order of the lanes.
     __device__ __forceinline__ static uint2 exchanged(const u32 (&parts)[4]) {
         const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
         const u32 low = parts[0] | parts[1] << 16, high = parts[2] | parts[3] << 16;

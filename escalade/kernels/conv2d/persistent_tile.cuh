@@ -39,7 +39,7 @@ static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];
 
-// Of 64 pixels by 8 filters: both warpgroups have parts of the same, or each of its own.
+// Parts of 64 pixels by 8 filters: both warpgroups have parts of the same sums, or each of its own.
 using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1>;
 constexpr int PARTS_BYTES = (DEPTH ? 1 : 2) * Parts::BYTES;
 static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "parts lie over the ring");

@@ -17,7 +17,7 @@ __device__ __forceinline__ Place place(int pixel, const ConvShape& shape, const 
             pixel % shape.output_width * placement.step_w + placement.offset_w};
 }
 
-// Of the first filter of a pixel, in y.
+// The offset of a pixel's first filter in y.
 __device__ __forceinline__ long long offset(int pixel, const ConvShape& shape, const Placement& placement) {
     if constexpr (!PLACED) return 1LL * pixel * shape.filters;
     const Place at = place(pixel, shape, placement);

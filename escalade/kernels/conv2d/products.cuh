@@ -1,14 +1,14 @@
 // One step of a warpgroup's product, by the type of the operands: 32 bytes of k of 64 rows and all columns.
 //
-// An operand is rows of 128 bytes of k, one for each row or column of the product. One that is *turned* (MN-major, of
-// 16-bit elements) has a row of 128 bytes for each k: 64 k of 64 rows or columns of the product are a block, blocks
-// follow each other. Both lie in the same bytes.
+// A K-major operand is rows of 128 bytes of k, one for each row or column of the product. An MN-major one, of 16-bit
+// elements, has a row of 128 bytes for each k: 64 k of 64 rows or columns of the product are a block, blocks follow
+// each other. Both lie in the same bytes.
 #pragma once
 
 #include "common/e4m3.cuh"
 #include "common/hopper.cuh"
 
-enum class MNMajor { none, rows, columns };  // which operand
+enum class MNMajor { none, rows, columns };  // which operand of the product is MN-major
 
 template <bool MN_MAJOR>
 __device__ __forceinline__ u64 slab_descriptor(u32 address) {

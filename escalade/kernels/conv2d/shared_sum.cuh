@@ -38,14 +38,14 @@ struct SharedSum {
     __device__ __forceinline__ int piece(int sharer, int number) const {
         return first(own_warp()) + SPLITS * (sharer + SHARERS * number);
     }
-    // Of all warps.
+    // Pieces of all warps.
     __device__ __forceinline__ int count_of_all(int sharer) const {
         int sum = 0;
         for (int warp = 0; warp < WARPS; ++warp) sum += count(sharer, warp);
         return sum;
     }
 
-    // By one thread, before the cluster's barrier.
+    // Called by one thread, before the cluster's barrier.
     __device__ __forceinline__ void init() const {
         if constexpr (SPLITS > 1)
             for (int sharer = 0; sharer < SHARERS; ++sharer) {
@@ -71,7 +71,7 @@ struct SharedSum {
         }
     }
 
-    // Until all parts of a sharer's pieces have come.
+    // Waits until all parts of a sharer's pieces have come.
     __device__ __forceinline__ void wait(int sharer) const {
         if constexpr (SPLITS > 1) barrier_wait(barriers + 8 * sharer, 0);
     }

@@ -3,13 +3,13 @@
 // Number the pixels of the window across its rows, WINDOW_WIDTH each: the sum of pixel v needs at tap (r, s) pixel
 // v + r * DILATION_H * WINDOW_WIDTH + s * DILATION_W. So the operand of a tap is the same shared memory, begun so many
 // pixels later. What that makes of the last columns of a row, where windows run over into the next row, is not stored.
-// Of small images a tile has several, one behind another. Their padding is the gap: what runs over the end of a row
-// meets the zeros in front of the next one, and over the end of an image those above the next image.
+// A tile has several images where they are small, one behind another. Their padding is the gap: what runs over the end
+// of a row meets the zeros in front of the next one, and over the end of an image those above the next image.
 //
 // Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
-// Results leave, and residuals come, through a panel of shared memory that TMA reads or fills: rows of a
-// pixel's filters, 128 bytes long, those of 32 bits in two halves. A mask comes in the residual's place, and lets a sum
-// through where it is positive: the gradient of a ReLU.
+// Results leave, and residuals come, through a panel of shared memory that TMA reads or fills: rows of a pixel's
+// filters, 128 bytes long, those of 32 bits in two halves. A mask comes in the residual's place, and lets a sum through
+// where it is positive: the gradient of a ReLU.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -119,7 +119,7 @@ struct PingPong {
     }
 };
 
-// Of the two filters that a lane has of its warp's 16.
+// The biases of the two filters that a lane has of its warp's 16.
 struct Biases {
     float of[2] = {};
 

@@ -2,9 +2,9 @@
 // gradient[p][k] alone
 //
 // A product of matrices over output pixels, with Hopper's own units, in NHWC: a block makes one tile of TILE_M filters
-// and TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. TMA brings slabs of 64
-// pixels into a ring of stages, windows included (im2col); wgmma takes both operands as they lie in memory, pixel by
-// pixel (transposed). Sums leave as fp32 parts, for a second launch to add up in a fixed order.
+// and TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. TMA brings slabs of 64 pixels
+// into a ring of stages, windows included (im2col); wgmma takes both operands MN-major, as they lie in memory, pixel by
+// pixel. Sums leave as fp32 parts, for a second launch to add up in a fixed order.
 // Warps of the warpgroup that copies sum the gradients for the bias, in blocks of the first columns.
 // What bounds it: copies from L2, 48 bytes a cycle with tiles of 128x256, and where there are few filters or channels,
 // memory.

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long first_pixel = 1LL * blockIdx.x * TILE_PIXELS;
     const int depth = CHANNELS * FILTER_HEIGHT * FILTER_WIDTH;
 
-    // Of a thread behind the last pixel, the last one again: its sums are not stored.
+    // A thread behind the last pixel takes the last one again: its sums are not stored.
     const long long pixel = min(first_pixel + threadIdx.x % TILE_PIXELS, pixels - 1);
     const Source* image = x + pixel / conv_pixels * CHANNELS * shape.height * shape.width;
     const int row = pixel % conv_pixels / shape.conv_width - shape.pad_h;

@@ -28,7 +28,7 @@ static_assert(!FEW_FILTERS || TILES_N == 1, "one block of columns has them all")
 constexpr int UNIT_FILTERS = PAIRED || FEW_FILTERS ? 4 * TILES_N : 8 * TILES_N;
 constexpr int UNITS = (FILTERS + UNIT_FILTERS - 1) / UNIT_FILTERS * (PAIRED || FEW_FILTERS ? 1 : 2);
 
-// Of a lane, in a register of sums: with both offsets in two neighbouring sums the filters of its blocks are
+// Filters of a lane, in a register of sums: with both offsets in two neighbouring sums the filters of its blocks are
 // neighbours, otherwise those of all its sums.
 constexpr int LANE_FILTERS = PAIRED ? TILES_N : 2 * TILES_N;
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ int first_filter(int unit, int member) {
     return unit / 2 * UNIT_FILTERS + LANE_FILTERS * member;
 }
 
-// Of the pixel in its pair; where PAIRED, sum 2 * t has offset 0 and its neighbour offset 1.
+// The offset of the pixel in its pair; where PAIRED, sum 2 * t has offset 0 and its neighbour offset 1.
 __device__ __forceinline__ int lane_offset(int unit, int member) {
     if (PAIRED) return 0;
     return FEW_FILTERS ? member / 2 : unit % 2;

@@ -53,7 +53,7 @@ __device__ __forceinline__ void store(Element* y, const float (&values)[COUNT], 
 
 // A lane's share of the output rows of one block: two pairs of columns, or one window of two pairs.
 struct Writer {
-    // Of a pooling window, what is not there: rows (of a block, from this one on), pairs, the second pixel of a pair.
+    // What is not there of a pooling window: rows (of a block, from this one on), pairs, the second pixel of a pair.
     static constexpr int SURE_ROWS = OUTPUT_HEIGHT * POOL > CONV_HEIGHT ? CONV_HEIGHT - (ROW_BLOCKS - 1) * ROWS : ROWS;
     static constexpr bool MASK_PAIRS = !NARROW && OUTPUT_WIDTH * POOL >= CONV_WIDTH + 2;
     static constexpr bool MASK_COLUMNS = OUTPUT_WIDTH * POOL > CONV_WIDTH && CONV_WIDTH % 2;

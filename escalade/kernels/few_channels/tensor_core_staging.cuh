@@ -83,7 +83,7 @@ __device__ __forceinline__ bool inspect(const Operand* operands) {
     return finite.violated();
 }
 
-// The same while it is converted.
+// Whether a tile is finite, found while it is converted.
 __device__ __forceinline__ bool convert(Operand* operands, const Source* staged) {
     Finite finite;
 #pragma unroll 2

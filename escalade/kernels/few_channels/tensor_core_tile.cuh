@@ -67,7 +67,7 @@ struct Place {
         }
     }
 
-    // Of the first element among the operands.
+    // The place of the first element among the operands.
     __device__ __forceinline__ int operand() const {
         return image * OPERAND_IMAGE + row * OPERAND_ROW + 2 * pair * PIXEL;
     }

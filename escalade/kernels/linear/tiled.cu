@@ -1,6 +1,6 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output])
 //
-// A block makes TILE_ROWS x TILE_OUTPUTS outputs from tiles of x and of the weights in shared memory, both turned so
+// A block makes TILE_ROWS x TILE_OUTPUTS outputs from tiles of x and of the weights in shared memory, both transposed so
 // that k is the slow index, as fp32; a thread makes THREAD_ROWS x THREAD_OUTPUTS of them in registers. The next tiles
 // are fetched into registers while the present ones are multiplied. With SPLITS > 1 a block sums one part of k, and
 // sum_parts.cu adds the parts up. What bounds it: multiply-adds, and the reads of shared memory between them.

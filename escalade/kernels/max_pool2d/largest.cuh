@@ -6,7 +6,7 @@
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-// Of 16-bit types two at once, kept in the 32 bits of a register; the last argument says which type they are.
+// 16-bit types are compared two at once, kept in the 32 bits of a register; the last argument says which type they are.
 #ifdef __CUDA_FP16_H__
 __device__ __forceinline__ __half larger(__half a, __half b) { return __hmax_nan(a, b); }
 __device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __half) {

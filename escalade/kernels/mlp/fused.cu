@@ -11,7 +11,7 @@
 
 constexpr int WARPS = THREADS / 32;
 
-// Of all threads' values, for every thread.
+// The sum of all threads' values, for every thread.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
     if constexpr (WARP_REDUCTIONS) {
         value = warp_sum(value);

@@ -3,7 +3,7 @@
 
 #include "common/ptx.cuh"
 
-// By erff, some 30 instructions. Off by rounding alone: up to 5e-7 where x is 10 or less.
+// GELU by erff, some 30 instructions. Off by rounding alone: up to 5e-7 where x is 10 or less.
 __device__ __forceinline__ float gelu_erf(float x) { return x * (0.5f + 0.5f * erff(x * 0.70710678f)); }
 
 // x / (1 + 2^p(x)), p an odd function through the quartic in |x| that makes the largest error smallest: 5e-6. Ten
@@ -18,7 +18,7 @@ __device__ __forceinline__ float gelu_fitted(float x) {
     return x * reciprocal_approximate(1.f + exp2_approximate(x * p));
 }
 
-// The same with an eighth degree: 1e-7 beside its rounding, as good as by erff, in 14 instructions.
+// x / (1 + 2^p(x)) with p of the eighth degree: 1e-7 beside its rounding, as good as by erff, in 14 instructions.
 __device__ __forceinline__ float gelu_fine(float x) {
     const float size = fminf(fabsf(x), 6.f);
     float p = fmaf(4.85985174e-6f, size, -4.53196553e-5f);
@@ -40,13 +40,13 @@ __device__ __forceinline__ float gelu_tanh_argument(float x) {
 // As PyTorch has it with approximate="tanh", which differs from GELU by up to 5e-4.
 __device__ __forceinline__ float gelu_tanh(float x) { return x * (0.5f + 0.5f * tanhf(gelu_tanh_argument(x))); }
 
-// The same function: (1 + tanh(a)) / 2 is 1 / (1 + e^(-2 a)). Off by rounding alone; p carries the -2 / ln 2.
+// GELU by tanh: (1 + tanh(a)) / 2 is 1 / (1 + e^(-2 a)). Off by rounding alone; p carries the -2 / ln 2.
 __device__ __forceinline__ float gelu_tanh_by_exp2(float x) {
     const float p = x * fmaf(-2.30220819f * 0.044715f, x * x, -2.30220819f);
     return x * reciprocal_approximate(1.f + exp2_approximate(p));
 }
 
-// The same function by the tanh of the special-function unit: seven instructions, off by 2^-11 of x.
+// GELU by the tanh of the special-function unit: seven instructions, off by 2^-11 of x.
 __device__ __forceinline__ float gelu_tanh_approximate(float x) {
     const float half = 0.5f * x;
     return fmaf(half, tanh_approximate(gelu_tanh_argument(x)), half);

@@ -89,7 +89,8 @@ __device__ __forceinline__ void stage_vector(float* target, const Element* from,
     for (int at = threadIdx.x; at < count; at += TEAMS * TEAM_THREADS) target[at] = to_float(from[at]);
 }
 
-// By all threads of the block. In fp32 past the registers; the copies are waited for with those of the first items.
+// Called by all threads of the block. In fp32 past the registers; the copies are waited for with those of the first
+// items.
 template <int L, class Parameters>
 __device__ __forceinline__ void stage(float* staged, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
@@ -232,7 +233,7 @@ __device__ __forceinline__ void normalise_fours(float* space, const Scale* weigh
     }
 }
 
-// The same for rows of any length, a warp a row.
+// Normalises rows of any length, a warp a row.
 template <int L, class Scale>
 __device__ __forceinline__ void normalise_any(float* space, const Scale* weight, const Scale* bias, int thread) {
     constexpr Layer layer = LAYERS[L];
@@ -259,7 +260,7 @@ __device__ __forceinline__ void normalise(float* space, const float* staged, con
 
 // ------------------------------------------------------------------ products
 
-// Of SPLITS neighbouring lanes' values, lane s keeps the sums s * COUNT / SPLITS and on, in front.
+// Adds up SPLITS neighbouring lanes' values: lane s keeps the sums s * COUNT / SPLITS and on, in front.
 template <int COUNT_, int DISTANCE>
 __device__ __forceinline__ void scatter_sums(float* values) {
     if constexpr (DISTANCE > 0) {

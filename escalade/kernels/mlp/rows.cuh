@@ -12,13 +12,13 @@ struct Raw {
     Neighbours<Element> at[steps_of(COLUMNS)][2][2];
 };
 
-// The same in fp32, as mma gives its sums: [eight columns][row 0: two columns, row 1: two columns].
+// Values of rows in fp32, as mma gives its sums: [eight columns][row 0: two columns, row 1: two columns].
 template <int COLUMNS>
 struct Values {
     float at[2 * steps_of(COLUMNS)][4];
 };
 
-// The same as operands of a product.
+// Values of rows as operands of a product.
 template <int COLUMNS>
 struct Operand {
     Step<Element> at[steps_of(COLUMNS)];

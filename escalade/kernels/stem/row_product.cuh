@@ -20,7 +20,7 @@ __device__ __forceinline__ void multiply(__nv_bfloat16, Flat& sums, const u32 (&
 }
 #endif
 
-// Of the warp's block of 16 filters; `blocks` are all of them.
+// The weights of the warp's block of 16 filters; `blocks` are all of them.
 template <int STEPS>
 __device__ __forceinline__ void load_weights(u32 (&weights)[STEPS][4], const u32* __restrict__ packed, int block,
                                              int blocks) {

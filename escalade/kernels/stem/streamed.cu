@@ -1,8 +1,8 @@
 // y = pool(relu(sum over r, s, c of pixel[row*2 + r][column*2 + s][c] * weight[filter][r][s][c] + bias))
 //
-// The same product by wgmma, over a k with less padding (see dense.cuh), and as a stream: a block stays and has two
-// ranges of rows of y, which it walks down without looking back. For each range one warpgroup loads the image two rows
-// at a time, converts them and leaves them in a ring of stages; another multiplies and pools. The two that multiply
+// The stem's product by wgmma, over a k with less padding (see dense.cuh), and as a stream: a block stays and has two
+// ranges of rows of y, which it walks down without looking back. For each range a producer warpgroup loads the image two
+// rows at a time, converts them and leaves them in a ring of stages; a consumer multiplies and pools. The two consumers
 // ping-pong, so that the tensor cores have the one's row while the other pools and stores. Rows of the convolution are
 // computed twice only where a range begins.
 // What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, 176 of k for 147 that exist (7x7); then memory.
@@ -36,7 +36,7 @@ using Writer = RowWriter<1, COLUMN_BLOCKS, false>;
 struct Range {
     int first, last;
 
-    // Of a block's stream. Where the rows are few, the first streams of all blocks have them.
+    // The range of a block's stream. Where the rows are few, the first streams of all blocks have them.
     __device__ __forceinline__ Range(int stream, const StemShape& shape) {
         const int rows = shape.batch * shape.column_tiles * shape.output_height, streams = gridDim.x * STREAMS;
         const int each = rows / streams, more = rows % streams;  // so many streams have one more
@@ -50,7 +50,7 @@ struct Range {
         return first == last ? 0 : (last - 1) / shape.output_height - first / shape.output_height + 1;
     }
 
-    // Of the convolution.
+    // Rows of the convolution.
     __device__ __forceinline__ int conv_rows(const StemShape& shape) const {
         return (last - first) * POOL_STRIDE + (POOL == 3) * pieces(shape);
     }
@@ -60,7 +60,7 @@ struct Piece {
     Tile tile;
     int rows;  // of y
 
-    // That begins with the first row of a range.
+    // The piece that begins with the first row of a range.
     __device__ __forceinline__ Piece(const Range& range, const StemShape& shape)
         : Piece(range.first / shape.output_height, range.first % shape.output_height, range, shape) {}
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool exists(int row, int column, const StemShape& sha
     return inside(row, shape.height) && inside(column, shape.width);
 }
 
-// The same slot of two rows, from `row` on.
+// One slot of two rows, from `row` on.
 __device__ __forceinline__ void load_slots(Slot (&slots)[2], const Source* __restrict__ image, int row, int column,
                                            bool wanted, const StemShape& shape) {
     const int plane = shape.height * shape.width;
@@ -128,7 +128,7 @@ __device__ __forceinline__ Pack<u32, 4> converted(const Slot& slot, int row, int
              pair_of(pixels[0][2], pixels[1][2]), 0}};
 }
 
-// By a warpgroup. Loads of several stages are under way at a time, and one fence serves them all.
+// The producer, a warpgroup. Loads of several stages are under way at a time, and one fence serves them all.
 __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const Source* __restrict__ x,
                                      const float* __restrict__ scale, const float* __restrict__ shift, Range range,
                                      const StemShape& shape) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void multiply_row(Writer::Sums& sums, const u32 (&wei
     wgmma_commit();
 }
 
-// By a warpgroup. It has as many turns as the other one, with or without a row.
+// The consumer, a warpgroup. It has as many turns as the other one, with or without a row.
 __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ packed, Element* __restrict__ y,
                                          int stream, Range range, int turns, const StemShape& shape) {
     const int block = blockIdx.y * 4 + threadIdx.x / 32 % 4;  // of 16 filters

@@ -43,7 +43,7 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return reinterpret_cast<const u32&>(two);
 }
 
-// Of each half; a NaN wins, as in PyTorch.
+// The larger of each half; a NaN wins, as in PyTorch.
 __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     const Two two = __hmax2_nan(reinterpret_cast<const Two&>(a), reinterpret_cast<const Two&>(b));
     return reinterpret_cast<const u32&>(two);
@@ -101,7 +101,7 @@ struct RowWriter {
         column_limit = min(TILE_COLUMNS, shape.output_width - tile.column);
     }
 
-    // To the columns of the convolution from `column` on, which is even; nothing is pooled yet.
+    // Moves to the columns of the convolution from `column` on, which is even; nothing is pooled yet.
     __device__ __forceinline__ void move_to(int column) {
         const int member = threadIdx.x % 4;
         conv_column = column + 2 * member;

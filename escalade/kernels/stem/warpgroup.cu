@@ -1,6 +1,6 @@
 // y = pool(relu(sum over r, s, c of pixel[row*2 + r][column*2 + s][c] * weight[filter][r][s][c] + bias))
 //
-// The same product, filters x pixels, by wgmma: 64 filters in the registers of a warpgroup, and a whole row of
+// The stem's product, filters x pixels, by wgmma: 64 filters in the registers of a warpgroup, and a whole row of
 // COLUMNS pixels straight from the staged image. With a stride of two pixels of four channels, neighbouring windows
 // begin 16 bytes apart, which is what wgmma expects of the rows of an operand; that windows overlap is nothing to it:
 //

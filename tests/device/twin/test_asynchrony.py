@@ -105,10 +105,9 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
     }
     if (threadIdx.x == 0) {
         if (mistake == SOURCE_WRITTEN) store_shared(panel + 256, 1.f);
-        if (mistake == WHOLE_WAIT) tma_store_wait<0>();
-        else if (mistake != NO_STORE_WAIT) tma_store_wait_read<0>();
+        if (mistake != NO_STORE_WAIT) tma_store_wait_read<0>();
         if (mistake == SOURCE_WRITTEN_AFTER_WAIT) store_shared(panel + 256, 1.f);
-        if (mistake == RESULT_READ || mistake == WHOLE_WAIT) y[0] = *result;
+        if (mistake == RESULT_READ) y[0] = *result;
     }
 }
 """
@@ -150,7 +149,7 @@ MISTAKES = {
 WRONG = ("STRIDE",)  # nothing to report, but another result
 FINE = (
     *("NONE", "FENCED_BY_PROXY", "CLEARED_BEFORE_FENCE", "PROXY_FENCE_OF_THE_COPIER"),
-    *("SOURCE_WRITTEN_AFTER_WAIT", "WHOLE_WAIT", "FENCED_BEFORE_LOAD"),
+    *("SOURCE_WRITTEN_AFTER_WAIT", "FENCED_BEFORE_LOAD"),
 )
 NAMES = ("NONE", *MISTAKES, *WRONG, *FINE[1:])
 

@@ -9,7 +9,7 @@ namespace twin {
 unsigned lane();
 unsigned warp_lanes();
 uint32_t shared_offset(const void* pointer, Where where);
-// Of fences and atomics: who is meant to see them.
+// Who is meant to see a fence or an atomic.
 enum class Scope { block, device };
 void fence(Scope scope);
 

@@ -95,7 +95,7 @@ void fence_mbarrier_init() {
         if (barrier.initialiser == self()->slot && !barrier.fenced) barrier.fenced = count;
 }
 
-// Of what the barrier counts in its present phase: known to whoever has waited for that.
+// The stamp of what the barrier counts in its present phase: known to whoever has waited for that.
 Stamp arrival_stamp(Mbarrier& barrier) { return {uint16_t(agent_at(barrier.agent)), barrier.phase + 1}; }
 
 void complete_if_done(Mbarrier& barrier) {
@@ -126,18 +126,18 @@ void mbarrier_init(u32 barrier, u32 arrivals, Where where) {
     std::memcpy(self()->owner->arena + barrier, &bytes, 8);
 }
 
-void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where) {
+void mbarrier_arrive(u32 barrier, u32 rank, u32 bytes, Where where) {
     check_present(rank, "an arrival", where);
     visit(rank, {}, where);
     Mbarrier& b = barrier_at(barrier, rank, "an arrival", where);
     check_initialised(b, barrier, rank, false, "an arrival", where);
     if (bytes > MOST_COUNTED)
         fail(where, "%u bytes expected at the mbarrier at shared %#x, which counts up to %u", bytes, barrier, MOST_COUNTED);
-    if (b.pending < arrivals)
+    if (!b.pending)
         fail(where, "more arrivals at mbarrier %#x than the %u it was initialised for", barrier, b.expected);
     release(b.arriving);
     b.bytes += bytes;
-    b.pending -= arrivals;
+    --b.pending;
     complete_if_done(b);
 }
 

@@ -68,7 +68,7 @@ std::string Requests::lines() {
     return result;
 }
 
-// Of the last launch; the caller frees it.
+// The statistics of the last launch; the caller frees them.
 extern "C" char* twin_statistics() { return strdup(state ? state->requests.lines().c_str() : ""); }
 
 }  // namespace twin::checks

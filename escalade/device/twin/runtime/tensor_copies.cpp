@@ -159,7 +159,8 @@ void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Whe
 
 void tensor_store_close_group() { ++mine().store_group; }
 
-void tensor_store_wait(u32 pending, bool sources_only) {
+// Frees the sources of all groups but `pending`; what they write is there for the next launch.
+void tensor_store_wait_read(u32 pending) {
     ThreadUnits& unit = mine();
     if (unit.store_group <= pending) return;
     const u32 done = unit.store_group - pending;  // groups
@@ -169,7 +170,6 @@ void tensor_store_wait(u32 pending, bool sources_only) {
     unit.stores.erase(unit.stores.begin(), unit.stores.begin() + over);
     if (!checking() || !unit.store_reader) return;
     self()->clock.raise(unit.store_reader, done);
-    if (!sources_only) self()->clock.raise(unit.store_writer, done);
 }
 
 void fence_proxy() {

@@ -133,7 +133,7 @@ u32 agent_at(u32& agent);
 
 // Stops the run if the bytes are outside shared memory, or in use by an operation in flight.
 void check_flights(u32 rank, u32 offset, u32 bytes, bool write, const char* what, Where where);
-// The same, and tells the checks.
+// Stops the run likewise, and tells the checks.
 void use_shared(u32 rank, u32 offset, u32 bytes, bool write, bool asynchronous, const char* what, Where where,
                 Stamp stamp = {});
 inline bool following() { return settings().late || checking(); }  // what has not been waited for

@@ -13,12 +13,12 @@ namespace twin {
 u32 own_rank();
 u32 cluster_blocks();
 void mbarrier_init(u32 barrier, u32 arrivals, Where where);
-void mbarrier_arrive(u32 barrier, u32 rank, u32 arrivals, u32 bytes, Where where);
+void mbarrier_arrive(u32 barrier, u32 rank, u32 bytes, Where where);
 void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* at, int rank, const u16* taps,
                  u32 blocks, Where where);
 void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Where where);
 void tensor_store_close_group();
-void tensor_store_wait(u32 pending, bool sources_only);
+void tensor_store_wait_read(u32 pending);
 void fence_proxy();
 void fence_mbarrier_init();
 void set_registers(u32 count);
@@ -44,14 +44,11 @@ void cluster_wait(Where where);
 
 inline void barrier_init(u32 barrier, u32 arrivals, TWIN_WHERE) { twin::mbarrier_init(barrier, arrivals, where); }
 inline void barrier_expect(u32 barrier, u32 bytes, TWIN_WHERE) {
-    twin::mbarrier_arrive(barrier, twin::own_rank(), 1, bytes, where);
+    twin::mbarrier_arrive(barrier, twin::own_rank(), bytes, where);
 }
-inline void barrier_expect_only(u32 barrier, u32 bytes, TWIN_WHERE) {  // mbarrier.expect_tx: no arrival
-    twin::mbarrier_arrive(barrier, twin::own_rank(), 0, bytes, where);
-}
-inline void barrier_arrive(u32 barrier, TWIN_WHERE) { twin::mbarrier_arrive(barrier, twin::own_rank(), 1, 0, where); }
+inline void barrier_arrive(u32 barrier, TWIN_WHERE) { twin::mbarrier_arrive(barrier, twin::own_rank(), 0, where); }
 inline void barrier_arrive_cluster(u32 barrier, u32 rank, TWIN_WHERE) {
-    twin::mbarrier_arrive(barrier, rank, 1, 0, where);
+    twin::mbarrier_arrive(barrier, rank, 0, where);
 }
 // try_wait may suspend the thread for as long as it likes: here until the phase is complete.
 inline bool barrier_try_wait(u32 barrier, u32 parity, TWIN_WHERE) {
@@ -81,11 +78,6 @@ inline void tma_load_4d(u32 destination, const TensorMap& map, u32 barrier, int 
     const int at[] = {c, w, h, n};
     twin::tensor_load(destination, map, barrier, at, 4, nullptr, 1u << twin::own_rank(), where);
 }
-inline void tma_load_2d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x, int y, u16 blocks,
-                                  TWIN_WHERE) {
-    const int at[] = {x, y};
-    twin::tensor_load(destination, map, barrier, at, 2, nullptr, blocks, where);
-}
 inline void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x, int y, int z, u16 blocks,
                                   TWIN_WHERE) {
     const int at[] = {x, y, z};
@@ -103,9 +95,7 @@ inline void tma_store_4d(const TensorMap& map, u32 source, int c, int w, int h, 
     twin::tensor_store_close_group();
 }
 template <int PENDING>
-void tma_store_wait_read() { twin::tensor_store_wait(PENDING, true); }
-template <int PENDING>
-void tma_store_wait() { twin::tensor_store_wait(PENDING, false); }
+void tma_store_wait_read() { twin::tensor_store_wait_read(PENDING); }
 inline void prefetch_map(const TensorMap&) {}
 
 // ------------------------------------------------------------------ fences, barriers, roles

@@ -98,7 +98,7 @@ inline void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2
     twin::wait::multiply(twin::Element::e4m3, d, a, b, where);
 }
 
-// To nearest, ties away from zero; a NaN becomes the canonical one, as cvt.rna does.
+// Rounds to nearest, ties away from zero; a NaN becomes the canonical one, as cvt.rna does.
 inline u32 to_tf32(float value) {
     u32 bits;
     std::memcpy(&bits, &value, 4);
