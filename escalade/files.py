@@ -51,7 +51,7 @@ def update(path: pathlib.Path, change: Callable[[bytes | None], bytes]) -> None:
 
 
 def replace(path: pathlib.Path, contents: bytes) -> None:
-    """In the place of what a file held. A link stays one, and permissions stay what they were."""
+    """Puts the contents in the place of what a file held. A link stays one, and permissions stay what they were."""
     try:
         _replace(pathlib.Path(os.path.realpath(path)), contents)
     except FileError:

@@ -102,5 +102,5 @@ def _is_current(folder: str) -> bool:
 
 
 def _absolute(folders: str) -> str:
-    """Of one folder or several, those that are the same from everywhere."""
+    """One folder or several of them, those that are the same from everywhere."""
     return os.pathsep.join(entry for entry in folders.split(os.pathsep) if os.path.isabs(entry))

@@ -42,7 +42,7 @@ class Settings:
     seconds_each: float = 0.3
     min_rounds: int = 5
     screening_seconds: float = 0.02
-    """For each config of the first pass of tuning."""
+    """Seconds for each config of the first pass of tuning."""
     weights_stay: bool = False
     """Leave the steps that depend on nothing but weights out of the time, whatever the operation says."""
 

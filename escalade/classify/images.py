@@ -106,7 +106,7 @@ def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
 
 
 def _rgb(opened: Image.Image) -> Image.Image:
-    """With 8 bits a channel, from black to white as the file means them, upright."""
+    """The image with 8 bits a channel, from black to white as the file means them, upright."""
     mode, tags = opened.mode, getattr(opened, "tag_v2", {})
     signed = any(kind != _UNSIGNED for kind in tags.get(_SAMPLE_FORMAT, ()))
     if mode in _EIGHT_BITS and not signed:
@@ -141,7 +141,8 @@ def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
 def decode_all(
     files: Iterable[pathlib.Path], crop: Crop, ahead: int
 ) -> Generator[Picture | Unreadable, None, None]:
-    """In order, decoded by a thread for each core, at most `ahead` images before they are asked for."""
+    """Pictures in the order of the files, decoded by a thread for each core, at most `ahead` images before they are
+    asked for."""
     workers = len(os.sched_getaffinity(0))
     waiting: deque[Future[Picture | Unreadable]] = deque()
     pool = ThreadPoolExecutor(workers, "escalade-decode")

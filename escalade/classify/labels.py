@@ -13,7 +13,7 @@ IMAGENET_CLASSES = 1000
 
 
 def labels(classes: int, file: pathlib.Path | None) -> list[str]:
-    """From a file: a `.json` list, or a line each.
+    """The classes' names from a file: a `.json` list, or a line each.
 
     Without one ImageNet's where torchvision is at hand, else the classes' numbers.
     """

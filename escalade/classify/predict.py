@@ -43,7 +43,7 @@ def predict(
     top: int,
     skipped: Callable[[Unreadable], None],
 ) -> Generator[Prediction, None, None]:
-    """In the order of the files; those that cannot be read go to `skipped`, from another thread."""
+    """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
     sent: deque[list[pathlib.Path]] = deque()
     batches = _batches(files, crop, batch, sent, skipped)
     with closing(batches), closing(engine.stream(batches)) as results:
@@ -78,7 +78,7 @@ def _batches(
     sent: deque[list[pathlib.Path]],
     skipped: Callable[[Unreadable], None],
 ) -> Generator[np.ndarray, None, None]:
-    """Of one size, so that the engine needs one plan: a last one that is not full holds older images too.
+    """Batches of one size, so that the engine needs one plan: a last one that is not full holds older images too.
 
     The same memory each time: the engine copies a batch before it asks for the next.
     """

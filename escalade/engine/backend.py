@@ -205,7 +205,8 @@ class _Bound(torch.nn.Module):
 
 
 def _counted(weights: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Where they are, and the changes that PyTorch has counted; for tensors made in inference mode it does not."""
+    """The weights' addresses, and the changes that PyTorch has counted; for tensors made in inference mode it does
+    not."""
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 

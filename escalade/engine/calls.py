@@ -204,5 +204,5 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _bytes(number: int) -> list[Form]:
-    """That many, or none at all."""
+    """Forms of that many bytes, or none at all."""
     return [Form((number,), torch.uint8, "flat")] if number else []

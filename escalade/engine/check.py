@@ -26,9 +26,9 @@ from escalade.errors import UnsupportedError
 MOST_NODES = 2**14
 MOST_DIMENSIONS = 16
 MOST_ELEMENTS = 2**31 - 1
-"""Of a value, for each item of the batch."""
+"""Elements of a value at most, for each item of the batch."""
 MOST_PARTS = 2**18
-"""Into which an operator may take a tensor apart, and numbers in one argument."""
+"""Parts at most into which an operator may take a tensor apart, and numbers in one argument."""
 MOST_FOLDED = 2**27
 """Elements that may be computed from constants alone, beyond `MOST_GROWTH` times those of the constants."""
 MOST_GROWTH = 64

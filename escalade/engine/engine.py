@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def graph(self) -> Graph:
-        """As it was captured."""
+        """The graph as it was captured."""
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:

@@ -33,22 +33,22 @@ class ExplainedStep:
     number: int
     name: str
     source: str
-    """Where in the model it comes from."""
+    """The place in the model that it comes from."""
     operation: str
     problem: str
     dtype: str
-    """Of the operands, where Escalade does the step; else of the result."""
+    """The dtype of the operands, where Escalade does the step; else of the result."""
     rung: str
-    """Of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
+    """The rung of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
     config: dict[str, Any]
     why: str
     launches: int
     flops: int
-    """Of the plain algorithm; 0 for what PyTorch does, which does not say."""
+    """Operations of the plain algorithm; 0 for what PyTorch does, which does not say."""
     bytes: int
     """The fewest that the step moves: each input read once, each result written once."""
     offset: int | None
-    """Of its result in the arena; None for a constant's."""
+    """The offset of its result in the arena; None for a constant's."""
     result_bytes: int
     floor_us: float | None = None
     time_us: float | None = None
@@ -67,7 +67,7 @@ class Explanation:
     lasting_bytes: int
     notes: tuple[str, ...] = ()
     time_us: float | None = None
-    """Of the whole plan, in one go."""
+    """Microseconds of the whole plan, in one go."""
     title: str = "plan"
 
     @property
@@ -206,7 +206,7 @@ def _why(step: Step) -> str:
 
 
 def _moved(plan: Plan, step: Step) -> int:
-    """By a step that has no problem to ask."""
+    """Bytes that are moved by a step that has no problem to ask."""
     constants = plan.graph.constants
     read = sum(
         constants[name].nbytes if name in constants else plan.forms[name].bytes

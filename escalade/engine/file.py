@@ -104,7 +104,7 @@ class _Malformed(EscaladeError):
 
 
 def _place(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Where a path leads, links followed."""
+    """The file that a path leads to, links followed."""
     try:
         return pathlib.Path(os.path.realpath(pathlib.Path(path)))
     except (TypeError, ValueError, OSError) as error:
@@ -223,7 +223,7 @@ def _row(data: Any, what: str, kinds: tuple[type, ...]) -> list[Any]:
 
 
 def _texts(values: Iterable[Any], what: str) -> list[str]:
-    """Such as a terminal can show."""
+    """The values as texts that a terminal can show."""
     found = list(values)
     for value in found:
         _require(type(value) is str and value.isprintable(), f"{what} is {value!r}; it is a text of one line")

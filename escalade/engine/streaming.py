@@ -230,7 +230,7 @@ def _close(producer: Iterator[Any] | None) -> None:
 
 
 class _HostSlot:
-    """For engines on the CPU and the twin."""
+    """A slot for engines on the CPU and the twin."""
 
     def __init__(self, engine: Streamed) -> None:
         self._engine = engine
@@ -245,10 +245,11 @@ class _HostSlot:
 
 
 class _DeviceSlot:
-    """For engines on a GPU. It is free again when its results are on the host, so no earlier event needs waiting for.
+    """A slot for engines on a GPU. It is free again when its results are on the host, so no earlier event needs waiting
+    for.
 
-    The program's static input is read by the first kernels only, but while they run it is taken; with an input of
-    its own the slot is filled whenever a DMA engine is free, and a copy on the device takes microseconds.
+    The program's static input is read by the first kernels only, but while they run it is taken; with an input of its
+    own the slot is filled whenever a DMA engine is free, and a copy on the device takes microseconds.
     """
 
     def __init__(self, engine: Streamed, lanes: _Lanes) -> None:

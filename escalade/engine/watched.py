@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _ALIGNMENT = 16
-"""Of each weight among the others, in bytes: kernels load so many at a time."""
+"""Bytes to which each weight is aligned among the others: kernels load so many at a time."""
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -76,7 +76,7 @@ class _Group:
         self._views = _pieces(self._weights) if all(map(_is_dense, weights)) else None
 
     def _bytes(self) -> list[torch.Tensor]:
-        """As they are now: their own memory, unless there are gaps between their elements."""
+        """The weights' bytes as they are now: their own memory, unless there are gaps between their elements."""
         return _pieces(self._weights) if self._views is None else self._views
 
 
@@ -111,7 +111,7 @@ def _is_dense(weight: torch.Tensor) -> bool:
 
 
 def _strides(weight: torch.Tensor) -> tuple[int, ...]:
-    """Of its bytes among the others."""
+    """The strides of a weight's bytes among the others."""
     if _is_dense(weight):
         return weight.stride()
     return torch.empty(weight.shape, device="meta").stride()

@@ -32,7 +32,7 @@ class Ceilings:
     copy_gbps: float
     """Bytes read plus bytes written."""
     tflops: dict[str, float]
-    """Of a large matrix product, by dtype."""
+    """TFLOP/s of a large matrix product, by dtype."""
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
         """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling."""
@@ -40,7 +40,7 @@ class Ceilings:
 
 
 class Properties(NamedTuple):
-    """Of a GPU, as PyTorch knows them."""
+    """Properties of a GPU, as PyTorch knows them."""
 
     name: str
     multiprocessors: int

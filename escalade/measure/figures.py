@@ -1,4 +1,4 @@
-"""From times to figures: rates, shares of the ceilings, gains. Pure functions over records."""
+"""Makes figures of times: rates, shares of the ceilings, gains. Pure functions over records."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _with_gain(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -
 
 
 def _base(record: Record, candidates: Iterable[Record]) -> Record | None:
-    """The same dtype and layout if it was measured, else the best of the same dtype, else the best of any."""
+    """The record of the same dtype and layout if it was measured, else the best of the same dtype, else the best of
+    any."""
 
     def distance(other: Record) -> tuple[bool, bool, float]:
         same_dtype = other.dtype == record.dtype

@@ -295,7 +295,7 @@ class CallSampler:
 def host_time(
     call: Callable[[], object], wait: Callable[[], None], *, calls: int = 100, rounds: int = 20
 ) -> Timing:
-    """Until a call returns, its work on the device not waited for: what it costs the thread that makes it.
+    """The time until a call returns, its work on the device not waited for: what it costs the thread that makes it.
 
     `calls` of them in a row are fewer than a stream holds, so that none waits for room in it.
     """

@@ -10,10 +10,10 @@ from escalade.report.markdown import table
 
 WORKLOAD = "gpu_test"
 PART = "gpu-test"
-"""Of the page, by the markers around it."""
+"""The part of the page, by the markers around it."""
 COUNTS = ("passed", "failed", "skipped", "seconds")
 MOST_LETTERS = 160
-"""Of what a failure says; the record has the rest."""
+"""Letters of what a failure says; the record has the rest."""
 
 
 def block(records: Sequence[Record]) -> str:

@@ -38,7 +38,7 @@ class Found:
 
     direction: str
     records: dict[tuple[str, str], list[Record]]
-    """By problem and dtype."""
+    """Records by problem and dtype."""
 
     @classmethod
     def of(cls, direction: str, records: Sequence[Record]) -> Found:

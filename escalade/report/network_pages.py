@@ -30,7 +30,7 @@ def networks(records: Sequence[Record]) -> list[str]:
 
 
 def plot(network: str) -> str:
-    """Where its plot lies, from docs/ on."""
+    """The path of its plot, from docs/ on."""
     return f"images/{network}.svg"
 
 
@@ -237,7 +237,7 @@ def _stream(records: Sequence[Record]) -> str:
 
 
 def _copied(records: Sequence[Record]) -> str:
-    """Beside the rate of plain copies of the same bytes, in the same run."""
+    """The rate beside that of plain copies of the same bytes, in the same run."""
     found = [
         (r.dtype, r.rung, f"{r.batch:,}", cells.microseconds(r), cells.whole(r.images_per_s),
          cells.share(share_of_copies(r, records)))

@@ -63,7 +63,7 @@ def _panels(records: Sequence[Record], workload: str) -> list[Draw]:
 
 
 def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
-    """On the device with a line, by the clock with a dotted one."""
+    """Draws times on the device with a line, by the clock with a dotted one."""
     for system in dict.fromkeys(record.system for record in records):
         own = sorted((r for r in records if r.system == system), key=lambda r: r.batch)
         batches = [r.batch for r in own]
@@ -81,7 +81,7 @@ def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
 
 
 def _bars(axes: Any, records: Sequence[Record], dtype: str) -> None:
-    """Of one batch."""
+    """Draws the bars of one batch."""
     rates = [record.images_per_s or 0.0 for record in records]
     systems = [record.system for record in records]
     bars = axes.bar(systems, rates, color=[_COLOURS.get(system) for system in systems])

@@ -45,7 +45,7 @@ def _op_times(records: Sequence[Record]) -> Iterable[Table]:
 
 
 def failure(record: Record) -> str:
-    """Which one, and the first line of why."""
+    """The one that failed, and the first line of why."""
     who = " ".join(
         filter(None, (record.workload, record.problem, record.dtype, cells.who(record), record.layout))
     )

@@ -83,7 +83,7 @@ def _twin_table(records: Sequence[Record]) -> Table:
 
 
 def failure(record: Record) -> str:
-    """Which one, and the first line of why."""
+    """The one that failed, and the first line of why."""
     return f"{cells.who(record)} {record.dtype} {record.layout}: {record.failure.splitlines()[0]}"
 
 

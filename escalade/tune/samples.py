@@ -90,6 +90,7 @@ def _lines(path: pathlib.Path, contents: bytes) -> dict[str, list[tuple[Sample, 
 
 
 def _is_beginning(line: bytes) -> bool:
-    """Of a sample that was cut off; another file that happens to have one line is not to be taken for that."""
+    """Whether the line is the beginning of a sample that was cut off; another file that happens to have one line is not
+    to be taken for that."""
     begin = json.dumps({"operation": ""})[:-2].encode()
     return line.startswith(begin) or begin.startswith(line)

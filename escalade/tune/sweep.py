@@ -82,7 +82,7 @@ def _one_of(source: random.Random, shares: dict[T, int]) -> T:
 
 
 def _spread(source: random.Random, least: int, most: int) -> int:
-    """As likely between 1 and 2 as between 100 and 200."""
+    """A random size, as likely between 1 and 2 as between 100 and 200."""
     return round(math.exp(source.uniform(math.log(least), math.log(most))))
 
 

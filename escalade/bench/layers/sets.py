@@ -1,4 +1,4 @@
-"""Which layers: sets of convolutions, in the dtype and batch that are asked for."""
+"""Sets of layers, mostly convolutions, in the dtype and batch that are asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIONS = {
 }
 """The operation of each."""
 IMAGE_CHANNELS = 4
-"""Up to here the input is taken for an image, whose gradient nobody asks for."""
+"""Channels up to which the input is taken for an image, whose gradient nobody asks for."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def named(name: str, batch: int, dtype: str) -> tuple[Layer, ...]:
 
 
 def in_direction(layers: Sequence[Layer], direction: str) -> tuple[Layer, ...]:
-    """The same layers, or the gradients of those that are convolutions and have one that is wanted."""
+    """These layers, or the gradients of those that are convolutions and have one that is wanted."""
     if direction == "forward":
         return tuple(layers)
     if direction not in DIRECTIONS:

@@ -29,13 +29,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """Over the layers of a set that both we and a peer were timed on."""
+    """A summary over the layers of a set that both we and a peer were timed on."""
 
     layers: int
     geomean: float
     worst: Row
     ours_us: float
-    """Of all the layers that a network has, one after another."""
+    """Microseconds of all the layers that a network has, one after another."""
     peers_us: float
     tflops: float
 

@@ -14,7 +14,7 @@ from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 
 MARGIN = 0.01
-"""By how much of itself the largest logit must exceed the next for an image to count."""
+"""How much the largest logit must exceed the next, relative to itself, for an image to count."""
 
 
 class Accuracy:
@@ -51,6 +51,6 @@ class Accuracy:
 
     @property
     def clear(self) -> torch.Tensor:
-        """Which images have an answer that rounding should not change."""
+        """Whether each image has an answer that rounding should not change."""
         first, second = self._expected.topk(2).values.unbind(1)
         return (first - second) > MARGIN * first.abs()

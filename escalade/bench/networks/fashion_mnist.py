@@ -15,13 +15,13 @@ import torch
 from escalade.errors import UnsupportedError
 
 SIZE = 86
-"""To which the images are resized."""
+"""The side to which the images are resized."""
 COUNT = 10_000
 WEIGHTS = "lenet_weights-86.bin"
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _FOLDERS = ("data", "../shared/data")
 _PACKAGED = pathlib.Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist has it."""
+"""The folder where Debian's package dataset-fashion-mnist has it."""
 _SIDE = 28
 _HEADERS = {IMAGES: 16, LABELS: 8}
 """Bytes: a magic number, and a size for every dimension."""
@@ -29,7 +29,7 @@ _MAGIC = {IMAGES: 2051, LABELS: 2049}
 
 
 def folders() -> tuple[pathlib.Path, ...]:
-    """Where it is looked for."""
+    """The folders where it is looked for."""
     given = os.environ.get("ESCALADE_DATA")
     own = (given,) if given else _FOLDERS
     return (*(pathlib.Path(name) for name in own), _PACKAGED)
@@ -69,7 +69,7 @@ def _read(images: pathlib.Path, labels: pathlib.Path, count: int) -> Clothes:
 
 
 def _contents(path: pathlib.Path, name: str, size: int) -> np.ndarray:
-    """So many bytes behind the header of an IDX file."""
+    """The bytes, so many, behind the header of an IDX file."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             header, data = file.read(_HEADERS[name]), file.read(size)

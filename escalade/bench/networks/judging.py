@@ -30,11 +30,11 @@ MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2}
 PEERS = 2.0
 """How many times as far off a peer may be."""
 LEAST_ROWS = 8
-"""So that PyTorch's own error is no matter of chance."""
+"""Rows at least, so that PyTorch's own error is no matter of chance."""
 
 
 def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
-    """From PyTorch's own error; `most` is how many times the usual most is allowed."""
+    """The tolerance that follows from PyTorch's own error; `most` is how many times the usual most is allowed."""
     own = math.inf if math.isnan(own) else own
     return min(most * MOST[dtype], max(LEAST[dtype], TIMES[dtype] * own))
 
@@ -45,13 +45,13 @@ class Standard:
 
     dtype: str
     expected: tuple[torch.Tensor, ...]
-    """In float64."""
+    """The results in float64."""
     own: tuple[float, ...]
     most: float = 1.0
 
     @property
     def tolerance(self) -> float:
-        """Of all results together."""
+        """The tolerance of all results together."""
         return tolerance(self.dtype, self._together(self.own), self.most)
 
     def judge(self, results: Sequence[torch.Tensor], times: float = 1.0) -> tuple[float, str]:
@@ -80,7 +80,7 @@ class Standard:
 def standard(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> Standard:
-    """For a network of one result, by PyTorch's error on these inputs."""
+    """The standard of a network of one result, by PyTorch's error on these inputs."""
     return Standard(dtype, (expected,), (own_error(model, x, dtype, expected, chunk),))
 
 

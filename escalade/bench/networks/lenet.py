@@ -52,7 +52,7 @@ def _notice() -> str:
 
 
 def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """On clothes; without them, against float64 on whatever there is."""
+    """The accuracy on clothes; without them, against float64 on whatever there is."""
     if fashion_mnist.missing():
         yield from parts.accuracy(setting, say)
         return

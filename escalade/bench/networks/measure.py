@@ -26,7 +26,8 @@ from escalade.measure.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.ops.base.precision import precision
 
 CALLS_IN_A_ROW = 10
-"""Of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of calls."""
+"""Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
+calls."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _label(case: Case) -> str:
 
 
 def _input(task: Task) -> torch.Tensor:
-    """As the peers have it: of the dtype, images in channels_last."""
+    """The input as the peers have it: of the dtype, images in channels_last."""
     return task.x.to(STORAGE[task.dtype], memory_format=FORMATS[task.layout])
 
 
@@ -171,7 +172,7 @@ def check(case: Case, peer: NetworkPeer, sampler: ReplaySampler | None) -> tuple
 
 
 def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]]:
-    """On the device, and by the wall clock; each in turns."""
+    """Times on the device, and by the wall clock; each in turns."""
     replays: dict[str, Sampler] = {one.peer.name: one.sampler for one in ready if one.sampler}
     on_device = turns.on_device(replays, case.seconds)
     on_gpu = case.task.device.type == "cuda"
@@ -218,7 +219,7 @@ def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
 
 
 def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
-    """Of a system's layouts the faster one."""
+    """The records of each system's faster layout."""
     best: dict[str, Record] = {}
     for record in records:
         if record.system not in best or record.time < best[record.system].time:

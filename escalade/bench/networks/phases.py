@@ -41,16 +41,16 @@ SUMMARIES = {
 class Phase:
     name: str
     call: Callable[[], torch.Tensor]
-    """From host memory to host memory."""
+    """A call from host memory to host memory."""
     on_device: Sampler | None
-    """Of what a call does on the device."""
+    """A sampler of what a call does on the device."""
     peak_bytes: int | None
     memory: Sequence[torch.Tensor] = ()
     """What is written: spoilt before it is checked."""
     outputs: Sequence[torch.Tensor] = ()
-    """Where `on_device` leaves results."""
+    """The tensors where `on_device` leaves results."""
     copied: Callable[[], bool] | None = None
-    """Of a phase that computes nothing: whether everything has arrived."""
+    """Whether everything has arrived, for a phase that computes nothing."""
 
 
 def measure_phases(
@@ -97,7 +97,7 @@ def measure_phases(
 
 
 def _timed(record: Record, device: Timing | None, wall: Timing) -> Record:
-    """Of a CPU there is the wall clock alone."""
+    """The record with its times; of a CPU there is the wall clock alone."""
     return replace(
         record,
         timing="cpu" if device is None else device.how,
@@ -201,7 +201,7 @@ def _one_thread() -> Iterator[None]:
 def _time(
     phases: Sequence[Phase], device: torch.device, seconds: float
 ) -> dict[str, tuple[Timing | None, Timing]]:
-    """On the device, and by the wall clock."""
+    """Times on the device, and by the wall clock."""
     samplers = {phase.name: phase.on_device for phase in phases if phase.on_device}
     on_device = turns.on_device(samplers, seconds)
     wait = waiting(device)
@@ -211,7 +211,7 @@ def _time(
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:
-    """Over the phase before, by the wall clock; the copies alone are nothing to compare with."""
+    """The records with gains over the phase before, by the wall clock; the copies alone are nothing to compare with."""
     found: list[Record] = []
     before: Record | None = None
     for record in records:

@@ -26,7 +26,7 @@ _LOUDEST, _QUIETEST, _SPREAD = 1.0, -3.0, (0.6, 1.4)
 
 
 def frames(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
+    """Rows like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
 
     Made where they are wanted: a million rows take a CPU seconds.
     """
@@ -58,7 +58,7 @@ def _score(setting: Setting, say: Say) -> Iterator[list[Record]]:
 
 
 def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """On the CPU the kernels run on the twin."""
+    """Measures training; on the CPU the kernels run on the twin."""
     fused = models.FusedSpectralAutoencoder(BANDS, FRAMES)
     fused.load_state_dict(setting.model.state_dict())
     for batch in setting.among(_TRAINING_BATCHES):

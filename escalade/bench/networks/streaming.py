@@ -30,7 +30,7 @@ _DISTINCT = 4
 """Host batches that are given in turns; each is larger than a CPU's caches."""
 _REPETITIONS = 5
 _SHORT_REPETITIONS = 25
-"""Of streams that are over in milliseconds."""
+"""Repetitions of streams that are over in milliseconds."""
 _MOST_BATCHES = 400
 
 
@@ -49,7 +49,7 @@ def measure_stream(
     known: Known,
     total: int | None = None,
 ) -> list[Record]:
-    """For an engine that normalises uint8 images itself; with `total` also so many images from first to last."""
+    """Records of an engine that normalises uint8 images itself; with `total` also so many images from first to last."""
     say(f"{workload} stream of batches of {batch}")
     generator = torch.Generator().manual_seed(seed)
     pageable = [
@@ -121,7 +121,7 @@ class _Bounds:
         }
 
     def wrong(self, standard: Standard) -> dict[str, str]:
-        """By name what is wrong with either, or nothing."""
+        """What is wrong with either, by name, or nothing."""
         spoil((*self._program.inputs, *self._program.outputs, self._room))
         for sampler in self._samplers.values():
             sampler.start()

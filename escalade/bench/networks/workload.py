@@ -27,7 +27,7 @@ class Part:
     measure: Callable[[Setting, Say], Iterator[list[Record]]]
     """Gives records piece by piece, so that a run that is stopped keeps what it has."""
     usual: bool = True
-    """Or only when it is asked for."""
+    """Whether it is measured unasked, or only when it is asked for."""
     usual_on_cpu: bool = True
     needs_gpu: bool = False
 
@@ -39,28 +39,28 @@ class Stream:
     normalize: tuple[tuple[float, ...], tuple[float, ...]]
     batches: tuple[int, ...]
     total: int | None = None
-    """Also so many images from the first to the last, beside the rate of an endless stream."""
+    """Images from the first to the last that are timed too, beside the rate of an endless stream."""
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
     make: Callable[[int, int], nn.Module]
-    """From a size and a seed: on the CPU, in fp32 and evaluation mode; the same for the same seed."""
+    """Makes the model from a size and a seed: on the CPU, in fp32 and evaluation mode; the same for the same seed."""
     make_inputs: Callable[[int, int, int, torch.device], torch.Tensor]
-    """From a count, a size, a seed and a device: in fp32, there."""
+    """Makes inputs from a count, a size, a seed and a device: in fp32, there."""
     size: int
-    """Of an input, unless another one is asked for."""
+    """The size of an input, unless another one is asked for."""
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
     parts: Mapping[str, Part]
     smallest: int | None = None
-    """From which size on others may be asked for; None: none may."""
+    """The size from which on others may be asked for; None: none may."""
     small_batches: tuple[int, ...] = (1,)
-    """On the CPU."""
+    """Batches on the CPU."""
     slow_batches: tuple[int, ...] = ()
-    """Those of `batches` at which peers that are slow to make take part; empty: all."""
+    """The `batches` at which peers that are slow to make take part; empty: all."""
     chunk: int = 16
     """Inputs whose float64 values are in memory at once."""
     classifies: bool = True
@@ -112,7 +112,7 @@ class Setting:
         return self._engines[dtype]
 
     def inputs(self, count: int, number: int) -> torch.Tensor:
-        """On the device; other numbers give other inputs."""
+        """Inputs on the device; other numbers give other inputs."""
         return self.workload.inputs(count, self.size, self.seed + number, self.device)
 
     def reference(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ class Setting:
         return x[:count], expected[:count], own
 
     def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the run's batches that a part is for; the largest if it has none of them."""
+        """The run's batches that a part is for; the largest if it has none of them."""
         return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
 
     def peers_at(self, batch: int) -> dict[str, Maker]:

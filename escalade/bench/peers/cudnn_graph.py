@@ -28,9 +28,9 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 SYSTEM = "cudnn-graph"
 WORKSPACE_LIMIT = 2 << 30
 BUILD_SECONDS = 5.0
-"""For all plans of a problem: those that cuDNN compiles at run time take up to a second each."""
+"""Seconds for all plans of a problem: those that cuDNN compiles at run time take up to a second each."""
 SCREENING_SECONDS = 0.002
-"""For each plan, once for a problem."""
+"""Seconds for each plan, once for a problem."""
 MODES = ("A", "B", "FALLBACK")
 _SMALLEST_WORKSPACE = 16  # so that there is an address even where none is needed
 _ELEMENT = {"fp32": "FLOAT", "tf32": "FLOAT", "fp16": "HALF", "bf16": "BFLOAT16", "fp8": "FP8_E4M3"}
@@ -82,7 +82,7 @@ class Plan:
     workspace_bytes: int
 
     def execution(self, workspace: torch.Tensor, handle: Any) -> Execution:
-        """On PyTorch's current stream."""
+        """What executes the plan on PyTorch's current stream."""
 
         def run(inputs: Inputs, y: torch.Tensor) -> None:
             frontend().set_stream(handle=handle, stream=torch.cuda.current_stream(y.device).cuda_stream)
@@ -331,7 +331,7 @@ def _forward_in_order(p: Conv2dProblem, where: Mapping[str, Any], order: tuple[s
 
 
 def _forward_scaled(p: Conv2dProblem, where: Mapping[str, Any]) -> Drawing:
-    """In FP8: scaled by filter, then bias and residual, all times the result's unit."""
+    """The graph in FP8: scaled by filter, then bias and residual, all times the result's unit."""
     sketch = _Sketch(p.dtype, where)
     graph = sketch.graph
     y = graph.mul(a=_convolved(sketch, p), b=sketch.vector("scale", p.filters, "fp32"))

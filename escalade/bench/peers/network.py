@@ -25,9 +25,9 @@ class Task:
     """What a system is asked to run: the model and its inputs, as they are before it converts them."""
 
     model: nn.Module
-    """On the CPU, fp32."""
+    """The model on the CPU, in fp32."""
     x: torch.Tensor
-    """On the device, fp32, NCHW if it is images."""
+    """The input on the device, in fp32, NCHW if it is images."""
     dtype: str
 
     @property
@@ -40,7 +40,8 @@ class Task:
         return "nhwc" if self.x.dim() == 4 else "flat"
 
     def input(self, layout: str) -> torch.Tensor:
-        """Of the dtype. A copy: images of one channel would otherwise keep the strides that they have."""
+        """The input in the dtype. It is a copy: images of one channel would otherwise keep the strides that they
+        have."""
         return self.x.to(STORAGE[self.dtype], memory_format=FORMATS[layout], copy=True)
 
 
@@ -49,7 +50,7 @@ class Replay:
     """A CUDA graph over memory of its own."""
 
     fill: Callable[[], object]
-    """Its inputs. They may share memory with later values, so a replay needs them anew."""
+    """Fills its inputs. They may share memory with later values, so a replay needs them anew."""
     run: Callable[[], None]
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
@@ -63,7 +64,7 @@ class NetworkPeer:
     layout: str
     call: Callable[[], Any]
     results: Callable[[Any], Sequence[torch.Tensor]]
-    """Those of a call, to be compared."""
+    """The results of a call, to be compared."""
     wait: Callable[[], None]
     replay: Replay | None = None
     restart: Callable[[], object] = lambda: None
@@ -81,7 +82,7 @@ Maker = Callable[[Task], list[NetworkPeer]]
 
 
 def waiting(device: torch.device) -> Callable[[], None]:
-    """Until the device has nothing left to do."""
+    """A call that waits until the device has nothing left to do."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 

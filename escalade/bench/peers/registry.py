@@ -81,7 +81,7 @@ def trainers(loss: Loss) -> dict[str, Maker]:
 
 
 def chosen(names: Sequence[str], known: Mapping[str, Known]) -> dict[str, Known]:
-    """Those named; `all`, `none`, and for no names the ones that are quick to make."""
+    """The peers that are named; `all`, `none`, and for no names the ones that are quick to make."""
     if not names:
         return {name: peer for name, peer in known.items() if name not in SLOW}
     if tuple(names) == ("none",):

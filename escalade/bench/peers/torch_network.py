@@ -112,7 +112,7 @@ class Graphed:
 
 
 def _folded(task: Task, layout: str) -> nn.Module:
-    """In float64 first, so that folding adds no rounding of its own."""
+    """The model with its norms folded, in float64 first, so that folding adds no rounding of its own."""
     model = copy.deepcopy(task.model)
     if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
         model = fuse(model.double())

@@ -55,7 +55,7 @@ class Trainer:
         return gradients_of(self._model)
 
     def restart(self) -> None:
-        """From the weights of the start, so that the next gradients are those of the reference."""
+        """Goes back to the weights of the start, so that the next gradients are those of the reference."""
         self._model.load_state_dict(self._start)
 
     def captured(self) -> torch.cuda.CUDAGraph:
@@ -93,7 +93,8 @@ def graphed(system: str, loss: Loss) -> Maker:
 
 
 def compiled(system: str, loss: Loss) -> Maker:
-    """By `torch.compile`: the step captured here to be timed as the others' are; a call has graphs of its own."""
+    """A maker by `torch.compile`: the step captured here to be timed as the others' are; a call has graphs of its
+    own."""
 
     def make(task: Task) -> list[NetworkPeer]:
         require_cuda(system, task.device)
@@ -107,7 +108,8 @@ def compiled(system: str, loss: Loss) -> Maker:
 
 
 def fused(system: str, model: nn.Module, loss: Loss) -> Maker:
-    """The same steps by another model of the same parameters; on a GPU also as one CUDA graph, for its time there."""
+    """A maker of the same steps by another model of the same parameters; on a GPU also as one CUDA graph, for its time
+    there."""
 
     def make(task: Task) -> list[NetworkPeer]:
         call = _called(system, Trainer(model, task, loss), task)

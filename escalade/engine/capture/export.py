@@ -1,4 +1,4 @@
-"""From a PyTorch module to a graph, through `torch.export`."""
+"""Makes a graph of a PyTorch module, through `torch.export`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Given:
         return {tensor.device for tensor in self.tensors}
 
     def map(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """With other leaves, in containers that are nobody else's."""
+        """The arguments with other leaves, in containers that are nobody else's."""
         return pytree.tree_map(change, (self.arguments, self.keywords))
 
     def check(self) -> None:
@@ -195,7 +195,7 @@ def _export_batched(original: Original, given: _Given) -> torch.export.ExportedP
 
 
 def _named_shapes(model: torch.nn.Module, shapes: tuple[Any, Any]) -> Any:
-    """By the names of the model's parameters, of which one may stand for several arguments."""
+    """The shapes by the names of the model's parameters, of which one may stand for several arguments."""
     positional, named = shapes
     return dict(inspect.signature(model.forward).bind(*positional, **named).arguments)
 

@@ -113,7 +113,7 @@ class _Copier:
         return self._made[id(value)]
 
     def _keep(self, value: Any, made: Any) -> Any:
-        """From here on whoever holds the one gets the other."""
+        """Keeps a copy: from here on whoever holds the value gets it."""
         self._made[id(value)] = made
         self._alive.append(value)
         return made
@@ -198,7 +198,7 @@ class _Copier:
         return self._keep(value, type(value)((self.of(item) for item in value), value.maxlen))
 
     def _tuple(self, value: tuple[Any, ...]) -> Any:
-        """The same one if nothing in it had to be copied: numbers and sizes."""
+        """A copy of a tuple, or the tuple itself if nothing in it had to be copied: numbers and sizes."""
         items = [self.of(item) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
@@ -207,7 +207,7 @@ class _Copier:
         return type(value)(items)
 
     def _function(self, value: types.FunctionType) -> Any:
-        """With a closure and defaults of its own; `torch.compile`d ones as they were before."""
+        """A copy of a function with a closure and defaults of its own; `torch.compile`d ones as they were before."""
         inner = getattr(value, "_torchdynamo_orig_callable", None)
         if inner is not None:
             return self.of(inner)

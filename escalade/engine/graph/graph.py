@@ -47,10 +47,10 @@ class Node:
     dtype: str
     """The result's: a floating type here means the plan's own, whatever it is."""
     source: str = ""
-    """Where in the model it comes from, such as `layer1.0.conv1`."""
+    """The place in the model that it comes from, such as `layer1.0.conv1`."""
 
     def with_inputs(self, **changed: str | None) -> Node:
-        """The same with these inputs changed; None takes one away."""
+        """This node with these inputs changed; None takes one away."""
         merged = {**self.inputs, **changed}
         return replace(self, inputs={role: name for role, name in merged.items() if name is not None})
 
@@ -90,14 +90,14 @@ class Graph:
     changes_inputs: bool = False
     """Whether the model writes to what it is given; an engine never does."""
     ranges: Mapping[str, float] = field(default_factory=dict)
-    """For FP8: the largest magnitude of each value of the fused graph, as seen in calibration."""
+    """The largest magnitude of each value of the fused graph, as seen in calibration, for FP8."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
     is_sound: bool = True
     """Whether its sizes are right for every batch by its making; those of a file are checked for each."""
 
     def __iter__(self) -> Iterator[Node]:
-        """In order, each as it is by then: the graph may be rewritten on the way."""
+        """Nodes in order, each as it is by then: the graph may be rewritten on the way."""
         for name in tuple(self.nodes):
             if name in self.nodes:
                 yield self.nodes[name]
@@ -107,7 +107,7 @@ class Graph:
         return replace(self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes))
 
     def users(self) -> dict[str, list[Node]]:
-        """Which nodes read each value."""
+        """The nodes that read each value."""
         found: dict[str, list[Node]] = {}
         for node in self:
             for name in dict.fromkeys(node.inputs.values()):
@@ -173,7 +173,7 @@ class Graph:
         self.nodes = {node.name: node for node in nodes}
 
     def at(self, batch: int) -> Graph:
-        """The same graph for one batch size: every size a number."""
+        """This graph for one batch size: every size a number."""
         return replace(
             self.copy(),
             inputs=tuple(replace(given, shape=fixed(given.shape, batch)) for given in self.inputs),

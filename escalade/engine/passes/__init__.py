@@ -37,7 +37,7 @@ def for_batch(graph: Graph, dtype: str, batch: int, fusion: FusionLevel = Fusion
 
 
 def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
-    """The same before anything is quantised: what FP8's ranges are measured on."""
+    """The fused graph before anything is quantised: what FP8's ranges are measured on."""
     graph = graph.copy()
     remove_dead_code(graph)
     fold_constants(graph)

@@ -25,7 +25,7 @@ def fold_batch_norm(graph: Graph) -> None:
 
 
 def scale_and_shift(graph: Graph, norm: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float64, so that folding adds no rounding of its own."""
+    """The scale and shift of a norm in float64, so that folding adds no rounding of its own."""
     weight, bias, mean, variance = (
         graph.constants[norm.inputs[role]].double() for role in ("weight", "bias", "mean", "variance")
     )

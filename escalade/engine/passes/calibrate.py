@@ -14,7 +14,7 @@ from escalade.engine.nodes.reference import compute
 from escalade.errors import UnsupportedError
 
 MOST_BATCHES = 64
-"""More are not looked at: ranges settle long before."""
+"""Batches that are looked at at most: ranges settle long before."""
 
 
 def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[str, float]:

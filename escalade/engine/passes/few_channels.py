@@ -7,7 +7,8 @@ from dataclasses import replace
 from escalade.engine.graph.graph import Graph, Node
 
 MOST_CHANNELS = 4
-"""Beyond, a pixel's channels fill a load and the tensor cores: an ordinary convolution is faster."""
+"""Channels at most: beyond, a pixel's channels fill a load and the tensor cores, and an ordinary convolution is
+faster."""
 MOST_FILTERS = 32
 
 

@@ -90,7 +90,7 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
 
 
 def _takes_as_it_comes(node: Node, image: Input) -> bool:
-    """With one channel every layout is the same."""
+    """Whether the node takes the image as it comes: with one channel every layout is the same."""
     return node.op == "stem" or (node.op == "few_channels" and image.shape[1] == 1)
 
 
@@ -111,7 +111,8 @@ def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
 
 
 def convert_between(graph: Graph) -> None:
-    """In front of reshapes that need rows in PyTorch's order, behind those that make images, and at the outputs."""
+    """Converts in front of reshapes that need rows in PyTorch's order, behind those that make images, and at the
+    outputs."""
     for node in graph:
         if node.op != "reshape" or "order" in node.attributes:
             continue

@@ -12,7 +12,8 @@ from escalade.ops.base.card import MOST_SHARED
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer
 
 MOST_WEIGHT_BYTES = MOST_SHARED
-"""Of all layers together in 16 bits: the shared memory of a block, where they stay while the rows pass by."""
+"""Bytes of the weights of all layers together in 16 bits at most: the shared memory of a block, where they stay while
+the rows pass by."""
 MOST_HIDDEN = 2048
 """Features of a row between two layers, which lie there too: in fp32 eight kibibytes a row, and a block has several."""
 _ELEMENTWISE = ("gt", "ge", "lt", "le", "sub", "add", "mul", "div", "sqrt", "log")
@@ -81,7 +82,7 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
 
 
 def _is_image(shape: Shape) -> bool:
-    """Its elements lie in another order than PyTorch's."""
+    """Whether its elements lie in another order than PyTorch's."""
     return len(shape) == 4
 
 
@@ -137,7 +138,7 @@ def _rows(shape: Shape) -> tuple[int, bool]:
 
 
 def _join(graph: Graph, part: Sequence[_Link]) -> None:
-    """In the place, and under the name, of the last node."""
+    """Puts one node in the place, and under the name, of the last node of the part."""
     layers = _layers(graph, part)
     assert layers is not None
     first = graph.nodes[part[0].nodes[0].name]  # as it is by now
@@ -212,7 +213,7 @@ def _squared_difference(graph: Graph, mlp: Node) -> Node | None:
 
 
 def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
-    """Over the last dimensions, which together are the features of a row."""
+    """Whether the mean is over the last dimensions, which together are the features of a row."""
     if not _is(mean, "mean", dtype=None):
         return False
     shape = graph.shape_of(mean.inputs["in0"])

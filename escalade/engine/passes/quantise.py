@@ -18,7 +18,7 @@ from escalade.ops.base.e4m3 import LARGEST
 CHANNEL_UNIT = 16
 """Channels and filters come in multiples of this: what one 16-byte copy moves."""
 SMALLEST_SCALE = 2.0**-40
-"""For values that were all zero."""
+"""The scale of values that were all zero."""
 _VALUES = ("x", "shortcut", "residual")
 """The roles of what a convolution reads, constants apart."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 256
-"""Of every value, as PyTorch's allocator has it."""
+"""The alignment of every value, as PyTorch's allocator has it."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Kernels:
 
     @property
     def weights(self) -> tuple[torch.Tensor, ...]:
-        """As the kernels read them, and counters: what lasts from call to call."""
+        """Weights as the kernels read them, and counters: what lasts from call to call."""
         return (*self._lasting.values(), *self._constants.values())
 
     def run_steps(self) -> None:
@@ -136,7 +136,7 @@ class Kernels:
 
 
 class KernelProgram(Kernels):
-    """On the GPU one CUDA graph of them all."""
+    """The kernels of a plan; on the GPU one CUDA graph of them all."""
 
     def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
         super().__init__(plan, constants, device)
@@ -144,7 +144,7 @@ class KernelProgram(Kernels):
             self._graph = None if self._side is None else self._captured(self._side)
 
     def run(self) -> None:
-        """On the GPU: on the current stream."""
+        """Runs them; on the GPU on the current stream."""
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -191,7 +191,7 @@ def _compile_together(plan: Plan, device: torch.device) -> None:
 
 
 class ReferenceProgram:
-    """The same plan with PyTorch doing every node: what an engine on the CPU runs.
+    """A plan with PyTorch doing every node: what an engine on the CPU runs.
 
     Values are rounded to the plan's type after every node, sums are fp32's.
     """
