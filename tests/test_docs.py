@@ -125,14 +125,26 @@ def commands() -> dict[str, set[str]]:
     }
 
 
+def lines_of(page: pathlib.Path) -> list[str]:
+    """What a reader may type: what stands between backticks, and the lines of shell blocks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [*quoted(page), *(line.partition("#")[0].strip() for each in blocks for line in each.splitlines())]
+
+
+@by_name
+def test_make_and_pytest_find_what_they_are_given(page: pathlib.Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in lines_of(page):
+        if target := re.match(r"make ([a-z-]+)", line):
+            assert target[1] in targets, f"{page.name}: there is no target {target[1]}"
+        if re.match(r"(\.venv/bin/)?(python -m )?pytest\b", line):
+            for path in re.findall(r"(?<!\S)tests/[\w/.]*\w", line):
+                assert (ROOT / path).exists(), f"{page.name}: there is no {path}"
+
+
 @by_name
 def test_commands_are_there_with_their_options(page: pathlib.Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [
-        *quoted(page),
-        *(line.partition("#")[0].strip() for block in blocks for line in block.splitlines()),
-    ]
-    for line in lines:
+    for line in lines_of(page):
         call = re.match(r"(?:\.venv/bin/)?escalade ([a-z]+)\b(.*)", line)
         if not call:
             continue
