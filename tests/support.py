@@ -13,9 +13,12 @@ import torch
 from escalade.device.run import TwinOptions
 from escalade.measure.verify import Case
 from escalade.ops import OPERATIONS, Config, Operation, Rung
+from escalade.ops.base.card import TWIN
 
 T = TypeVar("T")
 MEDIUM_BATCH = 8
+TINY = replace(TWIN, multiprocessors=1)
+"""A card with one multiprocessor, whose blocks have all tiles to go through."""
 
 
 def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:

@@ -16,6 +16,7 @@ from escalade.measure import verify
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
+from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
 
@@ -110,7 +111,7 @@ def _climb_dtype(
         for layout in layouts
         for rung in rungs
         for job in verify.rung_jobs(
-            rung, replace(problem, layout=layout), device, "all" if settings.tune else "default"
+            rung, replace(problem, layout=layout), Card.of(device), "all" if settings.tune else "default"
         )
     ]
     if not any(job.config for job in planned):

@@ -27,6 +27,8 @@ from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
 from escalade.measure import verify as verifying
+from escalade.ops.base.card import Card
+from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade.report import terminal
 
@@ -222,7 +224,7 @@ def _compile_for_ladder(
         variants = [rung for group in climbing.ablations(operation).values() for rung in group.values()]
         for problem, dtype, layout, rung in itertools.product(problems, dtypes, layouts, variants):
             planned += verifying.rung_jobs(
-                rung, replace(problem, dtype=dtype, layout=layout), device, configs
+                rung, replace(problem, dtype=dtype, layout=layout), Card.of(device), configs
             )
     _compile_for(planned, device, console)
 
@@ -258,8 +260,8 @@ def precompile(
         dtypes=which.dtypes,
         layouts=which.layouts,
         configs="all" if tune else "default",
+        card=typical(arch),
     )
-    planned = [_for_architecture(job, arch) for job in planned]
     which.require_work(planned, "compile")
     failures = _compile_all(planned, arch, workers, console)
     for failure in failures:
@@ -267,18 +269,10 @@ def precompile(
     return 1 if failures else 0
 
 
-def _for_architecture(job: verifying.Job, arch: str) -> verifying.Job:
-    """The job, or the refusal of a rung whose kernels are not for that architecture."""
-    if job.config is None:
-        return job
-    refusal = job.rung.refusal(job.problem, arch)
-    return job if refusal is None else replace(job, config=None, refusal=refusal)
-
-
 def _compile_all(
     planned: Sequence[verifying.Job], arch: str, workers: int | None, console: Console
 ) -> list[compiling.Failure]:
-    wanted = verifying.programs(planned, arch)
+    wanted = verifying.programs(planned)
     began = time.perf_counter()
     with _progress(console) as progress:
         task = progress.add_task(f"compiling for {arch}", total=len(wanted))

@@ -126,7 +126,7 @@ class _Run:
     def prepare(self, wanted: Sequence[Layer]) -> None:
         """Compiles everything, in parallel, and measures what the card can do."""
         here = architecture(self.device.index or 0)
-        kernels = programs(wanted, self.device, here, self.options.tune)
+        kernels = programs(wanted, self.device, self.options.tune)
         self.console.print(f"compiling {len(kernels)} kernels for {here}")
         for failure in precompile(kernels, here):
             self.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")

@@ -24,6 +24,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan.plan import make_plan
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.table import Entry, add, key_of, read, user_path
 from escalade.tune import judge as judging
@@ -171,7 +172,7 @@ def _go_through(
     wanted: Wanted, device: torch.device, console: Console, measure: Callable[[str, str, Problem], None]
 ) -> None:
     """With progress. The kernels of the next problems are compiled in parallel while the last ones are measured."""
-    here = architecture(device.index)
+    card, here = Card.of(device), architecture(device.index)
     items = list(wanted.items())
     groups = [items[first : first + TOGETHER] for first in range(0, len(items), TOGETHER)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -185,7 +186,7 @@ def _go_through(
         def compile(group: Sequence[tuple[str, tuple[str, Any]]]) -> None:
             programs: dict[Program, None] = {}
             for _, (operation, problem) in group:
-                programs |= dict.fromkeys(search.programs(operation, (problem,), here))
+                programs |= dict.fromkeys(search.programs(operation, (problem,), card))
             progress.update(compiling, total=(progress.tasks[compiling].total or 0) + len(programs))
             precompile(list(programs), here, done=lambda program: progress.advance(compiling))
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.errors import EscaladeError
 from escalade.measure.refusal import reason
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
@@ -274,8 +274,10 @@ def jobs(
     dtypes: Sequence[str] | None = None,
     layouts: Sequence[str] | None = None,
     configs: str = "default",
+    card: Card | None = None,
 ) -> list[Job]:
-    """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`."""
+    """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`, `card` another than
+    the device's own."""
     chosen = tuple(operation.ladder.rung(name) for name in rungs) if rungs else tuple(operation.ladder)
     return [
         job
@@ -283,13 +285,16 @@ def jobs(
         for dtype in dtypes or operation.dtypes
         for layout in layouts or operation.layouts
         for rung in chosen
-        for job in rung_jobs(rung, replace(problem, dtype=dtype, layout=layout), device, configs)
+        for job in rung_jobs(
+            rung, replace(problem, dtype=dtype, layout=layout), card or Card.of(device), configs
+        )
     ]
 
 
-def rung_jobs(rung: Rung[Any], problem: Any, device: torch.device, configs: str = "default") -> list[Job]:
+def rung_jobs(rung: Rung[Any], problem: Any, card: Card, configs: str = "default") -> list[Job]:
     try:
-        sentence = rung.refusal(problem, architecture_of(device))
+        rung = rung.on(card)
+        sentence = rung.refusal(problem)
         if sentence:
             return [Job(problem, rung, None, refusal=sentence)]
         offered = rung.configs(problem)
@@ -329,15 +334,13 @@ def verify(
     return run(operation, device, jobs(operation, device, **which), seed, options)
 
 
-def programs(planned: Iterable[Job], architecture: str | None = None) -> list[Program]:
-    """What these jobs compile (for this architecture), each once. A rung that raises is left for the run to report."""
+def programs(planned: Iterable[Job]) -> list[Program]:
+    """What these jobs compile, each once. A rung that raises is left for the run to report."""
     found: dict[Program, None] = {}
     for job in planned:
         if job.config is None:
             continue
         try:
-            if architecture and job.rung.refusal(job.problem, architecture):
-                continue
             recipe = job.rung.recipe(job.problem, job.config)
         except Exception:
             continue

@@ -13,6 +13,7 @@ from rich.table import Table
 from escalade import ops
 from escalade.errors import UnsupportedError
 from escalade.measure.timing import percentile
+from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample
 
@@ -66,7 +67,9 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
         return Verdict(first.key, "", "", math.nan, None, "nothing could be timed")
     best_us, best = min(times)
     try:
-        choice = estimated(ops.operation(first.operation), first.parsed(), first.architecture or None)
+        choice = estimated(
+            ops.operation(first.operation), first.parsed(), typical(first.architecture or None)
+        )
     except UnsupportedError as error:
         return Verdict(first.key, "", best, best_us, None, str(error))
     name = choice.rung.name
@@ -82,7 +85,8 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
     """Of every rung that has estimates, from every config that was measured and still exists."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for samples in swept.values():
-        ladder = ops.operation(samples[0].operation).ladder
+        card = typical(samples[0].architecture or None)
+        ladder = ops.operation(samples[0].operation).ladder.on(card)
         problem = samples[0].parsed()
         for name in dict.fromkeys(sample.rung for sample in samples):
             try:

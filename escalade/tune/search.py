@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.device.cuda import architecture_of
 from escalade.device.program import Program
 from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
 from escalade.measure.timing import Proof, Subject, time_interleaved
 from escalade.measure.verify import Case, compare, outputs_of
+from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import configs_for_any_caller
@@ -40,7 +40,7 @@ class Candidate:
         return f"{self.rung.name} {self.config}"
 
 
-def candidates(operation: str, problem: Problem, architecture: str | None) -> list[Candidate]:
+def candidates(operation: str, problem: Problem, card: Card) -> list[Candidate]:
     """Every config of every preferred rung that takes the problem as it is, and that any caller may be given; the
     hopeless ones apart.
 
@@ -50,8 +50,8 @@ def candidates(operation: str, problem: Problem, architecture: str | None) -> li
     found: list[tuple[Candidate, float | None]] = []
     least = math.inf
     for name in dict.fromkeys(asked.preferred(problem)):
-        rung = asked.ladder.rung(name)
-        if rung.refusal(problem, architecture) is not None or rung.least(problem) > HOPELESS * least:
+        rung = asked.ladder.rung(name).on(card)
+        if rung.refusal(problem) is not None or rung.least(problem) > HOPELESS * least:
             continue
         for config in configs_for_any_caller(rung, problem):
             us = rung.estimate(problem, config)
@@ -60,13 +60,13 @@ def candidates(operation: str, problem: Problem, architecture: str | None) -> li
     return [candidate for candidate, us in found if us is None or us <= HOPELESS * least]
 
 
-def programs(operation: str, problems: Iterable[Problem], architecture: str | None) -> list[Program]:
+def programs(operation: str, problems: Iterable[Problem], card: Card) -> list[Program]:
     """What tuning these problems compiles."""
     return list(
         dict.fromkeys(
             program
             for problem in problems
-            for candidate in candidates(operation, problem, architecture)
+            for candidate in candidates(operation, problem, card)
             for program in candidate.rung.recipe(problem, candidate.config).programs
         )
     )
@@ -77,7 +77,7 @@ def fastest(operation: str, problem: Problem, device: torch.device, seed: int = 
 
     Steps that only pack weights are not part of it: a plan does them once.
     """
-    offered = candidates(operation, problem, architecture_of(device))
+    offered = candidates(operation, problem, Card.of(device))
     trial = Trial(operation, problem, device, offered, seed)
     final = trial.time(finalists(trial.time(trial.right, SCREENING_SECONDS)), FINAL_SECONDS)
     if not final:
@@ -94,13 +94,13 @@ def finalists(times: Mapping[str, float]) -> list[str]:
 
 def samples(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
     """The time of every candidate, by a short look."""
-    here = architecture_of(device)
-    offered = candidates(operation, problem, here)
+    card = Card.of(device)
+    offered = candidates(operation, problem, card)
     trial = Trial(operation, problem, device, offered, seed)
     times = trial.time(trial.right, SCREENING_SECONDS)
     return [
         Sample(
-            operation, problem.name, problem.dtype, problem.layout, here or "", candidate.rung.name,
+            operation, problem.name, problem.dtype, problem.layout, card.architecture or "", candidate.rung.name,
             candidate.config.as_dict(), round(times[candidate.name], 3) if candidate.name in times else None,
             trial.failures.get(candidate.name, ""), len(offered),
         )

@@ -253,7 +253,7 @@ def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
     assert measure.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
     assert len(said) == 1 and "no rung of scale can do" in said[0]
-    assert measure.programs([layer], CPU, "sm_90a", False) == []
+    assert measure.programs([layer], CPU, False) == []
 
 
 @pytest.mark.parametrize("change", [False, True])
@@ -304,8 +304,8 @@ def test_what_stays_is_packed_before_the_clock_starts(
 
 def test_what_will_be_compiled_is_known_before(scales: dict[str, Any]) -> None:
     layers = [Layer("scale", ScaleProblem(size)) for size in (100, 200)]
-    assert len(measure.programs(layers, CPU, "sm_90a", tune=True)) == 1
-    assert len(measure.programs(layers, CPU, "sm_90a", tune=False)) == 1
+    assert len(measure.programs(layers, CPU, tune=True)) == 1
+    assert len(measure.programs(layers, CPU, tune=False)) == 1
 
 
 # Figures

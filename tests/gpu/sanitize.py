@@ -20,6 +20,7 @@ from escalade.device.program import KERNELS
 from escalade.device.run import bind
 from escalade.measure.verify import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
+from escalade.ops.base.cards import typical
 from tests.support import supported
 
 ARCHITECTURE = "sm_90a"
@@ -86,7 +87,7 @@ def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
         problem
         for variants in supported(operation, rung, operation.small_problems)
         for problem in variants
-        if rung.refusal(problem, ARCHITECTURE) is None and problem.batch
+        if rung.on(typical(ARCHITECTURE)).refusal(problem) is None and problem.batch
     ]
     problems.sort(key=lambda problem: abs(math.log2(max(1, problem.flops) / _FLOPS)))
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]

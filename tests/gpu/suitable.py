@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from escalade.ops import OPERATIONS, Rung
+from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 
@@ -37,7 +38,7 @@ def problem_for(
 ) -> Conv2dProblem | None:
     """The first of the candidates that the rung takes."""
     for problem in _candidates(size, batch):
-        if rung.refusal(problem, ARCHITECTURE) is None:
+        if rung.on(typical(ARCHITECTURE)).refusal(problem) is None:
             return problem
     return None
 
@@ -59,6 +60,6 @@ def input_gradient_beyond_32_bits(
                 problem = Conv2dInputGradientProblem(
                     replace(forward, batch=images, dtype=dtype, layout=layout)
                 )
-                if rung.refusal(problem, ARCHITECTURE) is None:
+                if rung.on(typical(ARCHITECTURE)).refusal(problem) is None:
                     return problem
     return None

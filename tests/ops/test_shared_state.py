@@ -19,6 +19,8 @@ from escalade.device.recipe import ConstantCopy, Recipe
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config, Operation, Rung, conv2d
+from escalade.ops.base.card import H200, Card
+from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import choose, estimated
 from escalade.ops.choose.table import Entry, Table, key_of
 from escalade.ops.conv2d import Conv2dProblem
@@ -144,7 +146,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
     ]
     for name, problem in asked:
         try:
-            choice = estimated(OPERATIONS[name], problem, architecture)
+            choice = estimated(OPERATIONS[name], problem, typical(architecture))
         except UnsupportedError:
             continue
         recipe = choice.rung.recipe(choice.problem, choice.config)
@@ -154,14 +156,14 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
 def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of the user's may hold what was measured before."""
     for operation, rung, problem, config in sharing().values():
-        offered = search.candidates(operation.name, problem, None)
+        offered = search.candidates(operation.name, problem, typical(None))
         for candidate in offered:
             assert not candidate.rung.recipe(problem, candidate.config).shared_state
         entry = Entry(rung.name, config.as_dict(), 0.001)
         table = Table("anything", {key_of(operation.name, problem): entry})
         choosing = import_module("escalade.ops.choose.choice")
         monkeypatch.setattr(choosing, "tables_for", lambda device, table=table: (table,))
-        monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
+        monkeypatch.setattr(Card, "of", lambda device: H200)
         assert table.find(operation.name, problem) is not None
         choice = choose(operation, problem, torch.device("cuda", 0))
         assert not choice.rung.recipe(choice.problem, choice.config).shared_state

@@ -13,6 +13,7 @@ from escalade import ops
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.measure.timing import Subject, Timing
+from escalade.ops.base.cards import typical
 from escalade.tune import search
 from escalade.tune.search import Candidate, Trial
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -55,7 +56,7 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An operation of two rungs with three configs each; their names, as candidates have them."""
     monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("one"), rung("two"))})
-    return [candidate.name for candidate in search.candidates("scale", PROBLEM, None)]
+    return [candidate.name for candidate in search.candidates("scale", PROBLEM, typical(None))]
 
 
 Look = dict[str, float]
@@ -90,7 +91,7 @@ def test_the_fastest_four_are_looked_at_again_and_the_fastest_of_them_is_kept(
     rounds = looks(first, final)
     entry = search.fastest("scale", PROBLEM, CPU)
     assert sorted(rounds[0]) == sorted(scales) and sorted(rounds[1]) == sorted(ranked[:4])
-    winner = next(c for c in search.candidates("scale", PROBLEM, None) if c.name == ranked[2])
+    winner = next(c for c in search.candidates("scale", PROBLEM, typical(None)) if c.name == ranked[2])
     assert (entry.rung, entry.config, entry.median_us) == (winner.rung.name, winner.config.as_dict(), 3.0)
 
 

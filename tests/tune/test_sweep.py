@@ -20,6 +20,7 @@ from escalade import cli
 from escalade.commands import tune as commands
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
+from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.ops.choose.table import SHIPPED, key_of, read
 from escalade.ops.conv2d import Conv2dProblem
@@ -64,7 +65,7 @@ def test_the_sweep_stays_within_bounds_and_has_everything() -> None:
 def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
     for problem in (*problems(60), *UNTUNED):
         assert Conv2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
-        assert estimated(OPERATIONS["conv2d"], problem, "sm_90a").problem == problem
+        assert estimated(OPERATIONS["conv2d"], problem, typical("sm_90a")).problem == problem
 
 
 def test_nobody_tuned_for_these() -> None:
@@ -184,7 +185,7 @@ def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
 
 
 def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
-    found = search.candidates("conv2d", PROBLEM, "sm_90a")
+    found = search.candidates("conv2d", PROBLEM, typical("sm_90a"))
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
     figures = [us for us in estimates if us is not None]
@@ -269,7 +270,7 @@ def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: path
 
 
 def swept(path: pathlib.Path, chosen_us: float | None, best_us: float = 10.0) -> None:
-    choice = estimated(OPERATIONS["conv2d"], PROBLEM, "sm_90a")
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical("sm_90a"))
     other = next(config for config in choice.rung.configs(PROBLEM) if config != choice.config)
     samples.append(
         path,
@@ -302,7 +303,7 @@ def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
-    choice = estimated(OPERATIONS["conv2d"], PROBLEM, "sm_90a")
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical("sm_90a"))
     us = choice.rung.estimate(PROBLEM, choice.config)
     assert us is not None
     other = replace(PROBLEM, batch=9)

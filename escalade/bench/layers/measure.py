@@ -19,6 +19,7 @@ from escalade.measure import verify
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
+from escalade.ops.base.card import Card
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import choose
 from escalade.tune import search
@@ -40,17 +41,17 @@ def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) ->
         found = choose(ops.operation(layer.operation), layer.problem, device)
         return Chosen(found.rung, found.config, found.problem, found.why)
     entry = search.fastest(layer.operation, layer.problem, device, seed)
-    rung = ops.operation(layer.operation).ladder.rung(entry.rung)
+    rung = ops.operation(layer.operation).ladder.rung(entry.rung).on(Card.of(device))
     config = next(c for c in rung.configs(layer.problem) if c.as_dict() == entry.config)
     return Chosen(rung, config, layer.problem, "the fastest of all configs of the preferred rungs")
 
 
-def programs(layers: Iterable[Layer], device: torch.device, architecture: str, tune: bool) -> list[Program]:
+def programs(layers: Iterable[Layer], device: torch.device, tune: bool) -> list[Program]:
     """What measuring them compiles. A layer that nothing does is left for the measurement to report."""
     found: dict[Program, None] = {}
     for layer in layers:
         if tune:
-            wanted: Sequence[Program] = search.programs(layer.operation, (layer.problem,), architecture)
+            wanted: Sequence[Program] = search.programs(layer.operation, (layer.problem,), Card.of(device))
         else:
             try:
                 chosen = chosen_for(layer, device, tune=False)

@@ -67,7 +67,7 @@ def _compile(
         for dtype, rungs in by_dtype.items()
         for job in verify.jobs(operation, setting.device, problems=[problem], rungs=rungs, dtypes=[dtype])
     ]
-    precompile(verify.programs(planned, here), here)
+    precompile(verify.programs(planned), here)
 
 
 def _asked(operation: Operation[Any], problem: Any, setting: Setting) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.device.cuda import architecture_of
 from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
@@ -22,6 +21,7 @@ from escalade.engine.passes.layout import layout_of
 from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
+from escalade.ops.base.card import Card
 from escalade.ops.base.e4m3 import E4M3
 from escalade.ops.choose.choice import Choice, choose
 
@@ -231,9 +231,8 @@ def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
 
 def _foot(lowered: Lowered, device: torch.device) -> Choice:
     """The lowest rung that can do it, in memory that is the plan's own."""
-    here = architecture_of(device)
-    for rung in operation(lowered.operation).ladder:
-        if rung.refusal(lowered.problem, here) is None:
+    for rung in operation(lowered.operation).ladder.on(Card.of(device)):
+        if rung.refusal(lowered.problem) is None:
             choice = choose(operation(lowered.operation), lowered.problem, device, rung.name)
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the foot of its ladder")

@@ -16,8 +16,8 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
 
-BUSY_THREADS = 132 * 1024
-"""Threads that fill half of an H200."""
+BUSY_THREADS = 1024
+"""Threads a multiprocessor that fill it by half."""
 
 
 class Naive(Rung[AdaptiveAvgPool2dProblem]):
@@ -62,7 +62,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
         """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
         every = (4, 8, 16, 32)
         enough = problem.largest_window // 4
-        busy = BUSY_THREADS // max(1, problem.output_elements)
+        busy = BUSY_THREADS * self.card.multiprocessors // max(1, problem.output_elements)
         best = next((lanes for lanes in every if lanes >= max(enough, busy)), 32)
         return tuple(LanesConfig(lanes) for lanes in sorted(every, key=lambda lanes: (lanes != best, lanes)))
 
@@ -104,7 +104,7 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
         """The fewest that keep the card busy, and no more than the window has pixels."""
         every = (4, 8, 16, 32)
-        wanted = BUSY_THREADS / (self._blocks(problem) * VECTOR_LANES)
+        wanted = BUSY_THREADS * self.card.multiprocessors / (self._blocks(problem) * VECTOR_LANES)
         best = next((splits for splits in every if splits >= min(wanted, problem.largest_window)), 32)
         return tuple(
             SplitConfig(splits) for splits in sorted(every, key=lambda splits: (splits != best, splits))

@@ -1,20 +1,20 @@
-"""What an H200 does in a microsecond: the rates that estimates are made from. Other cards have the tuner.
+"""A card: what a GPU has, as its driver says, and what it does in a microsecond: what rungs size grids and tiles by.
 
-An estimate only has to put candidates in order. The figures are set by hand, from records: `escalade tune --judge`
-shows for every rung how its measured times compare with its estimates.
+Estimates only have to put candidates in order. The H200's rates are measured, set by hand from records: `escalade tune
+--judge` shows for every rung how its measured times compare with its estimates. Other cards' rates are derived from
+them and from what the driver reports of clocks, multiprocessors and memory; there the tuner has the last word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 
-SMS = 132
-"""The defaults are chosen for an H200; other cards have the tuner."""
-CLUSTERS = {1: SMS, 2: 66, 3: 40, 4: 28, 5: 22, 6: 16, 7: 14, 8: 14}
-"""Clusters of so many blocks that an H200 runs at once, one block a multiprocessor: their blocks are neighbours."""
-FILLED = 4 * SMS
-"""Blocks that keep a large card busy: four on each multiprocessor."""
-SHARED_BYTES: Mapping[str, int] = {
+import torch
+
+from escalade.device.gpu import Properties, properties_of
+
+SHARED_BYTES = {
     "sm_80": 163 * 1024,
     "sm_86": 99 * 1024,
     "sm_89": 99 * 1024,
@@ -22,32 +22,217 @@ SHARED_BYTES: Mapping[str, int] = {
     "sm_100": 227 * 1024,
     "sm_120": 99 * 1024,
 }
-"""The shared memory of a block, by architecture."""
-MOST_SHARED = max(SHARED_BYTES.values())
-"""Of a block on Hopper and on data-centre Blackwell. A multiprocessor has 1 KiB more for all its blocks together, each
-of which takes 1 KiB besides what it asks for."""
+"""The shared memory that a block may have at most, by architecture."""
 LEAST_SHARED = min(SHARED_BYTES.values())
-"""Of a block on every card since Ampere."""
-
-CLOCK = 1750.0
-"""Clocks of a multiprocessor in a microsecond, under load."""
-LAUNCH_US = 1.5
-"""From the end of one launch to the first results of the next: measured steps of a network take that much more than
-their clocks."""
-L2_BYTES = 50e6
-DRAM_RATE = 4.2e6
-"""Bytes in a microsecond, as a copy moves them."""
-L2_RATE = 7.0e6
-"""The same of what the L2 cache holds since the launch before."""
-FP32_RATE = 60e6
-"""Operations in a microsecond on CUDA cores, under load."""
+"""The shared memory that a block may have on every card since Ampere."""
+BLOCK_SHARED = 1024
+"""Bytes of shared memory that every block takes besides those it asks for."""
+_FEW_LANES = {"sm_80": 64}
+"""fp32 lanes of a multiprocessor, on architectures that have fewer than 128."""
+_MMA_PRODUCTS = {"sm_80": 1024.0, "sm_86": 512.0, "sm_89": 512.0, "sm_120": 512.0}
+"""Multiply-adds of 16-bit elements that a multiprocessor does by mma.sync in a clock, by datasheets."""
 
 
-def passing(moved: float) -> float:
-    """Microseconds in which so many bytes are moved."""
-    return moved / (L2_RATE if moved <= L2_BYTES / 2 else DRAM_RATE)
+@dataclass(frozen=True)
+class CopyRate:
+    """Bytes that a multiprocessor gets from L2 in a clock."""
+
+    together: float
+    """The rate when all multiprocessors ask."""
+    alone: float
+    """The rate when few do."""
 
 
-def microseconds(clocks: float, moved: float, launches: int = 1) -> float:
-    """Of launches one after the other: the busiest multiprocessor's clocks, or the bytes if they take longer."""
-    return launches * LAUNCH_US + max(clocks / CLOCK, passing(moved))
+@dataclass(frozen=True)
+class CopyRates:
+    """Bytes that a multiprocessor gets from L2 in a clock, by how a kernel copies: what fitted its times."""
+
+    loads: float
+    """Loads and cp.async by the threads that compute."""
+    mma_ring: CopyRate
+    """cp.async into the stages of mma.sync."""
+    tma_tile: float
+    """TMA into stages that are filled anew for every tile."""
+    tma_persistent: CopyRate
+    """TMA into stages that persistent blocks fill over the ends of tiles."""
+    tma_gradient: float
+    """TMA into stages of two operands that no other block reads at the time: gradients, and halves of fp32."""
+    tma_window: float
+    """TMA of windows whose weights stay in shared memory."""
+    tma_streamed: CopyRate
+    """TMA of windows and of the weights that follow them."""
+    tma_first: float
+    """TMA of the first windows, which all blocks begin with at once."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a card does in a microsecond, or in a clock."""
+
+    measured: bool
+    """Whether these are figures of this very card; derived from an H200's otherwise."""
+    clock: float
+    """Clocks of a multiprocessor in a microsecond, under load."""
+    launch_us: float
+    """From the end of one launch to the first results of the next: measured steps of a network take that much more than
+    their clocks."""
+    dram: float
+    """Bytes in a microsecond, as a copy moves them."""
+    l2: float
+    """Bytes in a microsecond of what the L2 cache holds since the launch before."""
+    l2_holds: float
+    """Bytes that a launch may move and find in L2."""
+    fp32: float
+    """Operations in a microsecond on CUDA cores, under load."""
+    mma_products: float
+    """Multiply-adds of 16-bit elements that a multiprocessor does by mma.sync in a clock."""
+    copies: CopyRates
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as rungs see it: the object that configs, estimates and grids are made for."""
+
+    name: str
+    architecture: str | None
+    """What kernels are compiled for; None: the twin, which runs the kernels of every architecture."""
+    multiprocessors: int
+    shared_bytes: int
+    """The shared memory that a block may have at most."""
+    multiprocessor_shared_bytes: int
+    """The shared memory that the blocks of a multiprocessor have together, each with `BLOCK_SHARED` of its own."""
+    registers: int
+    """Registers of a multiprocessor."""
+    l2_bytes: int
+    clusters: tuple[int, ...]
+    """How many clusters of one block, of two, and so on run at once, one block a multiprocessor: their blocks are
+    neighbours, so there are fewer than multiprocessors would allow. Without clusters: only the first."""
+    rates: Rates
+
+    @staticmethod
+    def of(device: torch.device) -> Card:
+        """The card of a device, asked once; on the CPU the twin runs what an H200 would."""
+        if device.type != "cuda":
+            return TWIN
+        return _of_gpu(device.index if device.index is not None else torch.cuda.current_device())
+
+    @property
+    def filling(self) -> int:
+        """Blocks that keep the card busy: four on each multiprocessor."""
+        return 4 * self.multiprocessors
+
+    @property
+    def speed(self) -> float:
+        """Clocks of all multiprocessors in a microsecond, in those of an H200: scales rates measured there."""
+        return self.multiprocessors * self.rates.clock / (H200.multiprocessors * H200.rates.clock)
+
+    def clusters_at_once(self, blocks: int) -> int:
+        """Clusters of so many blocks that run at once; none if the card has no clusters of that size."""
+        return self.clusters[blocks - 1] if blocks <= len(self.clusters) else 0
+
+    def blocks_with(self, shared_bytes: int) -> int:
+        """Blocks with so much shared memory that a multiprocessor holds at once, about; one that fits at all is one."""
+        return max(1, self.shared_bytes // (shared_bytes + BLOCK_SHARED))
+
+    def copy_rate(self, rate: CopyRate, blocks: int) -> float:
+        """Bytes that each multiprocessor gets from L2 in a clock when so many ask."""
+        return min(rate.alone, rate.together * self.multiprocessors / blocks)
+
+    def passing(self, moved: float) -> float:
+        """Microseconds in which so many bytes are moved."""
+        return moved / (self.rates.l2 if moved <= self.rates.l2_holds else self.rates.dram)
+
+    def microseconds(self, clocks: float, moved: float, launches: int = 1) -> float:
+        """Launches one after the other: the busiest multiprocessor's clocks, or the bytes if they take longer."""
+        return launches * self.rates.launch_us + max(clocks / self.rates.clock, self.passing(moved))
+
+
+H200 = Card(
+    "NVIDIA H200",
+    "sm_90a",
+    multiprocessors=132,
+    shared_bytes=SHARED_BYTES["sm_90a"],
+    multiprocessor_shared_bytes=SHARED_BYTES["sm_90a"] + BLOCK_SHARED,
+    registers=65536,
+    l2_bytes=60 << 20,
+    clusters=(132, 66, 40, 28, 22, 16, 14, 14),
+    rates=Rates(
+        measured=True,
+        clock=1750.0,
+        launch_us=1.5,
+        dram=4.2e6,
+        l2=7.0e6,
+        l2_holds=25e6,
+        fp32=60e6,
+        mma_products=1100.0,
+        copies=CopyRates(
+            loads=39.0,
+            mma_ring=CopyRate(40.0, 64.0),
+            tma_tile=39.0,
+            tma_persistent=CopyRate(56.0, 84.0),
+            tma_gradient=45.0,
+            tma_window=65.0,
+            tma_streamed=CopyRate(39.0, 65.0),
+            tma_first=19.0,
+        ),
+    ),
+)
+"""An H200 SXM: queried properties, and rates and clusters as measured."""
+_H200_CLOCK_MHZ = 1980.0
+"""What an H200's driver reports as its highest clock, of which `Rates.clock` is what is left under load."""
+_H200_MEMORY_RATE = 4.917e6
+"""Bytes that an H200's memory clock and bus width come to in a microsecond, of which a copy moves `Rates.dram`."""
+TWIN = replace(H200, name="the twin", architecture=None)
+"""The twin's card: choices without a GPU are an H200's, from the kernels of all architectures."""
+_MEASURED = {H200.name: H200}
+
+
+def derived(given: Properties) -> Card:
+    """The card of a GPU that nothing was measured on: an H200's rates, scaled by what the driver reports."""
+    clock = H200.rates.clock * given.clock_mhz / _H200_CLOCK_MHZ
+    throughput = given.multiprocessors * clock / (H200.multiprocessors * H200.rates.clock)
+    rates = replace(
+        H200.rates,
+        measured=False,
+        clock=clock,
+        dram=H200.rates.dram * given.memory_bytes_a_us / _H200_MEMORY_RATE,
+        l2=H200.rates.l2 * throughput,
+        l2_holds=given.l2_bytes / 2,
+        fp32=H200.rates.fp32 * throughput * _FEW_LANES.get(given.architecture, 128) / 128,
+        mma_products=_MMA_PRODUCTS.get(given.architecture, H200.rates.mma_products),
+    )
+    has_clusters = int(given.architecture.removeprefix("sm_").rstrip("a")) >= 90
+    clusters = tuple(
+        count * given.multiprocessors // H200.multiprocessors
+        for count in (H200.clusters if has_clusters else H200.clusters[:1])
+    )
+    return Card(
+        given.name,
+        given.architecture,
+        given.multiprocessors,
+        given.shared_bytes,
+        given.multiprocessor_shared_bytes,
+        given.registers,
+        given.l2_bytes,
+        clusters,
+        rates,
+    )
+
+
+@cache
+def _of_gpu(index: int) -> Card:
+    given = properties_of(torch.device("cuda", index))
+    known = _MEASURED.get(given.name)
+    if (
+        known is None or known.multiprocessors != given.multiprocessors
+    ):  # a part of a card has its name, and fewer
+        return derived(given)
+    return known
+
+
+SMS = H200.multiprocessors
+CLUSTERS = dict(enumerate(H200.clusters, 1))
+FILLED = H200.filling
+MOST_SHARED = H200.shared_bytes
+CLOCK, LAUNCH_US, DRAM_RATE, L2_RATE, FP32_RATE = 1750.0, 1.5, 4.2e6, 7.0e6, 60e6
+passing, microseconds = H200.passing, H200.microseconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 from escalade.ops.base.problem import P
 from escalade.ops.base.rung import Rung
 
@@ -26,6 +27,10 @@ class Ladder(Generic[P]):
             for below in rung.stands_on:
                 if below not in names[:position]:
                     raise ValueError(f"rung {rung.name} stands on {below}, which is not below it")
+
+    def on(self, card: Card) -> Ladder[P]:
+        """These rungs on a card."""
+        return Ladder(self.operation, tuple(rung.on(card) for rung in self.rungs))
 
     def __iter__(self) -> Iterator[Rung[P]]:
         return iter(self.rungs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Generic
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self
 
 from escalade.device.recipe import Recipe
+from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.problem import P
 
 ALL_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -40,8 +41,14 @@ class Rung(ABC, Generic[P]):
     """The rung that this one adds its idea to; several if it depends on the layout, None at the foot of a branch."""
     predicted_gain: float | None
     """How many times faster than the rung below it should be, written down before it was measured."""
+    card: Card = field(default=TWIN, kw_only=True, repr=False)
+    """The card that configs, estimates and grids are made for: see `on`."""
     intended_spill: ClassVar[str | None] = None
     """Why a rung's kernels may spill registers; without a reason a spill is a failed test."""
+
+    def on(self, card: Card) -> Self:
+        """This rung on a card: all its methods answer for that one."""
+        return self if card == self.card else replace(self, card=card)
 
     @abstractmethod
     def supports(self, problem: P) -> str | None:
@@ -56,7 +63,7 @@ class Rung(ABC, Generic[P]):
         """The launches. A pure function; buffers are named as in `Operation.inputs`."""
 
     def estimate(self, problem: P, config: Config) -> float | None:
-        """The microseconds, about, that it takes on an H200; None from a rung that has no model of itself.
+        """The microseconds, about, that it takes on the rung's card; None from a rung that has no model of itself.
 
         Rungs are chosen by it where nothing was measured: only comparisons matter.
         """
@@ -78,12 +85,11 @@ class Rung(ABC, Generic[P]):
         """The GPU architectures that this rung's kernels compile for."""
         return ALL_ARCHITECTURES
 
-    def refusal(self, problem: P, architecture: str | None) -> str | None:
-        """What is beyond the rung on a GPU of that architecture, like `supports`; None is the twin, which runs
-        everything."""
-        sentence = self.supports(problem)
-        if sentence is None and architecture is not None and architecture not in self.architectures:
-            return f"its kernels are for {', '.join(self.architectures)}; this GPU is {architecture}"
+    def refusal(self, problem: P) -> str | None:
+        """What is beyond the rung on its card, like `supports`; the twin runs the kernels of every architecture."""
+        sentence, here = self.supports(problem), self.card.architecture
+        if sentence is None and here is not None and here not in self.architectures:
+            return f"its kernels are for {', '.join(self.architectures)}; this GPU is {here}"
         return sentence
 
     def tolerance(self, problem: P, peer_error: float) -> float:

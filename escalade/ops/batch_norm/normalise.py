@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -100,9 +99,9 @@ class Vectorised(Rung[BatchNormProblem]):
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         if channels_innermost(problem):
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]
-        default = next((c for c in every if _pieces(problem, c) >= FILLED), PacksConfig(packs=1))
+        default = next((c for c in every if _pieces(problem, c) >= self.card.filling), PacksConfig(packs=1))
         if channels_innermost(problem):
-            spare = _pieces(problem, default) // (2 * FILLED)
+            spare = _pieces(problem, default) // (2 * self.card.filling)
             default = PacksConfig(default.threads, default.packs, max(1, min(spare, _MOST_TURNS)))
         return (default, *(config for config in every if config != default))
 

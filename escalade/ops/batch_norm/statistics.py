@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -22,7 +21,7 @@ _QUOTIENT = 2.0**-22
 
 @dataclass(frozen=True)
 class SplitConfig(PacksConfig):
-    blocks: int = FILLED
+    blocks: int = 1
     """The number of blocks, about, that the batch is split over."""
 
 
@@ -77,10 +76,12 @@ class Split(Rung[BatchStatisticsProblem]):
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
         sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))
-        wanted = (FILLED, FILLED // 2, 2 * FILLED)
+        filling = self.card.filling
+        wanted = (filling, filling // 2, 2 * filling)
         every = [SplitConfig(threads, packs, count) for count in wanted for threads, packs in sizes]
         # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
-        default = SplitConfig() if _vector_bytes(problem) == VECTOR_BYTES else SplitConfig(256, 8, 2 * FILLED)
+        whole = _vector_bytes(problem) == VECTOR_BYTES
+        default = SplitConfig(blocks=filling) if whole else SplitConfig(256, 8, 2 * filling)
         return (default, *(config for config in every if config != default))
 
     def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:

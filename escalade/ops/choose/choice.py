@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from escalade.device.cuda import architecture_of
-from escalade.device.recipe import KernelCall
+from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base import card as machine
-from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES
+from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
@@ -40,21 +38,21 @@ def choose(
     `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed. What writes
     memory that a program has for all its callers is taken only if its rung is named and has nothing else.
     """
-    here = architecture_of(device)
+    card = Card.of(device)
     if rung is not None:
-        asked = operation.ladder.rung(rung)
-        refusal = asked.refusal(problem, here)
+        asked = operation.ladder.rung(rung).on(card)
+        refusal = asked.refusal(problem)
         if refusal:
             raise UnsupportedError(f"rung {rung} of {operation.name} cannot do {problem.name}: {refusal}")
         config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
         return Choice(asked, config, problem, "asked for by name")
-    return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, here, avoid)
+    return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, card, avoid)
 
 
 def estimated(
-    operation: Operation[Any], problem: Problem, architecture: str | None, avoid: frozenset[str] = frozenset()
+    operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str] = frozenset()
 ) -> Choice:
-    """What should be fastest on a GPU of that architecture (None: the twin), by a rule that needs no measurement.
+    """What should be fastest on a card, by a rule that needs no measurement.
 
     Preferred rungs that can do the problem compete by their estimates, in their order up to the first that has none:
     that one is taken if it comes first, and is a last resort otherwise.
@@ -66,16 +64,16 @@ def estimated(
         if f"{operation.name}/{name}" in avoid:
             refusals.append(f"{name}: it failed before.")
             continue
-        rung = operation.ladder.rung(name)
-        form, refusal = _form(operation, rung, problem, architecture)
+        rung = operation.ladder.rung(name).on(card)
+        form, refusal = _form(operation, rung, problem)
         if form is None:
             refusals.append(f"{name}: {refusal}")
             continue
         layout = f", in layout {form.layout}" if form != problem else ""
-        conversion = machine.microseconds(0, 2 * problem.bytes, launches=2) if layout else 0.0
+        conversion = card.microseconds(0, 2 * problem.bytes, launches=2) if layout else 0.0
         if rung.least(form) + conversion >= least:
             continue
-        config, us = _best(rung, form, architecture)
+        config, us = _best(rung, form)
         if config is None:
             refusals.append(f"{name}: it keeps weights in memory that all its callers share.")
             continue
@@ -93,33 +91,33 @@ def estimated(
 
 
 def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config]:
-    """Configs of a rung that write nothing but the call's own memory."""
-    return (config for config in rung.configs(problem) if not rung.recipe(problem, config).shared_state)
+    """Configs of a rung that fit its card and write nothing but the call's own memory."""
+    return (config for config in rung.configs(problem) if _for_any_caller(rung, rung.recipe(problem, config)))
 
 
-def _form(
-    operation: Operation[Any], rung: Rung[Any], problem: Problem, architecture: str | None
-) -> tuple[Any, str]:
+def _for_any_caller(rung: Rung[Any], recipe: Recipe) -> bool:
+    launches = (step for step in recipe.steps if isinstance(step, KernelCall))
+    return not recipe.shared_state and all(one.shared_bytes <= rung.card.shared_bytes for one in launches)
+
+
+def _form(operation: Operation[Any], rung: Rung[Any], problem: Problem) -> tuple[Any, str]:
     """The first form of the problem that the rung takes; or None, and why it takes none."""
     refusals = []
     for form in operation.forms(rung.name, problem):
-        refusal = rung.refusal(form, architecture)
+        refusal = rung.refusal(form)
         if refusal is None:
             return form, ""
         refusals.append(refusal)
     return None, " ".join(refusals)
 
 
-def _best(rung: Rung[Any], problem: Problem, architecture: str | None) -> tuple[Config | None, float | None]:
-    """The config with the least estimate among those that fit the architecture, the first of equals; the default and
+def _best(rung: Rung[Any], problem: Problem) -> tuple[Config | None, float | None]:
+    """The config with the least estimate among those that fit the rung's card, the first of equals; the default and
     None if the rung has no estimates. No config at all if the rung has none that any caller may be given."""
     figures = [(rung.estimate(problem, config), config) for config in rung.configs(problem)]
     ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
-    room = SHARED_BYTES.get(architecture or "", MOST_SHARED)
     for us, config in ranked:
-        recipe = rung.recipe(problem, config)
-        fits = all(step.shared_bytes <= room for step in recipe.steps if isinstance(step, KernelCall))
-        if fits and not recipe.shared_state:
+        if _for_any_caller(rung, rung.recipe(problem, config)):
             return config, us
     return next(configs_for_any_caller(rung, problem), None), None
 
@@ -135,14 +133,14 @@ def _from_tables(
         if found is None or f"{operation.name}/{found.entry.rung}" in avoid:
             continue
         try:
-            rung = operation.ladder.rung(found.entry.rung)
+            rung = operation.ladder.rung(found.entry.rung).on(Card.of(device))
         except UnsupportedError:  # a table of another version
             continue
-        if rung.refusal(problem, architecture_of(device)) is not None:
+        if rung.refusal(problem) is not None:
             continue
         for config in rung.configs(problem):
             if config.as_dict() != found.entry.config:
                 continue
-            if not rung.recipe(problem, config).shared_state:
+            if _for_any_caller(rung, rung.recipe(problem, config)):
                 return Choice(rung, config, problem, found.why)
     return None

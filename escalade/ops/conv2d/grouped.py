@@ -8,7 +8,7 @@ from math import lcm
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SHARED_BYTES, SMS
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import arguments
@@ -271,13 +271,16 @@ class Grouped(Conv2dRung):
             )
         return None
 
-    def refusal(self, problem: Conv2dProblem, architecture: str | None) -> str | None:
-        if (sentence := super().refusal(problem, architecture)) or architecture is None:
+    def refusal(self, problem: Conv2dProblem) -> str | None:
+        if sentence := super().refusal(problem):
             return sentence
-        needed, there = _Tiling(problem, _best_first(problem)[0]).shared_bytes, SHARED_BYTES[architecture]
-        if needed <= there:
+        card, needed = self.card, _Tiling(problem, _best_first(problem)[0]).shared_bytes
+        if needed <= card.shared_bytes:
             return None
-        return f"{self.name} needs {needed} bytes of shared memory for weights and windows; {architecture} has {there}"
+        return (
+            f"{self.name} needs {needed} bytes of shared memory for weights and windows; a block of {card.name} has "
+            f"{card.shared_bytes}"
+        )
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         """The first fits every card, if one does."""

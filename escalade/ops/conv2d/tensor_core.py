@@ -167,10 +167,11 @@ class FusedEpilogue(Conv2dRung):
     def takes_fp8(self) -> bool:
         return "fp8" in self.dtypes
 
-    def refusal(self, problem: Conv2dProblem, architecture: str | None) -> str | None:
-        if problem.dtype == "fp8" and architecture is not None and architecture not in FP8_ARCHITECTURES:
-            return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {architecture}"
-        return super().refusal(problem, architecture)
+    def refusal(self, problem: Conv2dProblem) -> str | None:
+        here = self.card.architecture
+        if problem.dtype == "fp8" and here is not None and here not in FP8_ARCHITECTURES:
+            return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {here}"
+        return super().refusal(problem)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):

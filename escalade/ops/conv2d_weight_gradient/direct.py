@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d import arguments
@@ -30,7 +29,7 @@ class Direct(Rung[Conv2dWeightGradientProblem]):
         assert isinstance(config, ThreadsConfig)
         pixels = problem.forward.output_pixels
         # As many parts as fill the card, but none of a few pixels only.
-        wanted = ceil_div(FILLED * 256, problem.part_elements)
+        wanted = ceil_div(self.card.filling * 256, problem.part_elements)
         part_pixels = ceil_div(pixels, max(1, min(_MOST_PARTS, wanted, ceil_div(pixels, _LEAST_PIXELS))))
         count = ceil_div(pixels, part_pixels)
         product = KernelCall(

@@ -8,7 +8,7 @@ from functools import cache
 
 from escalade.device.program import Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -19,7 +19,6 @@ MOST_FILTER_WIDTH = 16
 """A thread has that much of a row, and its run, in registers."""
 _CONSTANT_BYTES = 64 * 1024
 _STATIC_SHARED_BYTES = 48 * 1024
-_SM_REGISTERS = 65536
 _WARP = 32
 
 
@@ -125,6 +124,7 @@ class _Tiling:
 
     problem: FewChannelsProblem
     config: RowsConfig
+    card: Card
 
     @property
     def window(self) -> int:
@@ -214,8 +214,8 @@ class _Tiling:
         kept = c.run // p.pool * c.filters if p.pool > 1 else 0
         registers = 8 * ceil_div(c.run * c.filters + kept + self.window + c.filters + 32, 8)
         return min(
-            _SM_REGISTERS // (registers * c.threads),
-            MOST_SHARED // (self.shared_bytes + 1024),
+            self.card.registers // (registers * c.threads),
+            self.card.blocks_with(self.shared_bytes),
             2048 // c.threads,
         )
 
@@ -238,8 +238,9 @@ class _Tiling:
         # Warps at work on a scheduler, on average: a block waits for its loads first and for its last warp in the end.
         span = ceil_div(warp_tasks, warps) * warps
         active = self.resident * warps / 4 * warp_tasks / span * work / (work + 4000 * warps)
-        waves = self.blocks / (SMS * self.resident)
-        return useful / work * active / (active + 0.3) * waves / ceil_div(self.blocks, SMS * self.resident)
+        at_once = self.card.multiprocessors * self.resident
+        waves = self.blocks / at_once
+        return useful / work * active / (active + 0.3) * waves / ceil_div(self.blocks, at_once)
 
 
 @cache
@@ -291,17 +292,17 @@ def _shapes(problem: FewChannelsProblem) -> Iterator[RowsConfig]:
 
 
 @cache
-def _row_configs(problem: FewChannelsProblem) -> tuple[RowsConfig, ...]:
+def _row_configs(problem: FewChannelsProblem, card: Card) -> tuple[RowsConfig, ...]:
     """The valid configs, best first."""
     found: dict[RowsConfig, float] = {}
     for config in _shapes(problem):
-        tiling = _Tiling(problem, config)
+        tiling = _Tiling(problem, config, card)
         # A block that leaves half its threads idle makes sense only where there are no more tasks.
         idle = tiling.tasks <= config.threads // 2 and (config.threads > 128 or tiling.row_tiles > 1)
         if not idle and tiling.shared_bytes <= LEAST_SHARED and tiling.resident and tiling.blocks < 2**31:
             found[config] = tiling.efficiency
     if not found:  # of rows this long, a block has few
-        found = {c: 1.0 for c in _shapes(problem) if _Tiling(problem, c).shared_bytes <= LEAST_SHARED}
+        found = {c: 1.0 for c in _shapes(problem) if _Tiling(problem, c, card).shared_bytes <= LEAST_SHARED}
     return tuple(sorted(found, key=lambda config: -found[config])[:12])
 
 
@@ -315,18 +316,18 @@ class Rows(Rung[FewChannelsProblem]):
         refusal = _too_wide(self.name, p)
         if refusal:
             return refusal
-        if not _row_configs(p):
+        if not _row_configs(p, self.card):
             return (
                 "the rows of x that one row of y needs do not fit in shared memory; `direct` takes any number"
             )
         return None
 
     def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
-        return _row_configs(problem)
+        return _row_configs(problem, self.card)
 
     def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
         assert isinstance(config, RowsConfig)
-        p, tiling = problem, _Tiling(problem, config)
+        p, tiling = problem, _Tiling(problem, config, self.card)
         constants = arguments.constants(p) | {
             "HAS_RELU": p.relu,
             "POOL": p.pool,

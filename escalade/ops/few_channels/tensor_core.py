@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -277,7 +277,7 @@ def _registers(columns: Columns, rows: int) -> int:
     )
 
 
-def _configs(problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
+def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
     """Configs that fit, best first."""
     found = []
     # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
@@ -288,13 +288,13 @@ def _configs(problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
         registers = _registers(columns, rows)
         if rows % problem.pool or not columns.fit or warps % columns.units or registers > 224:
             continue
-        sm_warps = min(24, 65536 // 32 // (8 * ceil_div(registers, 8)))
+        sm_warps = min(24, card.registers // 32 // (8 * ceil_div(registers, 8)))
         if images > max(1, problem.batch) or warps > sm_warps:
             continue
         product = Product(problem, TileConfig(images, rows, warps, 1, tiles_n))
         if product.shared_bytes > LEAST_SHARED:
             continue
-        blocks_per_sm = min(sm_warps // warps, MOST_SHARED // (product.shared_bytes + 1024))
+        blocks_per_sm = min(sm_warps // warps, card.blocks_with(product.shared_bytes))
         found.append(replace(product.config, blocks_per_sm=blocks_per_sm))
     return tuple(sorted(found, key=lambda config: (_clocks(Product(problem, config)), -config.images))[:8])
 
@@ -320,12 +320,12 @@ class TensorCore(Rung[FewChannelsProblem]):
             return f"{self.name} is for ReLU and pooling, and there is neither; `images_a_tile` does the rest the same"
         if self.finishes and p.pool > 1 and p.pool not in POOLS:
             return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
-        if not _configs(self._part(p)):
+        if not _configs(self._part(p), self.card):
             return f"an image of {p.height}x{p.width} does not fit in shared memory; `matrix_unroll` takes larger ones"
         return None
 
     def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
-        return _configs(self._part(problem))
+        return _configs(self._part(problem), self.card)
 
     def _part(self, problem: FewChannelsProblem) -> FewChannelsProblem:
         """What the convolution's kernel does."""
@@ -336,7 +336,7 @@ class TensorCore(Rung[FewChannelsProblem]):
         part = self._part(problem)
         target = Buffer("y" if part == problem else "unfinished")
         columns = Columns(part, config.tiles_n)
-        steps = (_pack(columns), _convolution(Product(part, config), target))
+        steps = (_pack(columns), _convolution(Product(part, config), target, self.card))
         packed = (
             Workspace("packed", columns.packed_bytes),
             Workspace("exponents", 4 * part.filters),
@@ -372,7 +372,7 @@ def _pack(columns: Columns) -> KernelCall:
     )
 
 
-def _convolution(product: Product, target: Buffer) -> KernelCall:
+def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
     p, config = product.problem, product.config
     constants: dict[str, Constant] = {
         **_constants(product.columns),
@@ -403,7 +403,7 @@ def _convolution(product: Product, target: Buffer) -> KernelCall:
     tiles = blocks(p.batch, config.images)
     return KernelCall(
         Program.of("few_channels/tensor_core.cu", "few_channels_tensor_core", constants),
-        (min(tiles, SMS * config.blocks_per_sm), 1, 1),
+        (min(tiles, card.multiprocessors * config.blocks_per_sm), 1, 1),
         (config.warps * 32, 1, 1),
         (*arguments.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch),
         shared_bytes=product.shared_bytes,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, WeightsReady, Workspace
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -52,7 +52,7 @@ class TiledConfig(Config):
     def tiles(self, problem: LinearProblem) -> int:
         return ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
 
-    def cost(self, problem: LinearProblem) -> float:
+    def cost(self, problem: LinearProblem, multiprocessors: int) -> float:
         """The clocks, about, that the busiest multiprocessor takes; only the order matters.
 
         128 multiply-adds a clock, of which larger tiles of a thread reach more, and a block of 256 threads by itself
@@ -60,7 +60,7 @@ class TiledConfig(Config):
         """
         per_thread = self.thread_rows * self.thread_outputs
         efficiency = {16: 0.5, 32: 0.65, 64: 0.8}[per_thread]
-        rounds = ceil_div(self.tiles(problem) * self.splits, SMS)
+        rounds = ceil_div(self.tiles(problem) * self.splits, multiprocessors)
         busy = min(1.0, 0.25 + min(rounds, 4) * self.threads / 1024)
         depth = ceil_div(problem.in_features, self.splits) + 64
         traffic = self.splits * problem.output_elements * 8 / 2500
@@ -87,11 +87,13 @@ class Tiled(Rung[LinearProblem]):
         return refuses_pixels(self.name, problem)
 
     def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
-        offered = list(TILES)
+        offered, multiprocessors = list(TILES), self.card.multiprocessors
         for config in TILES:
-            most = min(4 * SMS // config.tiles(problem), problem.in_features // (4 * TILE_DEPTH), 32)
+            most = min(
+                4 * multiprocessors // config.tiles(problem), problem.in_features // (4 * TILE_DEPTH), 32
+            )
             offered += [replace(config, splits=splits) for splits in {most, most // 2} if splits > 1]
-        return tuple(sorted(offered, key=lambda config: config.cost(problem))[:12])
+        return tuple(sorted(offered, key=lambda config: config.cost(problem, multiprocessors))[:12])
 
     def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
         assert isinstance(config, TiledConfig)
@@ -164,7 +166,8 @@ class WarpConfig(Config):
 
 MOST_ROWS = 64
 """Rows at most: for each eight of them the weights are read once more."""
-ENOUGH_WARPS = 24 * SMS
+ENOUGH_WARPS = 24
+"""Warps a multiprocessor that keep memory busy."""
 _OUTPUTS = {1: (1, 2), 2: (2, 1), 4: (4, 2), 8: (4, 2)}
 """Outputs of a warp by its rows: the more of them, the more outputs should share what is read of x."""
 _STAGES = {1: 8, 2: 6, 4: 4}
@@ -186,7 +189,7 @@ class WarpPerOutput(Rung[LinearProblem]):
         offered = []
         for outputs in _OUTPUTS[rows]:
             for stages in (_STAGES[outputs], _STAGES[outputs] // 2 + 1):
-                fitted = _fitted(problem, WarpConfig(rows, outputs, stages, 8, 1))
+                fitted = _fitted(problem, WarpConfig(rows, outputs, stages, 8, 1), self.card)
                 offered += [fitted, *_neighbours(fitted)]
         return tuple(dict.fromkeys(offered))
 
@@ -220,12 +223,12 @@ class WarpPerOutput(Rung[LinearProblem]):
         return Recipe((call,))
 
 
-def _fitted(problem: LinearProblem, config: WarpConfig) -> WarpConfig:
+def _fitted(problem: LinearProblem, config: WarpConfig, card: Card) -> WarpConfig:
     """k shared among as many warps as it takes to fill the card, for as long as each fills its ring."""
     packs = problem.in_features // widest_vector(problem.dtype, problem.in_features)
     while (
         config.depth_warps < 8
-        and config.warps(problem) < ENOUGH_WARPS
+        and config.warps(problem) < ENOUGH_WARPS * card.multiprocessors
         and packs > 32 * config.stages * config.depth_warps
     ):
         config = replace(config, output_warps=config.output_warps // 2, depth_warps=2 * config.depth_warps)

@@ -8,7 +8,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
-from escalade.ops.base.card import CLOCK, L2_RATE, LAUNCH_US
+from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -54,7 +54,8 @@ class PoolFirst(Rung[LinearProblem]):
 
     def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
         rung, plain = self._layer(problem)
-        mean = _MEAN.recipe(_mean(problem), _MEAN.configs(_mean(problem))[0]).over({"y": Buffer("means")})
+        pooling = _MEAN.on(self.card)
+        mean = pooling.recipe(_mean(problem), pooling.configs(_mean(problem))[0]).over({"y": Buffer("means")})
         layer = rung.recipe(plain, config).over({"x": Buffer("means")})
         bytes = plain.input_elements * ELEMENT_BYTES[plain.dtype]
         return Recipe((*mean.steps, *layer.steps), (Workspace("means", bytes), *layer.workspaces))
@@ -65,7 +66,8 @@ class PoolFirst(Rung[LinearProblem]):
 
     def _layer(self, problem: LinearProblem) -> tuple[Rung[LinearProblem], LinearProblem]:
         plain = replace(problem, pixels=1)
-        return next(rung for rung in plain_rungs(plain) if rung.supports(plain) is None), plain
+        rungs = (rung.on(self.card) for rung in plain_rungs(plain))
+        return next(rung for rung in rungs if rung.supports(plain) is None), plain
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ MOST_GROUPS = 16
 """Threads that share the pixels of a feature: their sums are added up one by one."""
 AHEAD_OF_BLOCK = 4096
 """Loads that the threads of a block have under way, each 16 bytes at most: registers for a quarter of the file."""
-SM_RATE = 64 * CLOCK
-"""Bytes that reach one multiprocessor in a microsecond."""
+SM_BYTES = 64
+"""Bytes that reach one multiprocessor in a clock."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
 CONFIGS = (PooledConfig(512, 1), PooledConfig(256, 1), PooledConfig(512, 2), PooledConfig(256, 2))
@@ -148,8 +150,9 @@ def _packs(problem: LinearProblem) -> int:
     return ceil_div(problem.in_features, 32 * _vector(problem))
 
 
-def one_launch_pays(problem: LinearProblem) -> bool:
-    """Whether every block reads all of x and adds it up in less time than the launch takes that is saved.
+def one_launch_pays(problem: LinearProblem, card: Card = TWIN) -> bool:
+    """Whether every block reads all of x and adds it up in less time than the launch takes that is saved; graphs are
+    made before their card is known, and by an H200's rates.
 
     ResNet-18's 512 channels of 7x7 in fp16 are 50 KB: 63 blocks read 3.2 MB in 0.45 us at L2's rate, and one
     multiprocessor its 50 KB in as much; to convert and to add 25,088 numbers takes it 390 clocks, 0.22 us. That is less
@@ -157,10 +160,11 @@ def one_launch_pays(problem: LinearProblem) -> bool:
     """
     if POOLED.supports(problem) is not None:
         return False
+    rates = card.rates
     x = problem.input_elements * ELEMENT_BYTES[problem.dtype]
-    reading = max(x / SM_RATE, CONFIGS[0].blocks(problem) * x / L2_RATE)
+    reading = max(x / (SM_BYTES * rates.clock), CONFIGS[0].blocks(problem) * x / rates.l2)
     instructions = problem.input_elements * (1 if ELEMENT_BYTES[problem.dtype] == 4 else 2)
-    return reading + instructions / (LANES * CLOCK) < LAUNCH_US
+    return reading + instructions / (LANES * rates.clock) < rates.launch_us
 
 
 # Predictions are for 512to1000_mean49 at batch 1 in fp16: 50 KB of x, 1 MB of weights.

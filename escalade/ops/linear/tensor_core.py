@@ -27,7 +27,7 @@ class AsConvolution(Rung[LinearProblem]):
 
     @property
     def _rung(self) -> Rung[Conv2dProblem]:
-        return Conv2d.ladder.rung(self.convolution)
+        return Conv2d.ladder.rung(self.convolution).on(self.card)
 
     @property
     def architectures(self) -> tuple[str, ...]:

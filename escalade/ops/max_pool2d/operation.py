@@ -16,8 +16,8 @@ from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
 
-BUSY_THREADS = 4 * 132 * 2048
-"""Threads that fill an H200 four times."""
+BUSY_THREADS = 4 * 2048
+"""Threads a multiprocessor that fill it four times."""
 _STATIC_SHARED_BYTES = 48 * 1024
 
 
@@ -153,7 +153,11 @@ class Vectorised(Rung[MaxPool2dProblem]):
     def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
         """A square of outputs where that leaves the card busy, else one."""
         fitting = [run for run in _RUNS if self._fits(problem, run)]
-        default = _RUNS[0] if _RUNS[0].threads_for(problem) >= BUSY_THREADS else _RUNS[1]
+        default = (
+            _RUNS[0]
+            if _RUNS[0].threads_for(problem) >= BUSY_THREADS * self.card.multiprocessors
+            else _RUNS[1]
+        )
         return tuple(sorted(fitting, key=lambda run: run != default))
 
     def _fits(self, problem: MaxPool2dProblem, run: RunConfig) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Type
 from escalade.device.recipe import Buffer
-from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
@@ -67,17 +66,10 @@ class ChainRung(Rung[MlpProblem]):
         if len(problem.layers) > MOST_LAYERS:
             return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
         needed = self.shared_bytes(problem)
-        if needed > MOST_SHARED:
+        there = self.card.shared_bytes
+        if needed > there:
             return (
-                f"{self.name} keeps a row in shared memory, which takes {needed} bytes, more than the {MOST_SHARED} of "
-                "a block; `layers` takes any width"
+                f"{self.name} keeps a row in shared memory, which takes {needed} bytes, more than the {there} of a "
+                "block; `layers` takes any width"
             )
         return None
-
-    def refusal(self, problem: MlpProblem, architecture: str | None) -> str | None:
-        sentence = super().refusal(problem, architecture)
-        if sentence is None and architecture is not None:
-            needed, there = self.shared_bytes(problem), SHARED_BYTES[architecture]
-            if needed > there:
-                return f"{self.name} takes {needed} bytes of shared memory a block, and {architecture} has {there}"
-        return sentence

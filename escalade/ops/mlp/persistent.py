@@ -9,7 +9,7 @@ from itertools import product
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
@@ -143,8 +143,8 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def plan(layers: tuple[Layer, ...], shape: Shape) -> Plan | None:
-    """The plan of a chain, or None if not even the rows fit."""
+def plan(layers: tuple[Layer, ...], shape: Shape, shared_bytes: int) -> Plan | None:
+    """The plan of a chain, or None if not even the rows fit into that much shared memory."""
     teams, threads, items = shape.teams, shape.threads, shape.items
     tiles = [_tile(layer, shape) for layer in layers]
     slots, pitches = [0, 0], []
@@ -161,7 +161,7 @@ def plan(layers: tuple[Layer, ...], shape: Shape) -> Plan | None:
     slots[slot] = max(slots[slot], result_pitch)
     starts = (0, items * slots[0])
     team_floats = items * (slots[0] + slots[1])
-    room = MOST_SHARED // 4 - teams * team_floats
+    room = shared_bytes // 4 - teams * team_floats
     if room < 0:
         return None
     staged = _staged(layers, tiles, room)
@@ -250,22 +250,22 @@ class Persistent(ChainRung):
 
     def shared_bytes(self, problem: MlpProblem) -> int:
         """Bytes of the default; what is not even possible takes too much."""
-        offered = _offered(problem.layers, problem.batch)
-        return offered[0].shared_bytes if offered else MOST_SHARED + 1
+        offered = _offered(problem.layers, problem.batch, self.card)
+        return offered[0].shared_bytes if offered else self.card.shared_bytes + 1
 
     def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
         """Conversions from 16 bits leave no registers for two steps."""
         return tuple(
             PersistentConfig(one.shape.teams, one.shape.threads, one.shape.items, unroll, gelu)
             for gelu in gelu_forms(problem.dtype)
-            for one in _offered(problem.layers, problem.batch)[:_MOST_CONFIGS]
+            for one in _offered(problem.layers, problem.batch, self.card)[:_MOST_CONFIGS]
             for unroll in ((2, 1) if one.has_room_for_two_steps and problem.dtype == "fp32" else (1,))
         )
 
     def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
         assert isinstance(config, PersistentConfig)
         p = problem
-        planned = plan(p.layers, Shape(config.teams, config.threads, config.items))
+        planned = plan(p.layers, Shape(config.teams, config.threads, config.items), self.card.shared_bytes)
         assert planned is not None
         layers = [
             chain.spell(p, number, widest_vector(p.dtype, layer.features))
@@ -288,7 +288,7 @@ class Persistent(ChainRung):
         parameters = chain.parameters(p)
         call = KernelCall(
             Program.of("mlp/persistent.cu", "mlp_persistent", constants),
-            (min(SMS, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
+            (min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
             (config.teams * config.threads, 1, 1),
             (
                 Buffer("x"),
@@ -304,13 +304,13 @@ class Persistent(ChainRung):
 
 
 @lru_cache(maxsize=256)
-def _offered(layers: tuple[Layer, ...], batch: int) -> tuple[Plan, ...]:
+def _offered(layers: tuple[Layer, ...], batch: int, card: Card) -> tuple[Plan, ...]:
     """Plans that fit, best first: by the rounds that the busiest block takes."""
     shapes = (Shape(*team, items) for team, items in product(_TEAMS, _ITEMS) if items <= batch)
-    plans = (plan(layers, shape) for shape in shapes)
+    plans = (plan(layers, shape, card.shared_bytes) for shape in shapes)
 
     def clocks(one: Plan) -> float:
-        return ceil_div(batch, one.shape.items * one.shape.teams * SMS) * one.clocks
+        return ceil_div(batch, one.shape.items * one.shape.teams * card.multiprocessors) * one.clocks
 
     return tuple(sorted((one for one in plans if one is not None), key=clocks))
 

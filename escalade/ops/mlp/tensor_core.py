@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.card import BLOCK_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -26,8 +26,6 @@ NARROW_SHAPES = (
 """Sets, warps, blocks of a multiprocessor and unrolling, for 16-bit elements."""
 WIDE_SHAPES = ((1, 8, 1, 4), (1, 4, 2, 4))
 """Sets, warps, blocks of a multiprocessor and unrolling for fp32, whose operands take four times the registers."""
-_RESERVED = 1024
-"""Shared memory that the system takes of each block."""
 _PACK_THREADS = 128
 _BIAS_STEP = 128
 """Bytes: 16 biases in fp32, each twice."""
@@ -88,11 +86,11 @@ class TensorCore(Rung[MlpProblem]):
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
         if self.clusters:
-            shapes = _in_clusters(stages, size)
+            shapes = _in_clusters(stages, size, self.card)
         elif self.shares_rows:
-            shapes = _sharing(stages, size, problem.batch)
+            shapes = _sharing(stages, size, problem.batch, self.card)
         else:
-            shapes = _by_themselves(size, problem)
+            shapes = _by_themselves(size, problem, self.card)
         return tuple(replace(shape, gelu=gelu) for gelu in gelu_forms(problem.dtype) for shape in shapes)
 
     def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
@@ -103,7 +101,7 @@ class TensorCore(Rung[MlpProblem]):
         packs = tuple(_pack(problem, stages, number) for number in range(len(stages.stages)))
         tiles = ceil_div(problem.batch, config.sets * SET_ROWS)
         a_block = config.warps // config.tile_warps
-        resident = config.blocks_per_sm * SMS
+        resident = config.blocks_per_sm * self.card.multiprocessors
         shared = size if config.weights_in_shared else 0
         if self.shares_rows:
             shared += exchange_bytes(stages, config.tile_warps)
@@ -145,32 +143,34 @@ class TensorCore(Rung[MlpProblem]):
         return replace(found, stages=tuple(stages))
 
 
-def _by_themselves(size: int, problem: MlpProblem) -> list[WarpsConfig]:
+def _by_themselves(size: int, problem: MlpProblem, card: Card) -> list[WarpsConfig]:
     """Every warp with rows of its own; weights in shared memory if there is room, best first."""
     shapes = WIDE_SHAPES if problem.dtype == "fp32" else NARROW_SHAPES
     fitting = [
         WarpsConfig(warps, 1, sets, 1, unroll, True, resident)
         for sets, warps, resident, unroll in shapes
-        if (size + _RESERVED) * resident <= MOST_SHARED + _RESERVED
+        if (size + BLOCK_SHARED) * resident <= card.multiprocessor_shared_bytes
     ]
     through_caches = [WarpsConfig(warps, 1, 1, 1, 4, False, resident) for warps, resident in ((4, 4), (8, 1))]
-    return sorted(fitting or through_caches, key=lambda config: _turns(config, problem.batch))
+    return sorted(
+        fitting or through_caches, key=lambda config: _turns(config, problem.batch, card.multiprocessors)
+    )
 
 
-def _turns(config: WarpsConfig, batch: int) -> float:
+def _turns(config: WarpsConfig, batch: int, multiprocessors: int) -> float:
     """Sets of rows that the busiest multiprocessor works through: about a microsecond each, a little less in pairs."""
     tiles = ceil_div(batch, config.sets * SET_ROWS)
     blocks = ceil_div(tiles, config.warps)
-    at_once = min(config.blocks_per_sm, ceil_div(blocks, SMS))
-    turns = ceil_div(blocks, SMS * at_once) * at_once * config.warps * config.sets
+    at_once = min(config.blocks_per_sm, ceil_div(blocks, multiprocessors))
+    turns = ceil_div(blocks, multiprocessors * at_once) * at_once * config.warps * config.sets
     return turns if config.sets > 1 else 1.04 * turns
 
 
-def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
+def _sharing(stages: Stages, size: int, batch: int, card: Card) -> list[WarpsConfig]:
     """Configs with as many warps for the same rows as there are blocks, or pieces while there are multiprocessors
     enough."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
-    alone = ceil_div(batch, SET_ROWS) <= SMS
+    alone = ceil_div(batch, SET_ROWS) <= card.multiprocessors
     offered = []
     for pieces in (2, 1, 4) if alone else (1, 2):
         if steps % pieces:
@@ -179,12 +179,12 @@ def _sharing(stages: Stages, size: int, batch: int) -> list[WarpsConfig]:
         while warps > MOST_WARPS:
             warps = ceil_div(warps, 2)
         for staged, unroll in ((True, 4), (True, 1), (False, 4)):
-            if warps > 1 and (not staged or size + exchange_bytes(stages, warps) <= MOST_SHARED):
+            if warps > 1 and (not staged or size + exchange_bytes(stages, warps) <= card.shared_bytes):
                 offered.append(WarpsConfig(warps, warps, 1, pieces, unroll, staged, 1))
     return offered
 
 
-def _in_clusters(stages: Stages, size: int) -> list[WarpsConfig]:
+def _in_clusters(stages: Stages, size: int, card: Card) -> list[WarpsConfig]:
     """Configs that share rows over the blocks of a cluster, of which each has its own multiprocessor's tensor cores."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
     offered = []
@@ -194,7 +194,7 @@ def _in_clusters(stages: Stages, size: int) -> list[WarpsConfig]:
             continue
         warps = parts // cluster
         for staged in (True, False):
-            if not staged or size + exchange_bytes(stages, warps) <= MOST_SHARED:
+            if not staged or size + exchange_bytes(stages, warps) <= card.shared_bytes:
                 offered.append(WarpsConfig(warps, warps, 1, pieces, 4, staged, 1, cluster))
     return offered
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import MOST_SHARED, SHARED_BYTES, SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -59,7 +59,7 @@ class Plan:
         return 4 * self.shared_floats
 
 
-def plan(layers: tuple[Layer, ...], config: FusedConfig) -> Plan:
+def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Plan:
     places: list[dict[str, int]] = []
     at = 0
 
@@ -84,7 +84,7 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig) -> Plan:
         )
     scratch_at = at
     least = max(config.rows * layer.groups * _padded(max(layer.features, layer.outputs)) for layer in layers)
-    scratch = max(least, min(2 * least, MOST_SHARED // 4 - at))
+    scratch = max(least, min(2 * least, card.shared_bytes // 4 - at))
     warps = _first_warps(layers)
     planned = tuple(
         LayerPlan(
@@ -149,33 +149,22 @@ class Fused(Rung[MlpBackwardProblem]):
         if problem.batch >= 2**31:
             return f"{self.name} counts tiles of rows in 32 bits; {problem.batch} rows are too many"
         needed = self._planned(problem, TILES[0]).shared_bytes
-        if needed > MOST_SHARED:
+        if needed > self.card.shared_bytes:
             return (
                 f"{self.name} keeps all weights and four rows of every layer in shared memory, {needed} bytes where a "
-                f"block has {MOST_SHARED} at most"
+                f"block has {self.card.shared_bytes} at most"
             )
         return None
-
-    def refusal(self, problem: MlpBackwardProblem, architecture: str | None) -> str | None:
-        sentence = super().refusal(problem, architecture)
-        if sentence is None and architecture is not None:
-            needed = self._planned(problem, self._offered(problem)[0].rows).shared_bytes
-            if needed > SHARED_BYTES[architecture]:
-                return (
-                    f"{self.name} takes {needed} bytes of shared memory a block, and a block of {architecture} has "
-                    f"{SHARED_BYTES[architecture] // 1024} KiB"
-                )
-        return sentence
 
     def configs(self, problem: MlpBackwardProblem) -> tuple[Config, ...]:
         return self._offered(problem)
 
     def recipe(self, problem: MlpBackwardProblem, config: Config) -> Recipe:
         assert isinstance(config, FusedConfig)
-        p, planned = problem, plan(problem.layers, config)
-        per_sm = _blocks_per_sm(planned, config)
+        p, planned = problem, plan(problem.layers, config, self.card)
+        per_sm = _blocks_per_sm(planned, config, self.card)
         tiles = ceil_div(p.batch, config.rows)
-        blocks = min(tiles, per_sm * SMS)
+        blocks = min(tiles, per_sm * self.card.multiprocessors)
         pitch = _padded(p.parameter_elements)
         names = tuple(p.sizes)
         constants: dict[str, Constant] = {
@@ -220,30 +209,32 @@ class Fused(Rung[MlpBackwardProblem]):
         return 512 if sum(map(_warp_tiles, problem.layers)) > 8 else 256
 
     def _planned(self, problem: MlpBackwardProblem, rows: int) -> Plan:
-        return plan(problem.layers, FusedConfig(rows, self._threads(problem)))
+        return plan(problem.layers, FusedConfig(rows, self._threads(problem)), self.card)
 
     def _offered(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
         """Configs that fit, best first."""
         fitting = [
             FusedConfig(rows, self._threads(problem))
             for rows in TILES
-            if self._planned(problem, rows).shared_bytes <= MOST_SHARED
+            if self._planned(problem, rows).shared_bytes <= self.card.shared_bytes
         ]
         return tuple(sorted(fitting, key=lambda config: self._clocks(problem, config)))
 
     def _clocks(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
         """How long, about, the busiest multiprocessor takes: at half of 128 multiply-adds a clock, with some 300 clocks
         a layer for barriers and what they wait for, and a block's start and end; then the sum of the parts."""
-        planned = plan(problem.layers, config)
-        per_sm = _blocks_per_sm(planned, config)
+        planned = plan(problem.layers, config, self.card)
+        per_sm = _blocks_per_sm(planned, config, self.card)
         tiles = ceil_div(problem.batch, config.rows)
         each = problem.flops / problem.batch / 2 * config.rows / 64 + 300 * len(problem.layers)
-        parts = min(tiles, per_sm * SMS)
-        return ceil_div(tiles, SMS) * each + parts * problem.parameter_elements * 8 / 2500
+        parts = min(tiles, per_sm * self.card.multiprocessors)
+        return (
+            ceil_div(tiles, self.card.multiprocessors) * each + parts * problem.parameter_elements * 8 / 2500
+        )
 
 
-def _blocks_per_sm(planned: Plan, config: FusedConfig) -> int:
-    return max(1, min(512 // config.threads, MOST_SHARED // (planned.shared_bytes + 1024)))
+def _blocks_per_sm(planned: Plan, config: FusedConfig, card: Card) -> int:
+    return max(1, min(512 // config.threads, card.blocks_with(planned.shared_bytes)))
 
 
 def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:

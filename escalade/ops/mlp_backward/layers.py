@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import FILLED
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -43,19 +43,19 @@ class Layers(Rung[MlpBackwardProblem]):
 
     def recipe(self, problem: MlpBackwardProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
-        return _Steps(problem, config.threads).recipe()
+        return _Steps(problem, config.threads, self.card).recipe()
 
 
 class _Steps:
     """The launches, forwards and then backwards, and what they keep on the way."""
 
-    def __init__(self, problem: MlpBackwardProblem, threads: int) -> None:
+    def __init__(self, problem: MlpBackwardProblem, threads: int, card: Card) -> None:
         self._problem = problem
         self._threads = threads
         self._calls: list[KernelCall] = []
         self._workspaces: dict[str, int] = {}
         # As many parts of the rows as fill the card, but not so many that adding them up is the larger work.
-        wanted = ceil_div(FILLED * 256, problem.parameter_elements)
+        wanted = ceil_div(card.filling * 256, problem.parameter_elements)
         self._parts = max(1, min(_MOST_PARTS, wanted, ceil_div(problem.batch, 16)))
 
     def recipe(self) -> Recipe:

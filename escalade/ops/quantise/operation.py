@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -57,7 +56,7 @@ class Vectorised(_Quantiser):
     def configs(self, problem: QuantiseProblem) -> tuple[Config, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
-        fits = (config for config in every if _vector_blocks(problem, config) >= FILLED)
+        fits = (config for config in every if _vector_blocks(problem, config) >= self.card.filling)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 

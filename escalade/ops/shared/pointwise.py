@@ -11,7 +11,6 @@ import torch
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
@@ -85,7 +84,7 @@ class Vectorised(Rung[Pointwise]):
     def configs(self, problem: Pointwise) -> tuple[Config, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
-        fits = (config for config in every if _vector_blocks(problem, config) >= FILLED)
+        fits = (config for config in every if _vector_blocks(problem, config) >= self.card.filling)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 

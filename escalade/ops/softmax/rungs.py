@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Recipe
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -57,7 +56,7 @@ class BlockPerRow(Rung[SoftmaxProblem]):
                 break
         if not offered:
             return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
-        return tuple(reversed(offered) if problem.batch <= FILLED else offered)
+        return tuple(reversed(offered) if problem.batch <= self.card.filling else offered)
 
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, BlockConfig)

@@ -119,12 +119,12 @@ class TensorCore(Rung[StemProblem]):
             )
         if self.pools and problem.pool not in POOLS:
             return f"{self.name} pools 3x3 with stride 2 and padding 1, or 2x2 with stride 2; `tensor_core` pools any"
-        if not warp_configs(self._part(problem)):
+        if not warp_configs(self._part(problem), self.card):
             return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
         return None
 
     def configs(self, problem: StemProblem) -> tuple[Config, ...]:
-        return warp_configs(self._part(problem))
+        return warp_configs(self._part(problem), self.card)
 
     def recipe(self, problem: StemProblem, config: Config) -> Recipe:
         assert isinstance(config, WarpConfig)
@@ -180,12 +180,12 @@ class Warpgroup(Rung[StemProblem]):
             return f"{self.name} keeps the weights in registers, which {problem.filter_height} filter rows exceed"
         if problem.pool not in POOLS:
             return f"{self.name} pools 3x3 with stride 2 and padding 1, or 2x2 with stride 2; `tensor_core` pools any"
-        if not warpgroup_configs(problem):
+        if not warpgroup_configs(problem, self.card):
             return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
         return None
 
     def configs(self, problem: StemProblem) -> tuple[Config, ...]:
-        return warpgroup_configs(problem)
+        return warpgroup_configs(problem, self.card)
 
     def recipe(self, problem: StemProblem, config: Config) -> Recipe:
         assert isinstance(config, WarpgroupConfig)
@@ -234,7 +234,7 @@ class Streamed(Rung[StemProblem]):
         return None
 
     def configs(self, problem: StemProblem) -> tuple[Config, ...]:
-        return streamed_configs(problem)
+        return streamed_configs(problem, self.card)
 
     def recipe(self, problem: StemProblem, config: Config) -> Recipe:
         assert isinstance(config, StreamedConfig)
@@ -271,7 +271,7 @@ class Streamed(Rung[StemProblem]):
         }
         call = KernelCall(
             Program.of("stem/streamed.cu", "stem_streamed", constants),
-            (config.blocks(p), p.filters // 64, 1),
+            (config.blocks(p, self.card), p.filters // 64, 1),
             (256 * STREAMS, 1, 1),
             (
                 *arguments.tensors(Buffer("packed"), Buffer("y"), bias_optional=True),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from escalade.device.program import Constant
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.stem import arguments
@@ -14,7 +14,6 @@ from escalade.ops.stem.problem import Pool, StemProblem
 
 POOLS: dict[Pool | None, int] = {None: 0, (2, 2, 0): 2, (3, 2, 1): 3}
 """What is pooled in registers, and its number in kernels/stem/tile.cuh."""
-SM_REGISTERS = 65536
 PIXEL_BYTES = 8
 MOST_WIDTH = 8
 """A filter row is one or two steps of 4 taps."""
@@ -91,12 +90,12 @@ class Tiling:
             "MASK_COLUMNS": self.pool == 3 and (bool(self.halo) or p.conv_width % 2 == 1),
         }
 
-    def clocks(self, busy: float, alone: float, sharing: int) -> float:
+    def clocks(self, busy: float, alone: float, sharing: int, card: Card) -> float:
         """How long, about, the busiest multiprocessor takes.
 
         A tile keeps its tensor cores `busy`, and takes `alone` if no other is there; `sharing` tiles can be.
         """
-        each = blocks(self.tiles, SMS)
+        each = blocks(self.tiles, card.multiprocessors)
         return max(each * busy, blocks(each, min(each, sharing)) * alone)
 
 
@@ -125,7 +124,7 @@ class WarpConfig(Config):
         edges = self.warps(problem) * tiling.conv_rows(self.band_rows) * 8 * warp_blocks(problem) * 4
         return tiling.staged_pixels * PIXEL_BYTES + (edges if self.segments > 1 else 0)
 
-    def cost(self, problem: StemProblem) -> float:
+    def cost(self, problem: StemProblem, card: Card) -> float:
         """A multiprocessor starts an mma every 1.65 clocks at best, a warp alone every 12."""
         tiling = self.tiling(problem)
         warp_products = (
@@ -138,8 +137,8 @@ class WarpConfig(Config):
         rows = tiling.conv_rows(self.band_rows) * self.segments
         busy = 1.65 * warp_products * self.warps(problem) + tiling.staged_pixels / 8
         alone = max(12.0 * warp_products, busy) + rows * (100 + 30 * self.column_blocks) + STAGING_CLOCKS
-        sharing = min(self.blocks_per_sm, MOST_SHARED // (self.shared_bytes(problem) + 1024))
-        return tiling.clocks(busy, alone, sharing)
+        sharing = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes(problem)))
+        return tiling.clocks(busy, alone, sharing, card)
 
 
 def warp_blocks(problem: StemProblem) -> int:
@@ -147,7 +146,7 @@ def warp_blocks(problem: StemProblem) -> int:
     return 2 if problem.filters % 32 == 0 and filter_steps(problem) <= 16 else 1
 
 
-def warp_configs(problem: StemProblem) -> tuple[WarpConfig, ...]:
+def warp_configs(problem: StemProblem, card: Card) -> tuple[WarpConfig, ...]:
     """The valid configs, best first."""
     filter_warps = problem.filters // (16 * warp_blocks(problem))
     found = []
@@ -159,11 +158,11 @@ def warp_configs(problem: StemProblem) -> tuple[WarpConfig, ...]:
         if segments > 1 and (segments - 1) * column_blocks * 8 >= problem.conv_width:
             continue
         config = WarpConfig(
-            bands, band_rows, column_blocks, segments, max(1, SM_REGISTERS // (32 * registers * warps))
+            bands, band_rows, column_blocks, segments, max(1, card.registers // (32 * registers * warps))
         )
         if config.shared_bytes(problem) <= LEAST_SHARED:
             found.append(config)
-    return tuple(sorted(found, key=lambda config: config.cost(problem))[:12])
+    return tuple(sorted(found, key=lambda config: config.cost(problem, card))[:12])
 
 
 @dataclass(frozen=True)
@@ -186,29 +185,29 @@ class WarpgroupConfig(Config):
         """
         return self.tiling(problem).staged_pixels * PIXEL_BYTES + 16 * (self.columns - 1)
 
-    def cost(self, problem: StemProblem) -> float:
+    def cost(self, problem: StemProblem, card: Card) -> float:
         """A step takes columns / 2 clocks, 32 at least; what follows a row is hidden by other blocks only."""
         tiling = self.tiling(problem)
         rows = tiling.conv_rows(self.rows)
         busy = rows * filter_steps(problem) * max(self.columns / 2, 24.0) + tiling.staged_pixels / 8
         alone = busy + rows * (150 + 2.5 * self.columns) + STAGING_CLOCKS
-        sharing = min(self.blocks_per_sm, MOST_SHARED // (self.shared_bytes(problem) + 1024))
+        sharing = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes(problem)))
         groups = problem.filters // 64
-        return groups * tiling.clocks(busy, alone, sharing)
+        return groups * tiling.clocks(busy, alone, sharing, card)
 
 
 WARPGROUP_COLUMNS = (32, 64, 112, 128)
 """Columns for which kernels/common/hopper.cuh has instructions."""
 
 
-def warpgroup_configs(problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
+def warpgroup_configs(problem: StemProblem, card: Card) -> tuple[WarpgroupConfig, ...]:
     found = []
     for rows, columns in product((1, 2, 4, 7, 8, 14), WARPGROUP_COLUMNS):
         registers = 8 * blocks(4 * filter_steps(problem) + columns // 2 + columns // 8 + 40, 8)
-        config = WarpgroupConfig(rows, columns, min(8, SM_REGISTERS // (128 * registers)))
-        if config.shared_bytes(problem) <= MOST_SHARED - 1024:
+        config = WarpgroupConfig(rows, columns, min(8, card.registers // (128 * registers)))
+        if config.shared_bytes(problem) <= card.shared_bytes - BLOCK_SHARED:
             found.append(config)
-    return tuple(sorted(found, key=lambda config: config.cost(problem))[:12])
+    return tuple(sorted(found, key=lambda config: config.cost(problem, card))[:12])
 
 
 def dense_steps(problem: StemProblem) -> int:
@@ -235,9 +234,9 @@ class StreamedConfig(Config):
         """Tiles as high as the image."""
         return Tiling(problem, max(1, problem.output_height), self.columns)
 
-    def blocks(self, problem: StemProblem) -> int:
+    def blocks(self, problem: StemProblem, card: Card) -> int:
         """One a multiprocessor, and a row of y at least for each."""
-        return max(1, min(self._rows(problem), SMS // (problem.filters // 64)))
+        return max(1, min(self._rows(problem), card.multiprocessors // (problem.filters // 64)))
 
     def shared_bytes(self, problem: StemProblem) -> int:
         """The stages, two rows of slots of 16 bytes and the windows' corners in each, and their barriers."""
@@ -245,10 +244,10 @@ class StreamedConfig(Config):
         stage = 1024 * blocks((2 * slots + self.columns) * 16, 1024)
         return STREAMS * self.stages * (stage + 16)
 
-    def cost(self, problem: StemProblem) -> float:
+    def cost(self, problem: StemProblem, card: Card) -> float:
         """A step takes columns / 2 clocks, 24 at least, and a row is pooled while the other stream multiplies."""
         tiling = self.tiling(problem)
-        rows = ceil_div(self._rows(problem), self.blocks(problem))
+        rows = ceil_div(self._rows(problem), self.blocks(problem, card))
         streams = min(STREAMS, rows)
         row = dense_steps(problem) * max(self.columns / 2, 24.0) + 30
         return streams * tiling.conv_rows(blocks(rows, STREAMS)) * row + STREAM_START_CLOCKS
@@ -258,7 +257,7 @@ class StreamedConfig(Config):
         return problem.batch * self.tiling(problem).column_tiles * problem.output_height
 
 
-def streamed_configs(problem: StemProblem) -> tuple[StreamedConfig, ...]:
+def streamed_configs(problem: StemProblem, card: Card) -> tuple[StreamedConfig, ...]:
     found = [StreamedConfig(columns, stages) for columns, stages in product((112, 64, 32), (12, 16, 8))]
-    valid = [config for config in found if config.shared_bytes(problem) <= MOST_SHARED]
-    return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+    valid = [config for config in found if config.shared_bytes(problem) <= card.shared_bytes]
+    return tuple(sorted(valid, key=lambda config: config.cost(problem, card)))

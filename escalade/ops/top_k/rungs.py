@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Recipe
-from escalade.ops.base.card import FILLED
 from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -45,7 +44,7 @@ class BlockPerRow(Rung[TopKProblem]):
         """Offers for many rows one warp each if some four loads a lane cover it; for few rows as many warps as find
         work."""
         packs = problem.classes // widest_vector(problem.dtype, problem.classes)
-        each = 32 if problem.batch <= FILLED else 32 * 8
+        each = 32 if problem.batch <= self.card.filling else 32 * 8
         offered = []
         for warps in sorted((1, 2, 4, 8, 16), key=lambda warps: abs(ceil_div(packs, each) - warps)):
             in_flight = min(4, ceil_div(packs, 32 * warps))

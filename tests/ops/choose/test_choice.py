@@ -14,6 +14,7 @@ from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import SHARED_BYTES
+from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import Config
 from escalade.ops.choose.choice import Choice, choose, estimated
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -46,9 +47,9 @@ def test_winograd_is_for_many_pixels() -> None:
     many, few = (
         Conv2dProblem.parse(name, "fp32", "nhwc") for name in ("128to128_28_k3s1_b256", "512to512_7_k3s1_b1")
     )
-    assert estimated(OPERATIONS["conv2d"], many, "sm_80").rung.name.startswith("winograd")
-    assert estimated(OPERATIONS["conv2d"], many, "sm_90a").rung.name == "wgmma_split"
-    assert estimated(OPERATIONS["conv2d"], few, "sm_80").rung.name == "tensor_core_split"
+    assert estimated(OPERATIONS["conv2d"], many, typical("sm_80")).rung.name.startswith("winograd")
+    assert estimated(OPERATIONS["conv2d"], many, typical("sm_90a")).rung.name == "wgmma_split"
+    assert estimated(OPERATIONS["conv2d"], few, typical("sm_80")).rung.name == "tensor_core_split"
 
 
 def test_few_filters_are_not_left_to_the_matrix_product() -> None:
@@ -141,7 +142,7 @@ def test_what_failed_before_is_passed_over() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
 def test_a_choice_fits_the_gpu(architecture: str) -> None:
     for problem in UNTUNED:
-        choice = estimated(OPERATIONS["conv2d"], problem, architecture)
+        choice = estimated(OPERATIONS["conv2d"], problem, typical(architecture))
         assert architecture in choice.rung.architectures
         steps = choice.rung.recipe(choice.problem, choice.config).steps
         shared = max(step.shared_bytes for step in steps if isinstance(step, KernelCall))
@@ -153,8 +154,10 @@ def test_a_choice_compiles_nothing_and_is_always_the_same(monkeypatch: pytest.Mo
         raise AssertionError("a choice needs no kernel")
 
     monkeypatch.setattr(nvrtc, "compile_program", compile)
-    first = [estimated(OPERATIONS["conv2d"], problem, "sm_90a") for problem in UNTUNED]
-    assert [estimated(OPERATIONS["conv2d"], replace(problem), "sm_90a") for problem in UNTUNED] == first
+    first = [estimated(OPERATIONS["conv2d"], problem, typical("sm_90a")) for problem in UNTUNED]
+    assert [
+        estimated(OPERATIONS["conv2d"], replace(problem), typical("sm_90a")) for problem in UNTUNED
+    ] == first
 
 
 def test_estimates_grow_with_the_work() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from escalade import ops
 from escalade.ops import OPERATIONS
+from escalade.ops.base.card import H200, Card
 from escalade.ops.choose import table
 from escalade.ops.choose.choice import choose
 from escalade.ops.choose.table import Entry, Table, TableError, add, key_of, read
@@ -143,7 +144,7 @@ def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch
     rung = by_rule.rung.name
     filled = Table("mine", {key_of("conv2d", PROBLEM): Entry(rung, slower.as_dict(), 3.0)})
     choosing = importlib.import_module("escalade.ops.choose.choice")  # the package's `choose` is the function
-    monkeypatch.setattr(choosing, "architecture_of", lambda device: "sm_90a")
+    monkeypatch.setattr(Card, "of", lambda device: H200)
     monkeypatch.setattr(choosing, "tables_for", lambda device: (filled,))
     choice = choose(OPERATIONS["conv2d"], PROBLEM, device)
     assert choice.config == slower and "measured" in choice.why

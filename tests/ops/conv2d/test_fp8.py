@@ -10,6 +10,7 @@ import torch
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config
+from escalade.ops.base.cards import typical
 from escalade.ops.base.e4m3 import E4M3, to_e4m3
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, peer, random_inputs
@@ -108,9 +109,9 @@ def test_what_is_refused_is_said() -> None:
     assert "multiples of 16" in (RUNG.supports(replace(SMALL, channels=24)) or "")
     assert "multiples of 16" in (RUNG.supports(replace(SMALL, filters=40)) or "")
     assert "nhwc" in (RUNG.supports(replace(SMALL, layout="nchw")) or "")
-    assert "this GPU is sm_86" in (RUNG.refusal(SMALL, "sm_86") or "")
-    assert RUNG.refusal(SMALL, "sm_90a") is None
-    assert RUNG.refusal(replace(SMALL, dtype="fp16"), "sm_86") is None
+    assert "this GPU is sm_86" in (RUNG.on(typical("sm_86")).refusal(SMALL) or "")
+    assert RUNG.on(typical("sm_90a")).refusal(SMALL) is None
+    assert RUNG.on(typical("sm_86")).refusal(replace(SMALL, dtype="fp16")) is None
     for rung in CONV2D.ladder:
         if not rung.takes_fp8:  # type: ignore[attr-defined]
             assert "e4m3" in (rung.supports(SMALL) or ""), rung.name

@@ -13,6 +13,7 @@ from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
+from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.grouped import RUNGS, GroupedConfig
 from tests.support import Sample, check
@@ -125,9 +126,9 @@ def test_the_residual_may_be_overwritten(seed: int) -> None:
 
 def test_a_card_with_little_shared_memory_is_told_of_it() -> None:
     problem = grouped(512, 512, 28, 3, 8, stride=2)
-    assert RUNG.refusal(problem, "sm_90a") is None
-    assert "shared memory" in (RUNG.refusal(problem, "sm_86") or "")
-    assert RUNG.refusal(RESNEXT, "sm_86") is None
+    assert RUNG.on(typical("sm_90a")).refusal(problem) is None
+    assert "shared memory" in (RUNG.on(typical("sm_86")).refusal(problem) or "")
+    assert RUNG.on(typical("sm_86")).refusal(RESNEXT) is None
 
 
 RESNEXT = grouped(128, 128, 56, 3, 32, batch=256)

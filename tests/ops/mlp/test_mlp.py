@@ -12,6 +12,7 @@ from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.models.spectral_autoencoder import SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp
+from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import Layer, Mlp, MlpProblem
 from escalade.ops.mlp.operation import AUTOENCODER
@@ -92,9 +93,12 @@ def test_a_rung_for_every_chain() -> None:
 def test_shared_memory_is_that_of_the_card() -> None:
     rung = Mlp.ladder.rung("persistent")
     problem = MlpProblem(512, AUTOENCODER)
-    assert rung.refusal(problem, "sm_90a") is None
-    assert "shared memory" in (rung.refusal(problem, "sm_86") or "")
-    assert Mlp.ladder.rung("vectorised").refusal(problem, "sm_86") is None
+    assert rung.on(typical("sm_90a")).refusal(problem) is None
+    small = rung.on(typical("sm_86"))
+    (call,) = small.recipe(problem, small.configs(problem)[0]).steps
+    assert isinstance(call, KernelCall) and call.shared_bytes <= small.card.shared_bytes
+    assert "shared memory" in (small.refusal(MlpProblem(4, parse_layers("16000-16000"))) or "")
+    assert Mlp.ladder.rung("vectorised").on(typical("sm_86")).refusal(problem) is None
 
 
 @pytest.mark.parametrize("batch", [1, 32, 512, 1048576])
@@ -109,7 +113,7 @@ def test_persistent_blocks_fit_and_cover_the_items(batch: int, layers: tuple[Lay
 
 
 def test_weights_that_do_not_fit_stay_where_they_are() -> None:
-    planned = plan(parse_layers("2x64-64b_128-1024b_1024-128b"), Shape(2, 128, 2))
+    planned = plan(parse_layers("2x64-64b_128-1024b_1024-128b"), Shape(2, 128, 2), 227 * 1024)
     assert planned is not None
     assert [place.weight_at >= 0 for place in planned.places] == [True, False, False]
 

@@ -13,11 +13,12 @@ from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.models import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp, mlp_backward
+from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import reference
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
-from escalade.ops.mlp_backward import MlpBackwardProblem, fused
-from tests.support import check
+from escalade.ops.mlp_backward import MlpBackwardProblem
+from tests.support import TINY, check
 
 CPU = torch.device("cpu")
 CHAIN = "2x6n-5bg_10-3_3n-7bt_7-12r"
@@ -93,8 +94,8 @@ def test_the_choice() -> None:
     assert "shared memory" in (rung.supports(wide) or "")
     assert "16 at most" in (rung.supports(MlpBackwardProblem(1, parse_layers("_".join(["4-4"] * 17)))) or "")
     small = MlpBackwardProblem(512, autoencoder)
-    assert rung.refusal(small, "sm_90a") is None
-    assert "a block of sm_86 has 99 KiB" in (rung.refusal(small, "sm_86") or "")
+    assert rung.on(typical("sm_90a")).refusal(small) is None
+    assert "a block has 101376 at most" in (rung.on(typical("sm_86")).refusal(small) or "")
 
 
 # --- as an operator
@@ -223,11 +224,10 @@ def test_tensors_that_pose_no_problem() -> None:
 
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("name", ["2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b22_dx", "72n-72b_72-136_136-72br_b9"])
-def test_a_block_takes_many_tiles(name: str, rows: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
     """Sums that stay in registers from tile to tile, and more of them than there are registers for."""
-    monkeypatch.setattr(fused, "SMS", 1)
     operation = OPERATIONS["mlp_backward"]
-    rung, problem = operation.ladder.rung("fused"), MlpBackwardProblem.parse(name)
+    rung, problem = operation.ladder.rung("fused").on(TINY), MlpBackwardProblem.parse(name)
     config = next(config for config in rung.configs(problem) if config.as_dict()["rows"] == rows)
     options = TwinOptions(order=Order(seed=seed), checks=problem.batch == 22)
     check(operation, rung, problem, config, CPU, seed, options)

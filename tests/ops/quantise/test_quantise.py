@@ -7,6 +7,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, quantise
+from escalade.ops.base.cards import typical
 from escalade.ops.base.e4m3 import E4M3, to_e4m3
 from escalade.ops.quantise import QuantiseProblem
 from tests import formulas
@@ -79,5 +80,5 @@ def test_errors() -> None:
 
 def test_older_cards_are_refused() -> None:
     rung = OPERATIONS["quantise"].ladder.rung("vectorised")
-    assert "this GPU is sm_80" in (rung.refusal(QuantiseProblem(8), "sm_80") or "")
-    assert rung.refusal(QuantiseProblem(8), "sm_90a") is None
+    assert "this GPU is sm_80" in (rung.on(typical("sm_80")).refusal(QuantiseProblem(8)) or "")
+    assert rung.on(typical("sm_90a")).refusal(QuantiseProblem(8)) is None

@@ -13,12 +13,13 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
+from escalade.ops.base.card import TWIN
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.rung import Config
-from escalade.ops.stem import Stem, StemProblem, tiles
+from escalade.ops.stem import Stem, StemProblem
 from escalade.ops.stem.tiles import StreamedConfig, WarpConfig, WarpgroupConfig
 from tests import formulas
-from tests.support import check
+from tests.support import TINY, check
 
 CPU = torch.device("cpu")
 STEM = Stem()
@@ -187,21 +188,17 @@ STREAMED = {
 
 @pytest.mark.parametrize("sms", (1, 3))
 @pytest.mark.parametrize("problem", STREAMED.values(), ids=STREAMED)
-def test_streams_run_through_images_and_columns(
-    problem: StemProblem, sms: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_run_through_images_and_columns(problem: StemProblem, sms: int, seed: int) -> None:
     """Ranges of many rows, which begin and end anywhere; those of a block need not have the same number of turns."""
-    monkeypatch.setattr(tiles, "SMS", sms)
-    rung = STEM.ladder.rung("streamed")
+    rung = STEM.ladder.rung("streamed").on(replace(TWIN, multiprocessors=sms))
     check(STEM, rung, problem, StreamedConfig(32, 8), CPU, seed)
 
 
 @pytest.mark.parametrize("order", (Order(), Order(seed=7, late=True)), ids=("in_order", "shuffled"))
-def test_streams_race_with_nobody(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "SMS", 1)
+def test_streams_race_with_nobody(order: Order) -> None:
     problem = StemProblem(2, 3, 13, 11, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1))
     options = TwinOptions(order, checks=True)
-    check(STEM, STEM.ladder.rung("streamed"), problem, StreamedConfig(32, 8), CPU, 3, options)
+    check(STEM, STEM.ladder.rung("streamed").on(TINY), problem, StreamedConfig(32, 8), CPU, 3, options)
 
 
 @pytest.mark.parametrize("pool", ((3, 2, 1), None), ids=("pooled", "not_pooled"))
