@@ -11,12 +11,9 @@ HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or
 
 .PHONY: demo test types suite test-slice gpu-test setup clean
 
-# Without a GPU `ladder` verifies one small problem on the twin; with one, a problem that takes a minute to measure.
-# Then a network: ResNet-18 compiled, explained, and compared with PyTorch on images.
+# Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
 demo: setup
-	$(BIN)/escalade doctor
-	$(BIN)/escalade ladder conv2d $$($(BIN)/python -c 'import torch; print("--seconds 0.1 -t fp32 -t fp16 -p 64to64_56_k3s1_b32" if torch.cuda.is_available() else "")')
-	$(BIN)/python -m escalade.commands.demo
+	$(BIN)/escalade demo
 
 test: setup
 	$(BIN)/ruff check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import io
 import pathlib
 import subprocess
@@ -283,3 +285,15 @@ def test_the_doctor_shows_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_device_is_refused() -> None:
     assert run("verify", "conv2d", "--device", "abacus").exit_code == 2
+
+
+def test_the_list_of_commands_says_what_their_docstrings_do() -> None:
+    """Else `escalade --help` and `escalade COMMAND --help` would tell two stories."""
+    for name, summary in cli.COMMANDS.items():
+        command = importlib.import_module(f"escalade.commands.{name}").command
+        assert inspect.cleandoc(command.__doc__).partition("\n\n")[0] == summary, name
+
+
+def test_a_command_is_suggested_for_one_that_there_is_not() -> None:
+    result = run("ladders")
+    assert result.exit_code == 2 and "Did you mean" in result.output and "'ladder'" in result.output

@@ -1,21 +1,23 @@
-"""What the command `classify` does, with progress on the terminal."""
+"""The command `classify`: image files through a ResNet."""
 
 from __future__ import annotations
 
 import pathlib
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import torch
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from escalade.classify import output
 from escalade.classify.images import Crop, Unreadable, find
-from escalade.classify.labels import labels
+from escalade.classify.labels import labels as class_labels
 from escalade.classify.predict import Prediction, example, first_images, predict
+from escalade.commands.devices import engine_device
+from escalade.commands.options import EngineDevice
+from escalade.commands.progress import progress_bar
 from escalade.engine import compile
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
@@ -30,53 +32,78 @@ _IMAGENET: tuple[Colour, Colour] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PLAIN: tuple[Colour, Colour] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Options:
-    images: tuple[pathlib.Path, ...]
-    weights: pathlib.Path | None = None
-    labels: pathlib.Path | None = None
-    dtype: str = "fp16"
-    batch: int = 32
-    device: str | None = None
-    top: int = 5
-    mean: Colour | None = None
-    std: Colour | None = None
-    json: pathlib.Path | None = None
-    csv: pathlib.Path | None = None
-
-
-def classify(options: Options, console: Console | None = None, status: Console | None = None) -> int:
-    """0 if every image could be read. Results go to `console`, progress and complaints to `status`."""
-    console, status = console or Console(), status or Console(stderr=True)
-    if options.weights is None:
+def command(
+    images: Annotated[
+        list[pathlib.Path], typer.Argument(help="Image files, and folders of them.", show_default=False)
+    ],
+    weights: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            "--weights",
+            "-w",
+            help="A ResNet's .safetensors, .pth or .pt file, named as torchvision or timm do.",
+        ),
+    ] = None,
+    labels: Annotated[
+        pathlib.Path | None, typer.Option(help="The names of the classes: one a line, or a .json list.")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8 (ranges from the first batch)."),
+    ] = "fp16",
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
+    device: Annotated[
+        EngineDevice | None,
+        typer.Option(
+            help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU: slow). "
+            "Without it: cuda if there is a GPU, else cpu.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 5,
+    mean: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(
+            help="Of red, green and blue, from 0 to 1. Without it: ImageNet's, or 0 for a CIFAR network."
+        ),
+    ] = None,
+    std: Annotated[
+        tuple[float, float, float] | None,
+        typer.Option(help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."),
+    ] = None,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
+    csv: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
+) -> None:
+    """What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be read."""
+    console, status = Console(), Console(stderr=True)  # results, and progress and complaints
+    if weights is None:
         raise UnsupportedError(
             "classify needs --weights FILE, a ResNet's .safetensors, .pth or .pt file with the names of torchvision or "
             "timm; Escalade comes with none. One way to get one: torch.save(torchvision.models.resnet18("
             "weights='DEFAULT').state_dict(), 'resnet18.pth')"
         )
-    require_dtype(options.dtype)
-    device = _device(options.device)
-    for path in (options.json, options.csv):
+    require_dtype(dtype)
+    where = engine_device(device)
+    for path in (json, csv):
         output.require_place(path)
-    files, closed = find(options.images)
-    model = read_resnet(options.weights)
-    names = labels(model.fc.out_features, options.labels)
+    files, closed = find(tuple(images))
+    model = read_resnet(weights)
+    names = class_labels(model.fc.out_features, labels)
     crop = SMALL_IMAGES if model.small_images else PHOTOGRAPHS
-    batch = min(options.batch, len(files))
-    with status.status(f"Compiling ResNet-{model.layers} in {options.dtype} for {device}"):
-        normalize = _normalization(model, options)
+    batch = min(batch, len(files))
+    with status.status(f"Compiling ResNet-{model.layers} in {dtype} for {where}"):
         engine = compile(
             model,
             example(batch, crop),
-            dtype=options.dtype,
-            device=device,
-            normalize=normalize,
-            calibration=first_images(files, crop, batch) if options.dtype == "fp8" else None,
+            dtype=dtype,
+            device=where,
+            normalize=_normalization(model, mean, std),
+            calibration=first_images(files, crop, batch) if dtype == "fp8" else None,
         )
 
     skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
-    with _progress(status) as progress:
+    with progress_bar(status, TimeRemainingColumn()) as progress:
         task = progress.add_task("Classifying", total=len(files))
 
         def skip(image: Unreadable) -> None:
@@ -84,27 +111,28 @@ def classify(options: Options, console: Console | None = None, status: Console |
             progress.advance(task)
 
         start = time.perf_counter()
-        for prediction in predict(engine, files, crop, names, batch=batch, top=options.top, skipped=skip):
+        for prediction in predict(engine, files, crop, names, batch=batch, top=top, skipped=skip):
             predictions.append(prediction)
             progress.advance(task)
         seconds = time.perf_counter() - start
 
     about = {
         "network": f"ResNet-{model.layers}",
-        "weights": str(options.weights),
-        "dtype": options.dtype,
-        "device": device,
+        "weights": str(weights),
+        "dtype": dtype,
+        "device": where,
         "batch": batch,
         "seconds": round(seconds, 4),
     }
-    if options.json is not None:
-        output.write(options.json, output.as_json(predictions, skipped, about))
-    if options.csv is not None:
-        output.write(options.csv, output.as_csv(predictions))
+    if json is not None:
+        output.write(json, output.as_json(predictions, skipped, about))
+    if csv is not None:
+        output.write(csv, output.as_csv(predictions))
     if predictions:
         console.print(output.table(predictions))
     _summarise(console, status, len(predictions), skipped, about, len(closed))
-    return 1 if skipped else 0
+    if skipped:
+        raise typer.Exit(1)
 
 
 def _summarise(
@@ -130,29 +158,7 @@ def _summarise(
         status.print(f"[red]folders that could not be opened: {folders:,}[/]", highlight=False)
 
 
-def _device(name: str | None) -> str:
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(
-            "--device cuda needs an NVIDIA GPU that PyTorch can use, and there is none; `escalade doctor` says why, "
-            "and --device cpu needs none"
-        )
-    return str(name)
-
-
-def _normalization(model: ResNet, options: Options) -> tuple[Colour, Colour]:
-    """ImageNet's; none for small images, whose networks differ in it."""
-    mean, std = _PLAIN if model.small_images else _IMAGENET
-    return options.mean or mean, options.std or std
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
+def _normalization(model: ResNet, mean: Colour | None, std: Colour | None) -> tuple[Colour, Colour]:
+    """What was given, else ImageNet's; none for small images, whose networks differ in it."""
+    usual_mean, usual_std = _PLAIN if model.small_images else _IMAGENET
+    return mean or usual_mean, std or usual_std

@@ -1,53 +1,80 @@
-"""A first look at networks: ResNet-18 compiled, and images classified by it and by PyTorch side by side.
-
-`python -m escalade.commands.demo [FOLDER]` writes its images and weights there (.cache/demo). The weights are random,
-since none come with Escalade: what the classes are means nothing, that both agree on them does.
-"""
+"""The command `demo`: a first look. This machine, a ladder, and a network whose results are compared with PyTorch's."""
 
 from __future__ import annotations
 
-import pathlib
-import sys
+import copy
 import time
 
 import torch
-from PIL import Image
+import typer
 from rich.console import Console
-from safetensors.torch import save_file
 
-from escalade import compile, models
-from escalade.bench.networks.resnets import images
-from escalade.commands.classify import Options, classify
-from escalade.errors import EscaladeError
+from escalade.bench.networks.judging import Standard, standard
+from escalade.bench.networks.workloads import workload
+from escalade.commands import doctor, ladder
+from escalade.commands.options import KernelDevice
+from escalade.engine import compile
 
-IMAGES = 8
+NETWORK, DTYPE = "resnet18", "fp16"
+IMAGES = 4
+TWIN_SIZE = 64
+"""Rows and columns of an image on the twin, where each thread of a kernel takes its turn on the CPU."""
+GPU_PROBLEM = "64to64_56_k3s1_b32"
+"""A problem whose whole ladder takes a minute to measure."""
+_TWIN = (
+    "There is no GPU here, so the kernels run on the twin: the CUDA sources themselves, compiled by g++ and run on the "
+    "CPU, thread by thread. The results are the kernels' own. Times on it are the CPU's, and no speeds."
+)
 
 
-def main(folder: pathlib.Path, console: Console) -> int:
-    console.rule("A network")
-    model, example = models.model("resnet18")
+def command() -> None:
+    """A first look: this machine, a ladder, and a network whose results are compared with PyTorch's."""
+    console = Console()
+    on_gpu = torch.cuda.is_available()
+    console.rule("This machine: escalade doctor")
+    doctor.command()
+    if not on_gpu:
+        console.print(_TWIN)
+    console.rule("A ladder, rung by rung: escalade ladder conv2d")
+    if on_gpu:
+        ladder.command(
+            "conv2d", problem=[GPU_PROBLEM], dtype=["fp32", "fp16"], device=KernelDevice.cuda, seconds=0.1
+        )
+    else:
+        ladder.command("conv2d", device=KernelDevice.twin)
+    console.rule("A network: escalade.compile")
+    _network(console, "cuda" if on_gpu else "twin")
+
+
+def _network(console: Console, device: str) -> None:
+    """Compiles a network for the GPU or the twin, runs images through it, and holds the results against float64."""
+    chosen = workload(NETWORK)
+    size = chosen.size if device == "cuda" else TWIN_SIZE
+    model, x = chosen.model(size, 0), chosen.inputs(IMAGES, size, 0)
     began = time.perf_counter()
-    engine = compile(model, example, dtype="fp16", device="cuda" if torch.cuda.is_available() else "cpu")
-    console.print(f"ResNet-18 compiled for {engine.device} in {time.perf_counter() - began:.1f} s")
-    console.print(engine.explain())
-    x = images(IMAGES)
+    engine = compile(model, x, dtype=DTYPE, device=device)
+    console.print(
+        f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the {device} in "
+        f"{time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"
+    )
+    console.print(engine.explain(x))
+    results = engine(x.to(engine.device)).cpu()
     with torch.no_grad():
-        expected = model(x)
-    same = int((engine(x.to(engine.device)).cpu().argmax(1) == expected.argmax(1)).sum())
-    console.print(f"The same class as PyTorch's fp32 on {same} of {IMAGES} images.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, picture in enumerate(x):
-        pixels = (picture * 64 + 128).clamp(0, 255).byte().permute(1, 2, 0).numpy()
-        Image.fromarray(pixels).save(folder / f"blotches{number}.png")
-    weights = folder / "resnet18.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
-    console.print(f"\nescalade classify {folder} --weights {weights}")
-    return max(int(same < IMAGES), classify(Options((folder,), weights), console))
+        in_fp32 = model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    _compare(console, results, in_fp32, standard(model, x, DTYPE, exact))
 
 
-if __name__ == "__main__":
-    chosen = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".cache/demo")
-    try:
-        sys.exit(main(chosen, Console()))
-    except EscaladeError as error:
-        sys.exit(f"escalade: {error}")
+def _compare(console: Console, results: torch.Tensor, in_fp32: torch.Tensor, wanted: Standard) -> None:
+    """Says how near the results are to PyTorch's; ends the program if they are too far off."""
+    same = int((results.argmax(1) == in_fp32.argmax(1)).sum())
+    error, wrong = wanted.judge((results,))
+    console.print(
+        f"Escalade's kernels name the class that PyTorch's fp32 does on {same} of {len(results)} images. Against "
+        f"PyTorch in float64 their error is {error:.1e}; PyTorch's own in {wanted.dtype} is {wanted.own[0]:.1e}, and "
+        f"{wanted.tolerance:.1e} is allowed."
+    )
+    if wrong:
+        console.print(f"[red]That is wrong:[/] {wrong}")
+        raise typer.Exit(1)
+    console.print("[green]The kernels compute what PyTorch does.[/]")

@@ -1,4 +1,4 @@
-"""What is here, what will work and what will not, and what to do about it."""
+"""The command `doctor`: what is here, what will work and what will not, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -47,6 +48,12 @@ class Report:
     """What will and will not work."""
 
 
+def command() -> None:
+    """What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do about it."""
+    if not show(examine()):
+        raise typer.Exit(1)
+
+
 def examine() -> Report:
     """Looks at everything; nothing that is missing raises."""
     gpu = _looked("GPU", _gpu, "Kernels run on the CPU twin instead. With an NVIDIA GPU: install its driver, and a "
@@ -73,8 +80,8 @@ def examine() -> Report:
     return Report(findings, abilities)
 
 
-def show(report: Report, console: Console | None = None) -> int:
-    """Prints it; 0 if kernels can run somewhere."""
+def show(report: Report, console: Console | None = None) -> bool:
+    """Prints the report; whether kernels can run somewhere."""
     console = console or Console()
     table = Table(title="What is here", title_justify="left", show_header=False)
     for finding in report.findings:
@@ -93,7 +100,7 @@ def show(report: Report, console: Console | None = None) -> int:
     for finding in report.findings:
         if finding.good is False and finding.advice:
             console.print(f"[yellow]{finding.topic}:[/] {escape(finding.advice)}.")
-    return 0 if any(ability.good for ability in report.abilities[1:]) else 1
+    return any(bool(ability.good) for ability in report.abilities[1:])
 
 
 def _mark(good: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""What the command `layers` does, with progress on the terminal."""
+"""The command `layers`: single convolutions beside their peers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,7 +21,17 @@ from escalade.bench.layers.measure import measure, programs
 from escalade.bench.layers.sets import Layer, Part
 from escalade.bench.peers import registry
 from escalade.bench.trial import Settings, blank_record
-from escalade.commands.ladder import chosen_device, status
+from escalade.commands.devices import kernel_device
+from escalade.commands.options import (
+    Dtypes,
+    InputSeed,
+    KernelsOn,
+    RecordsFile,
+    RecordsFolder,
+    listed,
+    numbers,
+)
+from escalade.commands.progress import status
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
 from escalade.errors import UnsupportedError
@@ -34,41 +46,56 @@ CEILING_SECONDS = 0.1
 LOG_WIDTH = 160
 
 
-@dataclass(frozen=True)
-class LayerOptions:
-    """Empty stands for the usual."""
-
-    names: tuple[str, ...]
-    """Sets of layers, or convolutions."""
-    batches: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    direction: str = "forward"
-    peers: tuple[str, ...] = ()
-    tune: bool = False
-    device: str | None = None
-    seconds: float = 0.05
-    seed: int = 0
-    json: pathlib.Path | None = None
-    results: pathlib.Path | None = None
-
-    @property
-    def workload(self) -> str:
-        return "layers" if self.direction == "forward" else f"layers_{self.direction}"
-
-
-def layers(options: LayerOptions, console: Console | None = None) -> int:
-    """0 if every result of ours was right."""
-    console = console or _console()
-    device = chosen_device(options.device)
-    chosen = tuple(registry.chosen(options.peers, registry.LAYERS))
-    wanted = parts(options)
+def command(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Sets of layers: resnet18, resnet50, stem, depthwise, untuned; or convolutions such as "
+            "64to64_56_k3s1_b256_bias+relu.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", "-b", help="Batch sizes such as 32,256; 256 without it.", show_default=False),
+    ] = None,
+    dtype: Dtypes = None,
+    direction: Annotated[
+        str, typer.Option("--direction", "-d", help="forward, input_gradient or weight_gradient.")
+    ] = "forward",
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="cudnn-graph (the best plan of cuDNN; needs nvidia-cudnn-frontend), torch, torch-compile ("
+            "tens of seconds a layer); none. Without it: the first two.",
+            show_default=False,
+        ),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(help="Search the fastest config of all preferred rungs, instead of what a call takes."),
+    ] = False,
+    device: KernelsOn = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.05,
+    seed: InputSeed = 0,
+    json: RecordsFile = None,
+    results: RecordsFolder = None,
+) -> None:
+    """Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer."""
+    console = _console()
+    batches, dtypes, asked_peers = numbers("--batch", listed(batch)), listed(dtype), listed(peers)
+    where = kernel_device(device)
+    chosen = tuple(registry.chosen(asked_peers, registry.LAYERS))
+    wanted = wanted_parts(names, batches, dtypes, direction)
     distinct = {layer.key: layer for part in wanted for layer in part.layers}
     if not distinct:
         raise UnsupportedError(
-            f"{', '.join(options.names)} has no layers in direction {options.direction}: there is nothing to measure"
+            f"{', '.join(names)} has no layers in direction {direction}: there is nothing to measure"
         )
-    run = _Run(options, console, device)
-    if device.type == "cuda":
+    workload = "layers" if direction == "forward" else f"layers_{direction}"
+    settings = Settings(tune=tune, seed=seed, seconds_each=seconds)
+    run = _Run(workload, settings, console, where, json, results)
+    if where.type == "cuda":
         run.prepare(list(distinct.values()))
     else:
         console.print("On the twin: results are checked, and [yellow]nothing here is a speed.[/]")
@@ -89,7 +116,8 @@ def layers(options: LayerOptions, console: Console | None = None) -> int:
     failed = [record for record in failures if not record.is_peer]
     for record in failed:
         console.print(f"[red]failed:[/] {escape(record.problem)} {escape(terminal.failure(record))}")
-    return 1 if failed else 0
+    if failed:
+        raise typer.Exit(1)
 
 
 def _console() -> Console:
@@ -98,22 +126,26 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
-def parts(options: LayerOptions) -> tuple[Part, ...]:
-    for dtype in options.dtypes:
+def wanted_parts(
+    names: Sequence[str], batches: tuple[int, ...], dtypes: tuple[str, ...], direction: str
+) -> tuple[Part, ...]:
+    """The layers to measure, in parts that have a table each; empty batches and dtypes stand for the usual."""
+    for dtype in dtypes:
         if dtype not in ELEMENT_BYTES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(ELEMENT_BYTES)}")
-    return sets.parts(
-        options.names, options.batches or (256,), options.dtypes or ("fp16",), options.direction
-    )
+    return sets.parts(tuple(names), batches or (256,), dtypes or ("fp16",), direction)
 
 
 @dataclass
 class _Run:
     """One run: what it has found is filed after every layer."""
 
-    options: LayerOptions
+    workload: str
+    settings: Settings
     console: Console
     device: torch.device
+    json: pathlib.Path | None
+    results: pathlib.Path | None
     measured: dict[tuple[str, object], list[Record]] = field(default_factory=dict)
     ceilings: card.Ceilings | None = None
 
@@ -126,7 +158,7 @@ class _Run:
     def prepare(self, wanted: Sequence[Layer]) -> None:
         """Compiles everything, in parallel, and measures what the card can do."""
         here = architecture(self.device.index or 0)
-        kernels = programs(wanted, self.device, self.options.tune)
+        kernels = programs(wanted, self.device, self.settings.tune)
         self.console.print(f"compiling {len(kernels)} kernels for {here}")
         for failure in precompile(kernels, here):
             self.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")
@@ -134,22 +166,20 @@ class _Run:
         self.console.print(terminal.ceilings_line(self.ceilings))
 
     def measure(self, layer: Layer, peers: Sequence[str], say: Say) -> list[Record]:
-        options = self.options
-        settings = Settings(tune=options.tune, seed=options.seed, seconds_each=options.seconds)
         try:
             found = measure(
-                layer, self.device, peers, settings, self.ceilings, options.workload, say, self.note
+                layer, self.device, peers, self.settings, self.ceilings, self.workload, say, self.note
             )
         except RuntimeError as error:  # out of memory, a launch that fails: the other layers go on
             reason = str(error).strip() or type(error).__name__
             blank = blank_record(ops.operation(layer.operation), layer.problem, "escalade", "")
-            found = [replace(blank, workload=options.workload, failure=reason.splitlines()[0])]
+            found = [replace(blank, workload=self.workload, failure=reason.splitlines()[0])]
             free(self.device)
         records = [record.stamped(self._origin) for record in found]
-        if options.json:
-            store.write(options.json, records)
-        if options.results:
-            store.file_away(options.results, records)
+        if self.json:
+            store.write(self.json, records)
+        if self.results:
+            store.file_away(self.results, records)
         return records
 
     def show(self, part: Part) -> None:
@@ -177,6 +207,6 @@ class _Run:
             self.console.print(f"fp8 over our own fp16: {mean:.3f}× in the geometric mean")
 
     def file_ceilings(self) -> None:
-        if self.ceilings and self.options.results:
+        if self.ceilings and self.results:
             found = [record.stamped(self._origin) for record in card.records(self.ceilings)]
-            store.file_away(self.options.results, found)
+            store.file_away(self.results, found)

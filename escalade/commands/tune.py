@@ -1,4 +1,4 @@
-"""What the command `tune` does: problems measured into a table, or a whole sweep into a file to judge choices by."""
+"""The command `tune`: problems measured into a table, or a whole sweep into a file to judge choices by."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from escalade import models, ops
 from escalade.bench.ladder import free
+from escalade.commands.options import Dtypes, Layouts, Problems, listed, numbers
+from escalade.commands.progress import progress_bar
 from escalade.device.cuda import architecture
 from escalade.device.precompile import precompile
 from escalade.device.program import Program
@@ -29,7 +31,8 @@ from escalade.ops.base.problem import Problem
 from escalade.ops.choose.table import Entry, add, key_of, read, user_path
 from escalade.tune import judge as judging
 from escalade.tune import samples as store
-from escalade.tune import search, sweep
+from escalade.tune import search
+from escalade.tune import sweep as sweeping
 
 Wanted = dict[str, tuple[str, Any]]
 """Operation and problem, by key."""
@@ -38,41 +41,77 @@ TOGETHER = 16
 """Problems whose kernels are compiled at once, while those before are measured."""
 
 
-def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem]]:
-    """What the plan of a captured network asks of the ladders."""
-    concrete = for_batch(optimise(graph, dtype), dtype, batch)
-    formats = {
-        given.name: InputFormat(getattr(torch, given.dtype), "nchw" if len(given.shape) == 4 else "flat")
-        for given in graph.inputs
-    }
-    plan = make_plan(concrete, dtype, torch.device("cpu"), formats)
-    return [(step.lowered.operation, step.lowered.problem) for step in plan.steps if step.lowered]
+def command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Networks of escalade.models, such as resnet18; with --problem, the operation that it is of.",
+            show_default=False,
+        ),
+    ] = None,
+    problem: Problems = None,
+    dtype: Dtypes = None,
+    layout: Layouts = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes of networks, separated by commas.")] = "1,8,32,256",
+    table: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="The table to fill; yours for this GPU without it.", show_default=False),
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Measure anew what the table already has.")] = False,
+    sweep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Instead: time every candidate of so many random convolutions into the file --out, which is "
+            "gone on with if it is there.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random convolutions.")] = 0,
+    judge: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="Instead: how the choices that need no measurement compare with the best of such a file. Fails if any "
+            "takes more than twice as long. Needs no GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[pathlib.Path, typer.Option(help="Where --sweep writes.")] = pathlib.Path("sweep.jsonl"),
+) -> None:
+    """Measure every rung and config for the steps of networks, or for problems, and remember the fastest.
+
+    Entries are saved as they are found: a run that is stopped goes on where it was when it is started again.
+    """
+    instead = sum((sweep is not None, judge is not None))
+    if instead > 1 or (instead and (names or problem)):
+        raise typer.BadParameter("--sweep, --judge and what is to be tuned exclude each other")
+    if judge is not None:
+        if not choices_hold(judge, Console()):
+            raise typer.Exit(1)
+    elif sweep is not None:
+        sweep_into(out, sweep, seed)
+    else:
+        batches = numbers("--batch", listed([batch]))
+        dtypes, layouts = tuple(dtype or ("fp16",)), tuple(layout or ("nhwc",))
+        named, problems = tuple(names or ()), tuple(problem or ())
+        _check(named, problems, dtypes, layouts)
+        device = _require_gpu()
+        wanted = (
+            _of_problems(named[0], problems, dtypes, layouts)
+            if problems
+            else _of_networks(named, dtypes, batches)
+        )
+        if not wanted:
+            raise UnsupportedError(
+                f"{', '.join(named)} asks nothing of the ladders: there is nothing to tune"
+            )
+        fill(table or user_path(torch.cuda.get_device_name(device)), wanted, device, again)
 
 
-@dataclass(frozen=True)
-class TuneOptions:
-    names: tuple[str, ...]
-    """Networks; or, with problems, the operation that they are of."""
-    problems: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ("fp16",)
-    layouts: tuple[str, ...] = ("nhwc",)
-    batches: tuple[int, ...] = (1,)
-    """Of networks; problems have theirs in the name."""
-    table: pathlib.Path | None = None
-    again: bool = False
-
-
-def tune(options: TuneOptions) -> int:
+def fill(path: pathlib.Path, wanted: Wanted, device: torch.device, again: bool) -> None:
     """Measures what the table does not have yet; every entry is saved when it is found."""
-    _check(options)
-    device = _gpu()
-    wanted = _of_problems(options) if options.problems else _of_networks(options)
-    if not wanted:
-        names = ", ".join(options.names)
-        raise UnsupportedError(f"{names} asks nothing of the ladders: there is nothing to tune")
-    path = options.table or user_path(torch.cuda.get_device_name(device))
     table = read(path, "your table")
-    missing = {key: value for key, value in wanted.items() if options.again or key not in table.entries}
+    missing = {key: value for key, value in wanted.items() if again or key not in table.entries}
     console = Console(stderr=True)
     found = 0
 
@@ -87,14 +126,24 @@ def tune(options: TuneOptions) -> int:
     console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them asked for now")
     if missing and not found:
         raise UnsupportedError("none of what was asked for could be measured, so nothing was tuned")
-    return 0
 
 
-def sweep_into(path: pathlib.Path, count: int, seed: int) -> int:
-    """Every candidate of random problems, timed; problems that the file has already are not measured again."""
-    device = _gpu()
+def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem]]:
+    """What the plan of a captured network asks of the ladders."""
+    concrete = for_batch(optimise(graph, dtype), dtype, batch)
+    formats = {
+        given.name: InputFormat(getattr(torch, given.dtype), "nchw" if len(given.shape) == 4 else "flat")
+        for given in graph.inputs
+    }
+    plan = make_plan(concrete, dtype, torch.device("cpu"), formats)
+    return [(step.lowered.operation, step.lowered.problem) for step in plan.steps if step.lowered]
+
+
+def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:
+    """Times every candidate of random problems; problems that the file has already are not measured again."""
+    device = _require_gpu()
     there = store.resume(path)
-    wanted: Wanted = {key_of(SWEPT, p): (SWEPT, p) for p in sweep.problems(count, seed)}
+    wanted: Wanted = {key_of(SWEPT, p): (SWEPT, p) for p in sweeping.problems(count, seed)}
     missing = {key: value for key, value in wanted.items() if key not in there}
     console = Console(stderr=True)
 
@@ -106,63 +155,64 @@ def sweep_into(path: pathlib.Path, count: int, seed: int) -> int:
 
     _go_through(missing, device, console, measure)
     console.print(f"{path}: {len(wanted)} problems, {len(missing)} of them asked for now")
-    return 0
 
 
-def judge(path: pathlib.Path, console: Console | None = None) -> int:
-    """Needs no GPU. 1 if any choice takes more than twice as long as the best, or was not measured."""
+def choices_hold(path: pathlib.Path, console: Console) -> bool:
+    """Whether no choice was left unmeasured or takes more than twice as long as the best. Needs no GPU."""
     swept = store.load(path)
     if not swept:
         raise UnsupportedError(
             f"{path} has no measured problems; `escalade tune --sweep 300 --out {path}` fills it"
         )
-    return judging.show(judging.judge(swept), judging.calibrations(swept), console or Console())
+    return judging.show(judging.judge(swept), judging.calibrations(swept), console) == 0
 
 
-def _gpu() -> torch.device:
+def _require_gpu() -> torch.device:
     if not torch.cuda.is_available():
         raise UnsupportedError("tuning measures kernels, and there is no GPU here")
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _check(options: TuneOptions) -> None:
-    """What can be said of the names before anything is measured."""
-    if not options.problems:
-        if not options.names:
+def _check(
+    names: Sequence[str], problems: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
+) -> None:
+    """Refuses names that are wrong before anything is measured."""
+    if not problems:
+        if not names:
             raise UnsupportedError(
                 f"nothing to tune is named; there are the networks {', '.join(models.NAMES)}"
             )
-        for dtype in options.dtypes:
+        for dtype in dtypes:
             require_dtype(dtype)
         return
-    if len(options.names) != 1:
+    if len(names) != 1:
         raise UnsupportedError(
-            f"problems are of one operation, as in `escalade tune conv2d --problem …`; {len(options.names)} are named"
+            f"problems are of one operation, as in `escalade tune conv2d --problem …`; {len(names)} are named"
         )
-    operation = ops.operation(options.names[0])
-    known = {"dtype": (options.dtypes, operation.dtypes), "layout": (options.layouts, operation.layouts)}
+    operation = ops.operation(names[0])
+    known = {"dtype": (dtypes, operation.dtypes), "layout": (layouts, operation.layouts)}
     for what, (given, there) in known.items():
         for one in given:
             if one not in there:
                 raise UnsupportedError(f"{operation.name} has no {what} {one!r}; it has {', '.join(there)}")
 
 
-def _of_networks(options: TuneOptions) -> Wanted:
+def _of_networks(names: Sequence[str], dtypes: Sequence[str], batches: Sequence[int]) -> Wanted:
+    """What the plans of networks ask of the ladders."""
     wanted: Wanted = {}
-    for name in options.names:
+    for name in names:
         model, example = models.model(name)
         graph = capture(model, (example,))
-        for dtype, batch in itertools.product(options.dtypes, options.batches):
+        for dtype, batch in itertools.product(dtypes, batches):
             for operation, problem in problems_of(graph, dtype, batch):
                 wanted[key_of(operation, problem)] = operation, problem
     return wanted
 
 
-def _of_problems(options: TuneOptions) -> Wanted:
-    (name,) = options.names
+def _of_problems(name: str, problems: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]) -> Wanted:
     operation = ops.operation(name)
     wanted: Wanted = {}
-    for text, dtype, layout in itertools.product(options.problems, options.dtypes, options.layouts):
+    for text, dtype, layout in itertools.product(problems, dtypes, layouts):
         problem = replace(operation.parse(text), dtype=dtype, layout=layout)
         wanted[key_of(name, problem)] = name, problem
     return wanted
@@ -175,9 +225,8 @@ def _go_through(
     card, here = Card.of(device), architecture(device.index)
     items = list(wanted.items())
     groups = [items[first : first + TOGETHER] for first in range(0, len(items), TOGETHER)]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        progress_bar(console, transient=False, disable=not console.is_terminal) as progress,
         ThreadPoolExecutor(1) as ahead,
     ):
         compiling = progress.add_task("compiling", total=0)

@@ -107,12 +107,12 @@ def test_an_unknown_direction_is_refused() -> None:
 
 
 def test_a_set_with_batches_of_its_own_is_measured_once() -> None:
-    options = command.LayerOptions(("untuned", "resnet18"), (8, 32), ("fp16",))
-    titles = [part.title for part in command.parts(options)]
+    parts = command.wanted_parts(("untuned", "resnet18"), (8, 32), ("fp16",), "forward")
+    titles = [part.title for part in parts]
     assert len(titles) == 3 and sum(title.startswith("untuned") for title in titles) == 1
     assert "resnet18, forward, fp16, batch 32" in titles
     with pytest.raises(UnsupportedError, match="no dtype 'fp15'"):
-        command.parts(command.LayerOptions(("resnet18",), (), ("fp15",)))
+        command.wanted_parts(("resnet18",), (), ("fp15",), "forward")
 
 
 # Peers

@@ -195,11 +195,11 @@ def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[..., None]:
     """The CPU in the place of a GPU: kernels run on the twin and need no compiling ahead."""
-    monkeypatch.setattr(commands, "_gpu", lambda: CPU)
+    monkeypatch.setattr(commands, "_require_gpu", lambda: CPU)
     monkeypatch.setattr(commands, "architecture", lambda index: "sm_90a")
     monkeypatch.setattr(commands, "precompile", lambda programs, here, done: [done(p) for p in programs])
     monkeypatch.setattr(
-        commands.sweep, "problems", lambda count, seed: tuple(ScaleProblem(100 + n) for n in range(count))
+        commands.sweeping, "problems", lambda count, seed: tuple(ScaleProblem(100 + n) for n in range(count))
     )
     monkeypatch.setattr(commands, "SWEPT", "scale")
 
@@ -228,7 +228,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     stopped = samples.load(path)
     assert len(stopped) == 2
     monkeypatch.setattr(search, "samples", real)
-    assert commands.sweep_into(path, 4, 0) == 0
+    commands.sweep_into(path, 4, 0)
     found = samples.load(path)
     assert len(found) == 4 and all(found[key] == stopped[key] for key in stopped)
 
@@ -237,10 +237,10 @@ def test_a_sweep_measures_only_what_is_missing(
     as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
-    assert commands.sweep_into(path, 1, 0) == 0
+    commands.sweep_into(path, 1, 0)
     first = path.read_text()
     made = with_operation.inputs_made
-    assert commands.sweep_into(path, 3, 0) == 0
+    commands.sweep_into(path, 3, 0)
     assert with_operation.inputs_made == made + 2
     assert path.read_text().startswith(first) and len(samples.load(path)) == 3
 
@@ -249,21 +249,23 @@ def test_named_problems_are_tuned_into_a_table_once(
     as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "card.json"
-    options = commands.TuneOptions(("scale",), ("scale_50", "scale_60"), ("fp32",), ("nchw",), table=path)
-    assert commands.tune(options) == 0
+    named = (["scale"], ["scale_50", "scale_60"], ["fp32"], ["nchw"])
+    commands.command(*named, table=path)
     entries = read(path, "mine").entries
     assert set(entries) == {"scale scale_50 fp32 nchw", "scale scale_60 fp32 nchw"}
     made = with_operation.inputs_made
-    assert commands.tune(options) == 0 and with_operation.inputs_made == made
-    assert commands.tune(replace(options, again=True)) == 0 and with_operation.inputs_made > made
+    commands.command(*named, table=path)
+    assert with_operation.inputs_made == made
+    commands.command(*named, table=path, again=True)
+    assert with_operation.inputs_made > made
 
 
 def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: pathlib.Path) -> None:
-    for names in ((), ("scale", "scale")):
+    for names in ([], ["scale", "scale"]):
         with pytest.raises(UnsupportedError, match="problems are of one operation"):
-            commands.tune(commands.TuneOptions(names, ("scale_50",), table=tmp_path / "card.json"))
+            commands.command(names, ["scale_50"], table=tmp_path / "card.json")
     with pytest.raises(UnsupportedError, match="nothing to tune is named"):
-        commands.tune(commands.TuneOptions((), table=tmp_path / "card.json"))
+        commands.command([], table=tmp_path / "card.json")
 
 
 # --- judging
@@ -281,14 +283,14 @@ def swept(path: pathlib.Path, chosen_us: float | None, best_us: float = 10.0) ->
     )
 
 
-@pytest.mark.parametrize(("chosen_us", "code"), [(10.0, 0), (19.9, 0), (20.1, 1), (None, 1)])
+@pytest.mark.parametrize(("chosen_us", "holds"), [(10.0, True), (19.9, True), (20.1, False), (None, False)])
 def test_a_choice_beyond_twice_the_best_fails(
-    tmp_path: pathlib.Path, chosen_us: float | None, code: int
+    tmp_path: pathlib.Path, chosen_us: float | None, holds: bool
 ) -> None:
     path = tmp_path / "sweep.jsonl"
     swept(path, chosen_us)
     text = io.StringIO()
-    assert commands.judge(path, Console(file=text, width=160)) == code
+    assert commands.choices_hold(path, Console(file=text, width=160)) is holds
     assert PROBLEM.name in text.getvalue()
     if chosen_us:
         assert f"{chosen_us / 10:.2f} at worst" in text.getvalue()
@@ -299,7 +301,7 @@ def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
     (verdict,) = judge.judge(samples.load(path))
     assert verdict.chosen_us is None and verdict.reason.startswith("not measured")
-    assert commands.judge(path, Console(file=io.StringIO())) == 1
+    assert not commands.choices_hold(path, Console(file=io.StringIO()))
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
@@ -320,7 +322,7 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
 
 def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="no measured problems"):
-        commands.judge(tmp_path / "none.jsonl")
+        commands.choices_hold(tmp_path / "none.jsonl", Console(file=io.StringIO()))
 
 
 def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:

@@ -1,0 +1,89 @@
+"""The command `explain`: the plan of a network, to read."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade import files, models
+from escalade.bench.networks.steps import time_steps
+from escalade.commands.devices import network_device
+from escalade.commands.options import NetworkOn
+from escalade.engine import compile, load
+from escalade.engine.engine import Engine
+from escalade.engine.explain import explain_plan
+from escalade.engine.graph.graph import fixed
+from escalade.engine.plan.program import KernelProgram
+from escalade.errors import UnsupportedError
+from escalade.measure import ceilings as card
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model such as resnet18, or the file of a saved engine.", show_default=False),
+    ],
+    batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", "-t", help="fp32, tf32, fp16 (the default), bf16 or fp8.", show_default=False
+        ),
+    ] = None,
+    device: NetworkOn = None,
+    time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the plan to this file too.")] = None,
+) -> None:
+    """The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to PyTorch."""
+    console = Console()
+    where = network_device(device)
+    if time and where.type != "cuda":
+        raise UnsupportedError("--time measures on a GPU, and there is none")
+    if batch < 1:
+        raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
+    engine, inputs = _network(model, batch, dtype, where)
+    program = engine.program(*inputs)
+    if isinstance(program, KernelProgram) and time:
+        console.print("measuring the card's ceilings, then the steps")
+        explanation = explain_plan(program.plan, card.measure(where).floor_us)
+        explanation = explanation.with_times(*time_steps(program, inputs, where))
+    else:
+        explanation = explain_plan(program.plan)
+    if where.type != "cuda":
+        note = "This is the plan without a GPU's limits; on the CPU PyTorch runs every step of it."
+        explanation = replace(explanation, notes=(*explanation.notes, note))
+    explanation = replace(explanation, title=model)
+    console.print(explanation)
+    if json:
+        files.replace(json, (explanation.to_json() + "\n").encode())
+        console.print(f"wrote {escape(str(json))}")
+
+
+def _network(
+    name: str, batch: int, dtype: str | None, device: torch.device
+) -> tuple[Engine, tuple[torch.Tensor, ...]]:
+    """A network of that name with random weights, or the engine of a file."""
+    if name in models.MODELS:
+        model, _ = models.model(name)
+        x = models.example(name, batch).to(device)
+        dtype = dtype or "fp16"
+        calibration = [x] if dtype == "fp8" else None
+        return compile(model, x, dtype=dtype, device=device, calibration=calibration), (x,)
+    if not pathlib.Path(name).is_file():
+        raise UnsupportedError(
+            f"{name!r} is neither a model ({', '.join(models.MODELS)}) nor the file of a saved engine"
+        )
+    engine = load(name, device=device)
+    if dtype not in (None, engine.dtype):
+        raise UnsupportedError(f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again")
+    inputs = tuple(
+        torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=device)
+        for given in engine.graph.inputs
+    )
+    return engine, inputs

@@ -1,0 +1,57 @@
+"""The command `precompile`: kernels into the cache, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade import ops
+from escalade.bench import ladder as climbing
+from escalade.commands.compiling import compile_all
+from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs
+from escalade.commands.selection import Selection, check_names
+from escalade.measure import verify as verifying
+from escalade.ops.base.cards import typical
+from escalade.ops.base.rung import ALL_ARCHITECTURES
+
+
+def command(
+    operation: Operation,
+    arch: Annotated[str, typer.Option(help="The GPU architecture; an H100 or H200 is sm_90a.")] = "sm_90a",
+    problem: Problems = None,
+    rung: Rungs = None,
+    dtype: Dtypes = None,
+    layout: Layouts = None,
+    tune: Annotated[bool, typer.Option(help="Every config, as `ladder --tune` needs them.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; one a core without it.", show_default=False, min=1)
+    ] = None,
+) -> None:
+    """Compile the kernels of an operation into the cache, in parallel. Needs no GPU."""
+    console = Console()
+    check_names("architecture", (arch,), ALL_ARCHITECTURES)
+    chosen = ops.operation(operation)
+    selection = Selection.of(problem, rung, dtype, layout)
+    problems = selection.parsed(chosen) or (
+        *chosen.small_problems, *chosen.problems, *climbing.crossover(chosen),
+    )  # fmt: skip
+    planned = verifying.jobs(
+        chosen,
+        torch.device("cpu"),
+        problems=problems,
+        rungs=selection.rungs,
+        dtypes=selection.dtypes,
+        layouts=selection.layouts,
+        configs="all" if tune else "default",
+        card=typical(arch),
+    )
+    selection.require_work(planned, "compile")
+    failures = compile_all(planned, arch, workers, console)
+    for failure in failures:
+        console.print(f"[red]refused:[/] {escape(failure.message)}")
+    if failures:
+        raise typer.Exit(1)

@@ -1,0 +1,39 @@
+"""What a terminal shows while a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+Say = Callable[[str], None]
+
+
+def progress_bar(
+    console: Console, clock: ProgressColumn | None = None, *, transient: bool = True, disable: bool = False
+) -> Progress:
+    """A bar with what is done of how many, and the time that has passed or what `clock` shows."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(
+        *columns, clock or TimeElapsedColumn(), console=console, transient=transient, disable=disable
+    )
+
+
+@contextmanager
+def status(console: Console) -> Iterator[Say]:
+    """One line that changes on a terminal, one line each in a log."""
+    if not console.is_terminal:
+        yield lambda text: console.print(escape(text))
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(escape(text))

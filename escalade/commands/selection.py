@@ -1,0 +1,83 @@
+"""A part of an operation's ladder, as the options of `ladder`, `verify` and `precompile` name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from escalade import ops
+from escalade.errors import UnsupportedError
+from escalade.measure import verify as verifying
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Problems, rungs, dtypes and layouts by name; empty stands for all."""
+
+    problems: tuple[str, ...]
+    rungs: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        problems: list[str] | None,
+        rungs: list[str] | None,
+        dtypes: list[str] | None,
+        layouts: list[str] | None,
+    ) -> Selection:
+        """The selection that options name; those that were not given are None."""
+        return cls(tuple(problems or ()), tuple(rungs or ()), tuple(dtypes or ()), tuple(layouts or ()))
+
+    def parsed(self, operation: ops.Operation[Any]) -> tuple[Any, ...]:
+        """The problems, of an operation that must know every name."""
+        check_names("dtype", self.dtypes, operation.dtypes)
+        check_names("layout", self.layouts, operation.layouts)
+        for rung in self.rungs:
+            operation.ladder.rung(rung)
+        return tuple(operation.parse(name) for name in self.problems)
+
+    def parsed_by(self, operations: Sequence[ops.Operation[Any]]) -> dict[str, tuple[Any, ...]]:
+        """The problems, by the names of the operations that know every name; if none does, why the last does not."""
+        found: dict[str, tuple[Any, ...]] = {}
+        refusal: UnsupportedError | None = None
+        for operation in operations:
+            try:
+                found[operation.name] = self.parsed(operation)
+            except UnsupportedError as unknown:
+                refusal = unknown
+        if not found and refusal is not None:
+            if len(operations) == 1:
+                raise refusal
+            raise UnsupportedError(f"no operation has all that is named; the last one says: {refusal}")
+        return found
+
+    def require_work(self, planned: Sequence[verifying.Job], what: str) -> None:
+        """Something is left to do, and of everything that was named a part: what nobody ran is not right."""
+        wanted = [job for job in planned if not job.refusal]
+        kinds: dict[str, tuple[tuple[str, ...], Callable[[verifying.Job], str]]] = {
+            "problem": (self.problems, lambda job: str(job.problem.name)),
+            "rung": (self.rungs, lambda job: job.rung.name),
+            "dtype": (self.dtypes, lambda job: str(job.problem.dtype)),
+            "layout": (self.layouts, lambda job: str(job.problem.layout)),
+        }
+        for kind, (names, name_of) in kinds.items():
+            if not names:
+                continue
+            done = {name_of(job) for job in wanted}
+            for idle in dict.fromkeys(name_of(job) for job in planned):
+                if idle not in done:
+                    refusal = next(job.refusal for job in planned if name_of(job) == idle)
+                    raise UnsupportedError(f"there is nothing to {what} for {kind} {idle}: {refusal}")
+        if not wanted:
+            refusal = planned[0].refusal if planned else "nothing that there is has been named"
+            raise UnsupportedError(f"there is nothing to {what}: {refusal}")
+
+
+def check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuses a name that is not among the known ones."""
+    for name in given:
+        if name not in known:
+            raise UnsupportedError(f"there is no {what} {name!r} here; there is {', '.join(known)}")

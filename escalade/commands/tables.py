@@ -1,0 +1,26 @@
+"""The command `tables`: the generated parts of README.md and docs."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from escalade.report import tables as generated
+
+
+def command(
+    check: Annotated[bool, typer.Option(help="Change nothing; fail if a table is out of date.")] = False,
+    results: Annotated[pathlib.Path, typer.Option(help="Where the records are.")] = pathlib.Path("results"),
+    root: Annotated[pathlib.Path, typer.Option(help="The folder of README.md and docs.")] = pathlib.Path("."),
+) -> None:
+    """The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/."""
+    generated.require_records(results)
+    if check:
+        stale = generated.stale(results, root)
+        for path in stale:
+            typer.echo(f"{path} is not what results/ says; run: escalade tables")
+        raise typer.Exit(1 if stale else 0)
+    for path in generated.write(results, root):
+        typer.echo(f"wrote {path}")

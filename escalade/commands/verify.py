@@ -1,0 +1,83 @@
+"""The command `verify`: every rung on every problem, against the reference."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade import ops
+from escalade.commands.compiling import compile_for
+from escalade.commands.devices import kernel_device
+from escalade.commands.options import Dtypes, KernelsOn, Layouts, Problems, Rungs
+from escalade.commands.progress import progress_bar
+from escalade.commands.selection import Selection
+from escalade.device.run import TwinOptions
+from escalade.device.twin import Order
+from escalade.measure import verify as verifying
+from escalade.report import terminal
+
+
+def command(
+    operation: Annotated[
+        str | None, typer.Argument(help="Without it: all operations.", show_default=False)
+    ] = None,
+    problem: Problems = None,
+    rung: Rungs = None,
+    dtype: Dtypes = None,
+    layout: Layouts = None,
+    device: KernelsOn = None,
+    all_configs: Annotated[
+        bool, typer.Option(help="Every config of every rung, not only the default.")
+    ] = False,
+    checks: Annotated[
+        bool, typer.Option(help="On the twin: check every memory access, races and overruns.")
+    ] = False,
+    order: Annotated[int, typer.Option(help="On the twin: shuffle threads and blocks by this seed.")] = 0,
+    late: Annotated[
+        bool, typer.Option(help="On the twin: asynchronous operations as late as allowed.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the random inputs; a fresh one each time without it.", show_default=False),
+    ] = None,
+) -> None:
+    """Every rung on every problem against the float64 reference. Fails if any result is wrong."""
+    console = Console()
+    where = kernel_device(device)
+    drawn = secrets.randbelow(2**31) if seed is None else seed
+    twin = TwinOptions(Order(order, late), checks)
+    selection = Selection.of(problem, rung, dtype, layout)
+    asked = [ops.operation(operation)] if operation else list(ops.OPERATIONS.values())
+    work = {
+        ops.operation(name): verifying.jobs(
+            ops.operation(name),
+            where,
+            problems=problems or None,
+            rungs=selection.rungs,
+            dtypes=selection.dtypes,
+            layouts=selection.layouts,
+            configs="all" if all_configs else "default",
+        )
+        for name, problems in selection.parsed_by(asked).items()
+    }
+    selection.require_work([job for planned in work.values() for job in planned], "verify")
+    failed = 0
+    for each, planned in work.items():
+        compile_for(planned, where, console, checks)
+        outcomes = []
+        with progress_bar(console) as progress:
+            task = progress.add_task(f"verifying {each.name}", total=len(planned))
+            for outcome in verifying.run(each, where, planned, drawn, twin):
+                outcomes.append(outcome)
+                progress.update(task, advance=1, description=f"{each.name} {outcome.rung}")
+                if outcome.failed:
+                    progress.console.print(f"[red]wrong:[/] {escape(f'{outcome.label}: {outcome.failure}')}")
+        console.print(terminal.verify_table(each, outcomes))
+        failed += sum(outcome.failed for outcome in outcomes)
+    console.print(f"seed {drawn}: " + ("[red]" + f"{failed} wrong[/]" if failed else "[green]all right[/]"))
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,60 @@
+"""The demo: kernels run in it, also without a GPU, and a wrong result ends it."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+from torch import nn
+
+from escalade.bench.networks.judging import standard
+from escalade.bench.networks.workload import Workload
+from escalade.commands import demo
+from escalade.device.twin import launch
+
+
+def small(size: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 16, 5)
+    ).eval()
+
+
+def images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(count, 8, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+SMALL = Workload("small", small, images, 4, batches=(1,), dtypes=("fp16",), peers={}, parts={})
+
+
+def test_the_network_of_the_demo_runs_on_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    real = launch.TwinKernel.launch
+
+    def counted(kernel: launch.TwinKernel, *arguments: object, **keywords: object) -> object:
+        launched.append(kernel)
+        return real(kernel, *arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch.TwinKernel, "launch", counted)
+    monkeypatch.setattr(demo, "workload", lambda name: SMALL)
+    text = io.StringIO()
+    demo._network(Console(file=text, width=200), "twin")
+    assert launched and "compiled in fp16 for the twin" in text.getvalue()
+    assert "4 of 4 images" in text.getvalue() and "The kernels compute what PyTorch does" in text.getvalue()
+
+
+def test_a_wrong_result_ends_the_demo() -> None:
+    model, x = small(4, 0), images(4, 4, 0, torch.device("cpu"))
+    with torch.no_grad():
+        right = model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    wanted = standard(model, x, "fp16", exact)
+    text = io.StringIO()
+    demo._compare(Console(file=text), right, right, wanted)
+    with pytest.raises(typer.Exit) as end:
+        demo._compare(Console(file=text), right + 1, right, wanted)
+    assert end.value.exit_code == 1 and "That is wrong" in text.getvalue()
