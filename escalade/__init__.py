@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from escalade.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from escalade import ops
     from escalade.engine import Engine, compile, load
 
-__version__ = "0.1.0"
-__all__ = ["Engine", "compile", "load", "ops"]
+__all__ = ["Engine", "__version__", "compile", "load", "ops"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from escalade import __version__
 from escalade.errors import EscaladeError
 from escalade.shown import shown
+from escalade.version import VERSION
 
 _LINES = "\n\t"
 """What a message may have in it: compilers' have lines."""
@@ -68,7 +68,7 @@ for _name, _summary in COMMANDS.items():
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(__version__)
+        typer.echo(VERSION)
         raise typer.Exit
 
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-import escalade
 from escalade import files, outside, parsing
 from escalade.errors import EscaladeError
+from escalade.version import VERSION
 
 SWEEPS = "_sweep.jsonl"
 """How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
@@ -264,7 +264,7 @@ def versions() -> dict[str, str]:
     from escalade.device.nvrtc import compiler_version
 
     found = {
-        "escalade": escalade.__version__,
+        "escalade": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
@@ -300,7 +300,7 @@ def commit() -> str:
         "-c",
         "core.fsmonitor=false",
         "-C",
-        pathlib.Path(escalade.__file__).parent,
+        pathlib.Path(__file__).parent.parent,
     )
     name = outside.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
     if not name:
