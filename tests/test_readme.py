@@ -48,7 +48,7 @@ def test_code_quoted_from_the_sources_is_in_the_sources() -> None:
     page = (ROOT / "docs" / "adding-a-rung.md").read_text()
     for language, source in (
         ("cuda", "escalade/kernels/conv2d/direct.cu"),
-        ("python", "escalade/ops/conv2d/direct.py"),
+        ("python", "escalade/ops/conv2d/rungs/direct.py"),
     ):
         known = {line.strip() for line in (ROOT / source).read_text().splitlines()}
         for block in blocks(page, language):

@@ -83,11 +83,6 @@ def ablations(operation: Operation[Any]) -> dict[str, dict[str, Rung[Any]]]:
     return found
 
 
-def crossover(operation: Operation[Any]) -> tuple[Any, ...]:
-    """The sweep of problems that shows where one algorithm overtakes another, if the operation has one."""
-    return tuple(getattr(sys.modules[type(operation).__module__], "CROSSOVER", ()))
-
-
 def free(device: torch.device) -> None:
     """Gives the memory of one problem back before the next one asks for it."""
     gc.collect()

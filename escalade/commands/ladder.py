@@ -104,7 +104,7 @@ def command(
 
 def _usual_problems(operation: Any, device: torch.device, crossover: bool) -> tuple[Any, ...]:
     if crossover:
-        sweep = climbing.crossover(operation)
+        sweep = operation.crossover
         if not sweep:
             raise UnsupportedError(f"{operation.name} has no crossover sweep; leave --crossover out")
         return sweep

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import ops
-from escalade.bench import ladder as climbing
 from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs
 from escalade.commands.selection import Selection, check_names
@@ -37,7 +36,7 @@ def command(
     chosen = ops.operation(operation)
     selection = Selection.of(problem, rung, dtype, layout)
     problems = selection.parsed(chosen) or (
-        *chosen.small_problems, *chosen.problems, *climbing.crossover(chosen),
+        *chosen.small_problems, *chosen.problems, *chosen.crossover,
     )  # fmt: skip
     planned = verifying.jobs(
         chosen,

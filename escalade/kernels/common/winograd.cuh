@@ -114,7 +114,7 @@ __device__ __forceinline__ void transform_output(float (&m)[6][6]) {
 }
 
 // The images cut into tiles of outputs, counted along rows, then columns, then images.
-struct TileGrid {  // filled by escalade/ops/conv2d/winograd.py, in this order
+struct TileGrid {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order
     int rows, columns;  // tiles down and across one image
     int first, count;   // the tiles that this launch works on
     int room;           // tiles that V and M have room for: `count` in whole blocks of the product

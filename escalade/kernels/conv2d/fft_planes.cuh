@@ -8,7 +8,7 @@
 
 using Tiles = FftTiles<TILE, PLANES, THREADS>;
 
-struct FftPlanes {  // filled by escalade/ops/conv2d/fft.py, in this order
+struct FftPlanes {  // filled by escalade/ops/conv2d/rungs/fft.py, in this order
     int planes, channels, height, width;
     int pad_h, pad_w;
     int tiles_h, tiles_w, step_h, step_w;

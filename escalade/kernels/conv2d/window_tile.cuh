@@ -51,7 +51,7 @@ constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDT
 static_assert(TILE_PIXELS <= WGMMA_N, "a tile is one product wide");
 static_assert(!STACKED || ONE_BOX, "images are whole");
 
-struct WindowShape {  // filled by escalade/ops/conv2d/window_tiling.py, in this order
+struct WindowShape {  // filled by escalade/ops/conv2d/rungs/window_tiling.py, in this order
     int batch, channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
         shortcut_channels;
 };

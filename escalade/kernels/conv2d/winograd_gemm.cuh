@@ -20,7 +20,7 @@ constexpr int TILE_SLICE = SPLIT ? BLOCK_TILES * BLOCK_CHANNELS : BLOCK_CHANNELS
 constexpr int FILTER_SLICE = BLOCK_CHANNELS * BLOCK_FILTERS;
 constexpr int GEMM_SLICE = TILE_SLICE + FILTER_SLICE;  // floats of shared memory a stage
 
-struct GemmShape {  // filled by escalade/ops/conv2d/winograd.py, in this order
+struct GemmShape {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order
     int channels, filters;           // rounded up to 4
     int tile_blocks, filter_blocks;  // V and M have room for whole blocks of tiles
 };

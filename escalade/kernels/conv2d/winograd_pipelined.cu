@@ -10,7 +10,7 @@
 
 static_assert(STAGE_THREADS == GEMM_THREADS, "one launch, one block size");
 
-struct Roles {  // filled by escalade/ops/conv2d/winograd.py, in this order
+struct Roles {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order
     int input_blocks, gemm_blocks, output_blocks;
     int channel_blocks, filter_blocks;  // of the input and output stage
 };

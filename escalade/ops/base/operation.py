@@ -38,6 +38,8 @@ class Operation(ABC, Generic[P]):
     """The problems that `escalade ladder` measures."""
     small_problems: tuple[P, ...]
     """Problems small enough for the twin, that between them reach every branch of the kernels."""
+    crossover: tuple[P, ...] = ()
+    """A sweep of problems that shows where one algorithm overtakes another, if the operation has one."""
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     weights_stay: ClassVar[bool] = False

@@ -13,7 +13,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, library, require_alike, require_rung
-from escalade.ops.conv2d.ladder import CONV2D
+from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
 

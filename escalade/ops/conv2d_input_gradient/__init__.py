@@ -1,7 +1,7 @@
 """A convolution's input gradient: `conv2d_input_gradient` is the operator, `Conv2dInputGradient` the operation."""
 
-from escalade.ops.conv2d_input_gradient.ladder import CONV2D_INPUT_GRADIENT, Conv2dInputGradient
 from escalade.ops.conv2d_input_gradient.op import conv2d_input_gradient
+from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT, Conv2dInputGradient
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 __all__ = [

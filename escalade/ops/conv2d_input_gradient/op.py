@@ -12,10 +12,10 @@ from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung, without_launch
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d_input_gradient.duality import MOST_CLASSES
-from escalade.ops.conv2d_input_gradient.ladder import CONV2D_INPUT_GRADIENT
+from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.reference import empty_output
+from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_CLASSES
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
 from escalade.ops.shared.pooling import two
 

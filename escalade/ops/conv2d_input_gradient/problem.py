@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.conv2d.gradient import GradientProblem
+from escalade.ops.conv2d.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")

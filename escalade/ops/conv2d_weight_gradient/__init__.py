@@ -1,7 +1,7 @@
 """The gradient of conv2d's weights: `conv2d_weight_gradient` is the operator, `Conv2dWeightGradient` the operation."""
 
-from escalade.ops.conv2d_weight_gradient.ladder import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradient
 from escalade.ops.conv2d_weight_gradient.op import conv2d_weight_gradient
+from escalade.ops.conv2d_weight_gradient.operation import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradient
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 
 __all__ = [

@@ -13,11 +13,11 @@ from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
-from escalade.ops.conv2d_weight_gradient.hopper import WGMMA
-from escalade.ops.conv2d_weight_gradient.ladder import CONV2D_WEIGHT_GRADIENT
+from escalade.ops.conv2d_weight_gradient.operation import CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
 from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
 from escalade.ops.shared.pooling import two
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES
-from escalade.ops.conv2d.gradient import GradientProblem
+from escalade.ops.conv2d.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 

@@ -11,7 +11,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, STORAGE
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
-from escalade.ops.few_channels.ladder import FEW_CHANNELS
+from escalade.ops.few_channels.operation import FEW_CHANNELS
 from escalade.ops.few_channels.problem import MOST_CHANNELS, MOST_FILTERS, SOURCES, FewChannelsProblem
 from escalade.ops.few_channels.reference import empty_output
 from escalade.ops.shared.images import MEMORY_FORMAT, laid_out, layout_of

@@ -11,7 +11,7 @@ from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, Worksp
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.classes import axes, pixel_classes
+from escalade.ops.conv2d_input_gradient.rungs.classes import axes, pixel_classes
 
 parse = Conv2dInputGradientProblem.parse
 

@@ -19,9 +19,10 @@ from escalade.ops.base.card import MOST_SHARED
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
-from escalade.ops.conv2d_weight_gradient.few_channels import FEW_CHANNELS
-from escalade.ops.conv2d_weight_gradient.hopper import TILES, WGMMA, WINDOW, WgmmaConfig, WindowConfig
-from escalade.ops.conv2d_weight_gradient.parts import Work
+from escalade.ops.conv2d_weight_gradient.rungs.parts import Work
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import TILES, WGMMA, WgmmaConfig
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW, WindowConfig
 from tests import formulas
 from tests.support import Sample, check
 

@@ -1,0 +1,35 @@
+// columns[k][pixel] = x[n][c][oh*stride_h - pad_h + r*dilation_h][ow*stride_w - pad_w + s*dilation_w]      (NCHW)
+// with k = (c, r, s) and pixel = (n, oh, ow); zero where the tap falls into the padding.
+//
+// The first of three steps: the convolution is unrolled into a matrix, each input element written once for every tap
+// that reads it. One thread a channel and output pixel; neighbouring threads store neighbouring pixels. What bounds
+// it: memory, for the matrix is R*S times as large as x.
+#include "common/conv_shape.cuh"
+#include "common/elements.cuh"
+
+extern "C" __global__ void conv2d_gemm_im2col(const Element* __restrict__ x, Element* __restrict__ columns,
+                                         ConvShape shape) {
+    const int output_pixels = shape.output_height * shape.output_width;
+    const int pixels = shape.batch * output_pixels;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * pixels * shape.channels) return;
+
+    const int channel = at / pixels;
+    const int pixel = at - 1LL * channel * pixels;
+    const int n = pixel / output_pixels;
+    const int output_row = (pixel - n * output_pixels) / shape.output_width;
+    const int output_column = pixel - n * output_pixels - output_row * shape.output_width;
+    const int first_row = output_row * shape.stride_h - shape.pad_h;
+    const int first_column = output_column * shape.stride_w - shape.pad_w;
+
+    const Element* image = x + (1LL * n * shape.channels + channel) * shape.height * shape.width;
+    Element* target = columns + 1LL * channel * shape.filter_height * shape.filter_width * pixels + pixel;
+    for (int r = 0; r < shape.filter_height; ++r)
+        for (int s = 0; s < shape.filter_width; ++s) {
+            const int row = first_row + r * shape.dilation_h;
+            const int column = first_column + s * shape.dilation_w;
+            const bool inside = row >= 0 && row < shape.height && column >= 0 && column < shape.width;
+            *target = inside ? image[row * shape.width + column] : from_float<Element>(0.f);
+            target += pixels;
+        }
+}

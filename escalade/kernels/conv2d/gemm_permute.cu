@@ -1,0 +1,22 @@
+// y[n][filter][oh][ow] = relu(product[filter][n][oh][ow] + bias[filter] + residual[n][filter][oh][ow])      (NCHW)
+//
+// The third of three steps: the product has the filters outermost, y the images. One thread an output; both
+// sides are read and written in order. What bounds it: memory.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+
+extern "C" __global__ void conv2d_gemm_permute(const float* __restrict__ product, const Element* __restrict__ bias,
+                                          const Element* __restrict__ residual, Element* __restrict__ y,
+                                          ConvShape shape) {
+    const int output_pixels = shape.output_height * shape.output_width;
+    const int image_outputs = shape.filters * output_pixels;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * image_outputs) return;
+
+    const int n = at / image_outputs;
+    const int in_image = at - 1LL * n * image_outputs;
+    const int filter = in_image / output_pixels;
+    const int pixel = in_image - filter * output_pixels;
+    const float sum = product[(1LL * filter * shape.batch + n) * output_pixels + pixel];
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias, filter, residual, at);
+}

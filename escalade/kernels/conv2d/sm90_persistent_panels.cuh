@@ -1,0 +1,147 @@
+// The epilogue of a persistent block by TMA, through panels in shared memory, where residuals come first.
+#pragma once
+
+#include "conv2d/sm90_persistent_straight.cuh"
+
+// Registers to a panel, where residuals may lie already: bytes `filter` * sizeof(Output) of row `pixel`, 16-byte chunks
+// swizzled as TMA expects.
+__device__ __forceinline__ u32 panel_address(u32 panel, int pixel, int filter) {
+    const int byte = filter % BOX_FILTERS * sizeof(Output);
+    return panel + filter / BOX_FILTERS * BOX_BYTES + pixel * ROW_BYTES + ((byte / 16 ^ pixel % 8) * 16) + byte % 16;
+}
+
+// 16-bit results: two blocks of 8 columns at a time by stmatrix, transposed if columns are pixels.
+template <class Half>
+__device__ __forceinline__ void write_matrices(const float* sums, u32 panel, const Finish& finish, int first_filter) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
+#pragma unroll
+    for (int block = 0; block < 8; block += 2) {
+        const int pixel = SWAPPED ? 8 * (block + matrix / 2) + lane % 8 : 16 * warp + 8 * (matrix % 2) + lane % 8;
+        const int chunk = SWAPPED ? 2 * warp + matrix % 2 : block + matrix / 2;
+        const u32 address = panel_address(panel, pixel, chunk * 8);
+        u32 packed[4];
+        if (HAS_COMPANION) {
+            if (SWAPPED) load_matrices_transposed(packed, address);
+            else load_matrices(packed, address);
+        }
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's; part / 2: the second block
+            const float* pair = sums + 4 * (block + part / 2) + 2 * (part % 2);
+            const int low = SWAPPED ? 16 * warp + 8 * (part % 2) + lane / 4 : 8 * (block + part / 2) + 2 * (lane % 4);
+            packed[part] = finish.packed<Half>(pair[0], pair[1], first_filter + low, first_filter + low + !SWAPPED,
+                                               packed[part]);
+        }
+        if (SWAPPED) store_matrices_transposed(address, packed);
+        else store_matrices(address, packed);
+    }
+}
+
+// 32-bit results, each where it belongs: the lanes of a warp reach all banks.
+__device__ __forceinline__ void write_words(const float* sums, u32 panel, const Finish& finish, int first_filter) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int block = 0; block < 8; ++block)
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int row = 16 * warp + 8 * (part / 2) + lane / 4, column = 8 * block + 2 * (lane % 4) + part % 2;
+            const int pixel = SWAPPED ? column : row, filter = SWAPPED ? row : column;
+            const u32 address = panel_address(panel, pixel, filter);
+            const float residual = HAS_COMPANION ? load_shared(address) : 0.f;
+            store_shared(address, finish.value(sums[4 * block + part], first_filter + filter, residual));
+        }
+}
+
+template <int BUFFERS>
+struct PanelWriter {
+    const TensorMap &residual_map, &output_map;
+    const Finish& finish;
+    const Writer& writer;
+    const int consumer;
+    const u32 panels, barriers;                  // of this warpgroup
+    const bool copier = threadIdx.x % 128 == 0;  // starts its copies
+    u32 residual_parity = 0;
+
+    struct Origin {
+        int pixel, filter;
+    };
+    __device__ __forceinline__ static Origin origin(int first_pixel, int first_filter, int panel) {
+        const int rows = panel / PANELS_AN_ATOM * 64, columns = panel % PANELS_AN_ATOM * 64;
+        return {first_pixel + (SWAPPED ? columns : rows), first_filter + (SWAPPED ? rows : columns)};
+    }
+
+    __device__ __forceinline__ void fetch_residual(int first_pixel, int first_filter, int panel) {
+        const int buffer = panel % BUFFERS;
+        const Origin at = origin(first_pixel, first_filter, panel);
+        tma_store_wait_read<0>();
+        barrier_expect(barriers + 8 * buffer, PANEL_BYTES);
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box) {
+            const u32 to = panels + buffer * PANEL_BYTES + box * BOX_BYTES, full = barriers + 8 * buffer;
+            const int filter = at.filter + box * BOX_FILTERS;
+            if constexpr (PLACED) {
+                const Place origin_place = place(at.pixel, writer.shape, writer.placement);
+                tma_load_im2col(to, residual_map, full, filter, origin_place.w, origin_place.h, origin_place.n, 0, 0);
+            } else {
+                tma_load_2d(to, residual_map, full, filter, at.pixel);
+            }
+        }
+    }
+
+    // Rows of a panel to where the placement has them, 16 bytes a thread, so that lines are written whole.
+    __device__ __forceinline__ void store_placed(u32 panel, const Origin& at) const {
+        constexpr int CHUNK = 16 / sizeof(Output), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
+        const int filter = threadIdx.x % CHUNKS * CHUNK, first = threadIdx.x % 128 / CHUNKS;
+        if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
+#pragma unroll
+        for (int row = first; row < first + 64; row += AT_ONCE) {
+            if (at.pixel + row >= writer.pixels) return;
+            Output* to = writer.y + writer.offset(at.pixel + row) + at.filter + filter;
+            *reinterpret_cast<float4*>(to) = load_shared_16(panel_address(panel, row, filter));
+        }
+    }
+
+    // Before the products: residuals arrive under them.
+    __device__ __forceinline__ void begin(int first_pixel, int first_filter) {
+        if (HAS_COMPANION && copier)
+            for (int panel = 0; panel < BUFFERS; ++panel) fetch_residual(first_pixel, first_filter, panel);
+    }
+
+    __device__ __forceinline__ void write(const Sums& sums, int first_pixel, int first_filter) {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            const int buffer = panel % BUFFERS;
+            const u32 here = panels + buffer * PANEL_BYTES;
+            const Origin at = origin(first_pixel, first_filter, panel);
+            if (HAS_COMPANION) {
+                barrier_wait(barriers + 8 * buffer, residual_parity);
+                if (buffer == BUFFERS - 1) residual_parity ^= 1;
+            } else {
+                if (!PLACED && copier) tma_store_wait_read<BUFFERS - 1>();
+                warpgroup_sync(consumer);
+            }
+            const float* part = &sums[panel / PANELS_AN_ATOM][panel % PANELS_AN_ATOM * 32];
+            if constexpr (sizeof(Output) == 2) write_matrices<Output>(part, here, finish, at.filter);
+            else write_words(part, here, finish, at.filter);
+            if constexpr (PLACED) {
+                warpgroup_sync(consumer);
+                store_placed(here, at);
+            }
+            if (!PLACED || HAS_COMPANION) {  // what comes next is a copy
+                fence_async_proxy();
+                warpgroup_sync(consumer);
+            }
+            if (copier) {
+#pragma unroll
+                for (int box = 0; box < (PLACED ? 0 : BOXES); ++box)
+                    tma_store_2d(output_map, here + box * BOX_BYTES, at.filter + box * BOX_FILTERS, at.pixel);
+                if (HAS_COMPANION && panel + BUFFERS < PANELS)
+                    fetch_residual(first_pixel, first_filter, panel + BUFFERS);
+            }
+        }
+    }
+
+    // The panels are read before the block leaves.
+    __device__ __forceinline__ void end() {
+        if (copier) tma_store_wait_read<0>();
+    }
+};

@@ -1,0 +1,72 @@
+// The mainloop of a persistent block's consumers, two warpgroups: they multiply stage after stage into their sums.
+#pragma once
+
+#include "conv2d/sm90_persistent_tile.cuh"
+#include "conv2d/products.cuh"
+
+__device__ __forceinline__ void release(const Stages& ring, int stage) {
+    if constexpr (CLUSTER > 1) {
+        if (threadIdx.x % 32 == 0)
+            for (u32 rank = 0; rank < CLUSTER; ++rank) barrier_arrive_cluster(ring.empty(stage), rank);
+    } else {
+        ring.release(stage);
+    }
+}
+
+__device__ __forceinline__ void multiply_slab(Sums& sums, const Stages& ring, int first_pixel, int first_filter,
+                                              bool accumulate) {
+    ring.wait_full();
+    const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
+    const u64 weights = slab_descriptor<MN_MAJOR>(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
+    const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
+    constexpr MNMajor WHICH = !MN_MAJOR ? MNMajor::none : SWAPPED ? MNMajor::rows : MNMajor::columns;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < ROW_BYTES / 32; ++step)
+#pragma unroll
+        for (int i = 0; i < ATOMS; ++i)
+            multiply<Element, WHICH>(sums[i],
+                                     rows + step * STEP<WHICH == MNMajor::rows> + i * (64 * ROW_BYTES >> 4),
+                                     columns + step * STEP<WHICH == MNMajor::columns>, accumulate || step);
+    wgmma_commit();
+}
+
+// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, int slabs, int first_pixel, int first_filter) {
+    int previous = 0;
+    for (int slab = 0; slab < slabs; ++slab) {
+        multiply_slab(sums, ring, first_pixel, first_filter, slab > 0);
+        wgmma_wait<1>();
+        if (slab > 0) release(ring, previous);
+        previous = ring.stage;
+        if (DEPTH) ring.skip(2);
+        else ring.next();
+    }
+    if (!PING_PONG) {
+        wgmma_wait<0>();
+        release(ring, previous);
+    }
+}
+
+__device__ __forceinline__ void add(Sums& sums, const Sums& part) {
+#pragma unroll
+    for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] += part[i][j];
+}
+
+// The mainloop with every slab's sums by themselves: while one warpgroup adds up, the other multiplies.
+__device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int slabs, int first_pixel,
+                                                  int first_filter) {
+#pragma unroll
+    for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] = 0.f;
+    for (int slab = 0; slab < slabs; ++slab, ring.next()) {
+        Sums part;
+        multiply_slab(part, ring, first_pixel, first_filter, false);
+        wgmma_wait<0>();
+        if (!PING_PONG || slab + 1 < slabs) release(ring, ring.stage);
+        add(sums, part);
+    }
+}

@@ -1,0 +1,335 @@
+// y[pixel][filter] = relu(sum over k of input[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
+// or, with HAS_MASK, the sum where the mask is positive, which comes in the residual's place: the gradient of a ReLU.
+//
+// fp32's accuracy from fp16 products: x * 2^e = upper + lower, the weights likewise with a power of two for each filter
+// (common/halves.cuh), and three products of the halves for one: upper * upper + upper * lower + lower * upper.
+//
+// TMA brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the halves of the
+// weights beside it. A lane reads the numbers of x that a product expects of it, cuts them in two in its
+// registers, and the warpgroup multiplies from there: nothing but x, weights and y ever passes through memory.
+// A product cuts off what it adds to its sums beyond their last bit. So it adds up 32 channels only, the small terms
+// first, and ordinary additions bring that to the totals: in parts, one being added while the others are multiplied.
+//
+// 2^e is not known before x has been read. The first attempt takes 2^FIRST_EXPONENT, or with SAMPLED what some numbers
+// of x suggest, and notes the largest magnitude of x; a second launch looks at it, and does the work again if halves
+// with that power are not good enough.
+//
+// A block is persistent: one thread is the producer, WARPGROUPS warpgroups are consumers. What bounds it: tensor cores,
+// a third of their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/halves.cuh"
+#include "common/ring.cuh"
+#include "common/warp.cuh"
+#include "conv2d/placement.cuh"
+
+constexpr int SLAB = 32;  // channels of a stage
+constexpr int STEPS = SLAB / 16;
+constexpr int ROW_BYTES = 128;  // 32 numbers of x, or the halves of 32 weights
+constexpr int TILE_M = 64 * WARPGROUPS;
+constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
+constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
+constexpr int PARTS = TILE_N / 64;  // a warpgroup's, of 64 pixels and filters: a lane has 32 sums of one
+constexpr int THREADS = (WARPGROUPS + 1) * 128;
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
+static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536, "all there are");
+
+// The power may bring the largest magnitude to [2^5, 2^15), with 2^7 from [2^-2, 2^8): upper halves stay below 2^15, and
+// what is lost of a small number, 2^-25, is less than 2^-30 of the largest.
+__device__ __forceinline__ bool good_exponent(int exponent, u32 largest_bits) {
+    const int brought_to = static_cast<int>(largest_bits >> 23) - 127 + exponent;
+    return largest_bits == 0 || (brought_to >= 5 && brought_to < 15);
+}
+
+constexpr int FIRST_EXPONENT = 7;
+constexpr int SAMPLES = 16;  // of four numbers, a lane's
+constexpr int MARGIN = 6;    // powers of two that the largest may lie above those of the sample
+
+// One exponent for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among
+// them.
+__device__ __forceinline__ int first_exponent(const float* x, long long packs) {
+    if (!SAMPLED) return FIRST_EXPONENT;
+    const long long step = packs >= 32 * SAMPLES ? (packs / (32 * SAMPLES) - 1) | 1 : 1;
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < SAMPLES; ++i) {
+        const long long at = (i * 32 + threadIdx.x % 32) * step;
+        const Pack<float, 4> four = load_pack<float, 4>(x + 4 * (at < packs ? at : packs - 1));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) largest = max(largest, magnitude_key(four.at[e]));
+    }
+    const u32 bits = magnitude_bits(warp_max(largest));
+    return bits == 0 ? FIRST_EXPONENT : scaling_exponent(bits) - MARGIN;
+}
+
+struct Seen {  // zeros before the first attempt, and after the second launch
+    u32 largest_bits, tickets;
+};
+
+using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
+using Part = float[32];
+using Sums = Part[PARTS];
+
+struct Fragments {  // what a lane holds of a slab of its warpgroup's pixels
+    u32 upper[STEPS][4], lower[STEPS][4];
+};
+
+// Which of 8 pixels the lanes of row lane / 4 hold: 0 4 1 5 2 6 3 7, so that eight neighbouring lanes read from chunks
+// of shared memory in different banks whatever the swizzle.
+__device__ __forceinline__ int lane_pixel() {
+    const int row = threadIdx.x % 32 / 4;
+    return row / 2 + row % 2 * 4;
+}
+
+struct Work {  // filled by escalade/ops/conv2d/rungs/sm90_split.py, in this order
+    int pixels, tiles, tiles_n, slabs;
+};
+
+struct Tile {
+    int first_pixel, first_filter;
+
+    // Neighbours see the same pixels, so that x comes from DRAM once.
+    __device__ __forceinline__ Tile(int index, const Work& work)
+        : first_pixel(index / work.tiles_n * TILE_M), first_filter(index % work.tiles_n * TILE_N) {}
+};
+
+// Starts the copies of a tile: all channels of a tap, then the next tap, then the shortcut. For one thread.
+__device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& pixel_map, const TensorMap& shortcut_map,
+                                          const TensorMap& weight_map, const ConvShape& shape,
+                                          const ShortcutShape& shortcut, Stages& ring) {
+    const int row = tile.first_pixel / shape.output_width, column = tile.first_pixel % shape.output_width;
+    const int n = row / shape.output_height, output_row = row % shape.output_height;
+    const int h = output_row * shape.stride_h - shape.pad_h, w = column * shape.stride_w - shape.pad_w;
+    int k = 0;  // halves of the packed weights in front
+    const auto begin = [&] {  // the weights of the next stage; the caller adds the pixels
+        ring.wait_empty();
+        barrier_expect(ring.full(ring.stage), STAGE_BYTES);
+        tma_load_2d(ring.address() + PIXEL_BYTES, weight_map, ring.full(ring.stage), k, tile.first_filter);
+        k += 2 * SLAB;
+    };
+    for (int r = 0; r < shape.filter_height; ++r)
+        for (int s = 0; s < shape.filter_width; ++s)
+            for (int c = 0; c < shape.channels; c += SLAB) {
+                begin();
+                tma_load_im2col(ring.address(), pixel_map, ring.full(ring.stage), c, w, h, n, s * shape.dilation_w,
+                                r * shape.dilation_h);
+                ring.next();
+            }
+    if (HAS_SHORTCUT)
+        for (int c = 0; c < shortcut.channels; c += SLAB) {
+            begin();
+            tma_load_im2col(ring.address(), shortcut_map, ring.full(ring.stage), c, column * shortcut.stride,
+                            output_row * shortcut.stride, n, 0, 0);
+            ring.next();
+        }
+}
+
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+struct Multiplier {
+    int row;  // of a stage's pixels: this lane's first
+    float scale;
+    u32 largest = 0;  // of the keys of all magnitudes seen
+
+    // Four channels of two rows for each step of a product; the swizzle takes the next step's 64 bytes further or back.
+    __device__ __forceinline__ void split_slab(Fragments& fragments, const Stages& ring) {
+        const unsigned char* first = shared_memory + ring.stage * STAGE_BYTES + row * ROW_BYTES;
+        const int chunk = (threadIdx.x % 4 ^ lane_pixel()) * 16;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const unsigned char* at = first + half * 8 * ROW_BYTES + (chunk ^ step * 64);
+                const Pack<float, 4> four = load_pack<float, 4>(reinterpret_cast<const float*>(at));
+#pragma unroll
+                for (int pair = 0; pair < 2; ++pair) {
+                    const float first = four.at[2 * pair], second = four.at[2 * pair + 1];
+                    largest = max(largest, max(magnitude_key(first), magnitude_key(second)));
+                    const Halves halves = split(first * scale, second * scale);
+                    fragments.upper[step][2 * pair + half] = halves.upper;
+                    fragments.lower[step][2 * pair + half] = halves.lower;
+                }
+            }
+    }
+};
+
+__device__ __forceinline__ void multiply(Part& sums, const Fragments& fragments, int part, const Stages& ring) {
+    const u64 upper = operand_descriptor(ring.address() + PIXEL_BYTES + part * 64 * ROW_BYTES);
+    const u64 lower = upper + (ROW_BYTES / 2 >> 4);  // behind them in every row
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+        wgmma_from_registers(sums, fragments.lower[step], upper + step * 2, step > 0);
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+        wgmma_from_registers(sums, fragments.upper[step], lower + step * 2, true);
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+        wgmma_from_registers(sums, fragments.upper[step], upper + step * 2, true);
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void add(Part& totals, const Part& sums) {
+#pragma unroll
+    for (int e = 0; e < 32; ++e) totals[e] += sums[e];
+}
+
+// One slab, part after part: what was multiplied of the slab in front is added while the other parts are multiplied.
+template <bool FIRST>
+__device__ __forceinline__ void advance(Sums& totals, Sums& sums, Fragments& fragments, Multiplier& multiplier,
+                                        const Stages& ring) {
+    ring.wait_full();
+    multiplier.split_slab(fragments, ring);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        if (!FIRST) {
+            wgmma_wait<PARTS - 1>();
+            add(totals[part], sums[part]);
+        }
+        multiply(sums[part], fragments, part, ring);
+    }
+}
+
+// Totals of a tile. Fragments take turns: while those of a slab are multiplied, the next slab's are made.
+__device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multiplier, Stages& ring, int slabs) {
+    Sums sums;
+    Fragments even, odd;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int e = 0; e < 32; ++e) totals[part][e] = 0.f;
+    int previous = ring.stage;
+    advance<true>(totals, sums, even, multiplier, ring);
+    ring.next();
+    const auto go_on = [&](Fragments& fragments) {
+        advance<false>(totals, sums, fragments, multiplier, ring);
+        ring.release(previous);
+        previous = ring.stage;
+        ring.next();
+    };
+    // Written out on both ways: where they met, the assembler would no longer know which products are finished.
+    const auto end = [&] {
+        wgmma_wait<0>();
+        ring.release(previous);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) add(totals[part], sums[part]);
+    };
+    int slab = 1;
+    for (; slab + 1 < slabs; slab += 2) {
+        go_on(odd);
+        go_on(even);
+    }
+    if (slab < slabs) {
+        go_on(odd);
+        end();
+    } else {
+        end();
+    }
+}
+
+// A lane has two neighbouring filters of two pixels in every 8 filters; the four lanes of a pixel write 32 bytes.
+struct Output {
+    const float *bias, *residual, *scales;
+    float* y;
+    const ConvShape& shape;
+    const Placement& placement;
+    int pixels;
+    float2 image_scale;
+
+    // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are.
+    __device__ __forceinline__ float scaled(float total, float first, float second) const {
+        return total * (first * image_scale.x) * (second * image_scale.y);
+    }
+
+    __device__ __forceinline__ static float finished(float sum, float added, float companion) {
+        if (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch: a NaN lets the gradient through
+        return finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &added, 0, &companion, 0);
+    }
+
+    __device__ __forceinline__ void store_pair(float low, float high, int filter, long long at) const {
+        using Pair = Pack<float, 2>;
+        const Pack<float, 4> of_pair = load_pack<float, 4>(scales + 2 * filter);
+        const float values[2] = {scaled(low, of_pair.at[0], of_pair.at[1]),
+                                 scaled(high, of_pair.at[2], of_pair.at[3])};
+        if (FILTERS_EVEN) {
+            Pair biases = {}, residuals = {}, results;
+            if (HAS_BIAS) biases = load_pack<float, 2>(bias + filter);
+            if (HAS_COMPANION) residuals = load_pack<float, 2>(residual + at);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) results.at[e] = finished(values[e], biases.at[e], residuals.at[e]);
+            store_pack(y + at, results);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (filter + e < shape.filters)
+                    y[at + e] = finished(values[e], HAS_BIAS ? bias[filter + e] : 0.f,
+                                         HAS_COMPANION ? residual[at + e] : 0.f);
+        }
+    }
+
+    __device__ __forceinline__ void store(const Sums& totals, int first_pixel, int first_filter) const {
+        const int filter = first_filter + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int pixel = first_pixel + lane_pixel() + half * 8;
+            if (pixel >= pixels) return;
+            const long long at = offset(pixel, shape, placement) + filter;
+#pragma unroll
+            for (int i = 0; i < PARTS * 8; ++i) {
+                const float* two = &totals[i / 8][i % 8 * 4 + half * 2];
+                if (FILTERS_ALIGNED || filter + i * 8 < shape.filters) store_pair(two[0], two[1], filter + i * 8, at + i * 8);
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_sm90_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap shortcut_map,
+                        const __grid_constant__ TensorMap weight_map, const float* __restrict__ scales,
+                        const float* __restrict__ bias, const float* __restrict__ residual, float* __restrict__ y,
+                        Seen* seen, int attempt, const float* __restrict__ x, long long x_packs, Work work, ConvShape shape, ShortcutShape shortcut,
+                        Placement placement) {
+    Stages ring(shared_address(shared_memory));
+    if (threadIdx.x == 0) {
+        ring.init(WARPGROUPS * 4);
+        fence_barrier_init();
+        prefetch_map(pixel_map);
+        prefetch_map(weight_map);
+    }
+    wait_for_previous_launch();
+    int exponent = first_exponent(x, x_packs);
+    bool needed = true;
+    if (attempt > 0) {
+        const u32 largest_bits = seen->largest_bits;
+        needed = !good_exponent(exponent, largest_bits);
+        exponent = scaling_exponent(largest_bits);
+    }
+    __syncthreads();
+    if (attempt > 0 && threadIdx.x == 0 && take_ticket(&seen->tickets, gridDim.x) == gridDim.x - 1)
+        seen->largest_bits = 0;
+    if (!needed) return;
+
+    if (threadIdx.x / 128 == WARPGROUPS) {
+        release_registers<COPY_REGISTERS>();
+        if (threadIdx.x % 128 == 0)
+            for (int index = blockIdx.x; index < work.tiles; index += gridDim.x)
+                load_tile(Tile(index, work), pixel_map, shortcut_map, weight_map, shape, shortcut, ring);
+        return;
+    }
+    claim_registers<PRODUCT_REGISTERS>();
+    const int first_row = threadIdx.x / 32 * 16;
+    const Output output{bias, residual, scales, y, shape, placement, work.pixels, undoing_factors(exponent)};
+    Multiplier multiplier{first_row + lane_pixel(), power_of_two(exponent)};
+    for (int index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+        const Tile tile(index, work);
+        Sums totals;
+        multiply_tile(totals, multiplier, ring, work.slabs);
+        output.store(totals, tile.first_pixel + first_row, tile.first_filter);
+        __syncwarp();  // lanes whose pixels lie beyond the last come back early; products take whole warps
+    }
+    if (attempt == 0) {
+        const u32 largest = warp_max(multiplier.largest);
+        if (threadIdx.x % 32 == 0) atomicMax(&seen->largest_bits, magnitude_bits(largest));
+    }
+}

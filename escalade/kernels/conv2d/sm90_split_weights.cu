@@ -1,0 +1,60 @@
+// packed[filter][slab] = the upper halves of 32 weights, then their lower halves (common/halves.cuh)
+//
+// A slab is 32 channels of one filter tap, filled up with zeros; those of the shortcut's weights come last. The weights
+// of a filter are first multiplied by the power of two that brings the largest of them to [2^14, 2^15); `scales` has
+// two factors a filter that undo it. Of every 16 channels the order is that in which four lanes with four neighbouring
+// channels each hold them as the rows of a product: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15.
+// One block a filter. What bounds it: memory, once for a network.
+#include "common/halves.cuh"
+#include "common/warp.cuh"
+
+constexpr int SLAB = 32;
+constexpr int PAIRS = SLAB / 2;
+
+__device__ __forceinline__ u32 largest_key(const float* __restrict__ weights, int count) {
+    u32 largest = 0;
+    for (int i = threadIdx.x; i < count; i += THREADS) largest = max(largest, magnitude_key(weights[i]));
+    return largest;
+}
+
+// Pair `pair` of a tap's channels, scaled and packed.
+__device__ __forceinline__ void pack(const float* __restrict__ tap, int channels, int slab, int pair, float scale,
+                                     u32* __restrict__ row) {
+    const int channel = slab * SLAB + pair / 8 * 16 + pair % 4 * 4 + pair % 8 / 4 * 2;
+    const float first = channel < channels ? tap[channel] * scale : 0.f;
+    const float second = channel + 1 < channels ? tap[channel + 1] * scale : 0.f;
+    const Halves halves = split(first, second);
+    row[pair] = halves.upper;
+    row[PAIRS + pair] = halves.lower;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv2d_sm90_split_weights(const float* __restrict__ weight, const float* __restrict__ shortcut_weight,
+                         u32* __restrict__ packed, float2* __restrict__ scales, int channels, int taps,
+                         int shortcut_channels) {
+    __shared__ u32 largest_of_warps[THREADS / 32];
+    wait_for_previous_launch();
+    const int filter = blockIdx.x;
+    const float* of_filter = weight + 1LL * filter * taps * channels;
+    const float* of_shortcut = shortcut_weight + 1LL * filter * shortcut_channels;
+    const u32 seen = max(largest_key(of_filter, taps * channels), largest_key(of_shortcut, shortcut_channels));
+    const u32 mine = warp_max(seen);
+    if (threadIdx.x % 32 == 0) largest_of_warps[threadIdx.x / 32] = mine;
+    __syncthreads();
+    u32 largest = 0;
+    for (int warp = 0; warp < THREADS / 32; ++warp) largest = max(largest, largest_of_warps[warp]);
+    const int exponent = scaling_exponent(magnitude_bits(largest));
+    const float scale = power_of_two(exponent);
+    if (threadIdx.x == 0) scales[filter] = undoing_factors(exponent);
+
+    const int tap_slabs = (channels + SLAB - 1) / SLAB, image_slabs = taps * tap_slabs;
+    const int slabs = image_slabs + (shortcut_channels + SLAB - 1) / SLAB;
+    u32* rows = packed + 1LL * filter * slabs * SLAB;
+    for (int i = threadIdx.x; i < slabs * PAIRS; i += THREADS) {
+        const int slab = i / PAIRS;
+        u32* row = rows + 1LL * slab * SLAB;
+        if (slab < image_slabs)
+            pack(of_filter + slab / tap_slabs * channels, channels, slab % tap_slabs, i % PAIRS, scale, row);
+        else pack(of_shortcut, shortcut_channels, slab - image_slabs, i % PAIRS, scale, row);
+    }
+}

@@ -1,0 +1,289 @@
+// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
+//                                          * weight[k][r][s][c]
+//                      + sum over c of shortcut[n][h * stride][w * stride][c] * shortcut_weight[k][c]
+//                      + bias[k] + residual[n][h][w][k])
+//
+// Stride 1, NHWC, any number of channels. As in hopper_window.cu one copy brings the window of a tile, and all taps
+// read it in place; but of 64 channels at a time (of 32 in TF32), and weights come after it tap by tap through a ring
+// of their own. For every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM
+// copies 324. The shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what
+// the stride does.
+// Blocks stay, and two warpgroups ping-pong over tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
+// share the channels of one tile, and each adds up and stores a part of its pixels.
+// What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
+#include "common/ring.cuh"
+#include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
+#include "conv2d/products.cuh"
+#include "conv2d/shared_sum.cuh"
+
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
+static_assert(!(MN_MAJOR && SHORTCUT), "no gradient has a shortcut");
+// Bytes of a slab of the shortcut, numbered like the window's pixels.
+constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;
+
+using Windows = Ring<WINDOWS, WINDOW_STAGE_BYTES>;
+using Taps = Ring<TAP_STAGES, TAP_BYTES>;
+static_assert(SPLITS == 1 || sizeof(Element) == 2, "a warp's filters are 32 bytes of a pixel");
+constexpr int PANELS_HERE = SPLITS > 1 ? 1 : PANELS;  // a shared sum is finished in one by all
+using Parts = SharedSum<BLOCKS, SPLITS, CONSUMERS>;  // of blocks of 8 pixels
+
+struct Memory {  // addresses in shared memory
+    u32 panels;  // one a consumer, or one for both
+    Windows windows;
+    Taps taps;
+    u32 parts;
+    u32 residual_full;  // barriers: one a consumer
+    u32 turns;          // one a consumer, or of its parts
+
+    // Stages first, for their alignment, then all barriers.
+    static constexpr int WINDOWS_AT = PANELS_HERE * PANEL_BYTES, TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
+    static constexpr int PARTS_AT = TAPS_AT + TAP_STAGES * TAP_BYTES;
+    static constexpr int BARRIERS_AT = PARTS_AT + (SPLITS > 1 ? Parts::BYTES : 0);
+    static constexpr int RESIDUAL_AT = BARRIERS_AT + 16 * (WINDOWS + TAP_STAGES);
+
+    __device__ __forceinline__ explicit Memory(u32 start)
+        : panels(start), windows(start + WINDOWS_AT, start + BARRIERS_AT),
+          taps(start + TAPS_AT, start + BARRIERS_AT + 16 * WINDOWS), parts(start + PARTS_AT),
+          residual_full(start + RESIDUAL_AT), turns(residual_full + 8 * CONSUMERS) {}
+
+    __device__ __forceinline__ Parts shared_sum(u32 rank) const { return {parts, turns, rank}; }
+
+    __device__ __forceinline__ void init_barriers(u32 rank) const {
+        windows.init(4);
+        taps.init(4);
+        Panel::init(residual_full);
+        if (SPLITS > 1) shared_sum(rank).init();
+        else PingPong::init(turns);
+    }
+};
+
+struct Maps {
+    const TensorMap &windows, &weights, &shortcut, &shortcut_weights;
+};
+
+// A block's of the slabs of channels that an image has.
+struct Slabs {
+    int first, last;
+
+    __device__ __forceinline__ Slabs(int channels, u32 rank) {
+        const int all = (channels + SLAB - 1) / SLAB;
+        first = all * rank / SPLITS;
+        last = all * (rank + 1) / SPLITS;
+    }
+    __device__ __forceinline__ int count() const { return last - first; }
+};
+
+struct Work {
+    const WindowShape& shape;
+    const u32 rank;
+    const Slabs slabs, shortcut;
+    const int first, step;  // tile
+
+    __device__ __forceinline__ Work(const WindowShape& shape, u32 rank)
+        : shape(shape), rank(rank), slabs(shape.channels, rank), shortcut(SHORTCUT ? shape.shortcut_channels : 0, rank),
+          first(blockIdx.x / SPLITS), step(gridDim.x / SPLITS) {}
+
+    __device__ __forceinline__ int end() const { return shape.tiles * shape.filter_tiles; }
+    // Tiles that see the same pixels follow each other, so that x comes from DRAM once.
+    __device__ __forceinline__ Tile tile(int index) const {
+        return Tile(shape, index / shape.filter_tiles, index % shape.filter_tiles * FILTERS);
+    }
+    // Stages that a tile passes through.
+    __device__ __forceinline__ int windows() const { return slabs.count() + shortcut.count(); }
+    __device__ __forceinline__ int taps() const { return slabs.count() * TAPS + shortcut.count(); }
+};
+
+// ------------------------------------------------------------------ copies, by one thread
+
+__device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int channel, int tap, int filter) {
+    taps.wait_empty();
+    barrier_expect(taps.full(taps.stage), TAP_BYTES);
+    load_weights(taps.address(), map, taps.full(taps.stage), channel, tap, filter);
+    taps.next();
+}
+
+// The first taps of the first slab need not wait for the launch in front if weights are ready.
+__device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, Windows windows, Taps taps,
+                                           bool weights_ready) {
+    int ahead = weights_ready ? min(TAPS, TAP_STAGES) : 0;
+    for (int tap = 0; tap < ahead; ++tap)
+        load_tap(taps, maps.weights, work.slabs.first * SLAB, tap, work.tile(work.first).filter);
+    wait_for_previous_launch();
+    for (int index = work.first; index < work.end(); index += work.step) {
+        const Tile tile = work.tile(index);
+        for (int slab = work.slabs.first; slab < work.slabs.last; ++slab, windows.next()) {
+            windows.wait_empty();
+            load_window(windows.address(), maps.windows, windows.full(windows.stage), work.shape, tile, slab * SLAB);
+            for (int tap = ahead; tap < TAPS; ++tap) load_tap(taps, maps.weights, slab * SLAB, tap, tile.filter);
+            ahead = 0;
+        }
+        for (int slab = work.shortcut.first; SHORTCUT && slab < work.shortcut.last; ++slab, windows.next()) {
+            windows.wait_empty();
+            barrier_expect(windows.full(windows.stage), SHORTCUT_BYTES);
+            tma_load_4d(windows.address(), maps.shortcut, windows.full(windows.stage), slab * SLAB, tile.column,
+                        tile.row, tile.image);
+            load_tap(taps, maps.shortcut_weights, slab * SLAB, 0, tile.filter);
+        }
+    }
+}
+
+// ------------------------------------------------------------------ products, by two warpgroups
+
+// What a product has read is released when the next one has been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Taps& taps, const Work& work) {
+    int previous = 0;
+    for (int slab = 0; slab < work.windows(); ++slab, windows.next()) {
+        const bool shortcut = SHORTCUT && slab >= work.slabs.count();
+        const int height = shortcut ? 1 : FILTER_HEIGHT, width = shortcut ? 1 : FILTER_WIDTH;
+        windows.wait_full();
+        u64 row = operand_descriptor(windows.address());
+        // Not unrolled: 36 products of as many operands as there are sums take seconds to compile.
+#pragma unroll 1
+        for (int r = 0; r < height; ++r, row += DILATION_H * WINDOW_WIDTH * ROW_BYTES >> 4)
+#pragma unroll 1
+            for (int s = 0; s < width; ++s, taps.next()) {
+                taps.wait_full();
+                const u64 weights = slab_descriptor<MN_MAJOR>(taps.address());
+                const u64 pixels = row + (s * DILATION_W * ROW_BYTES >> 4);
+                const bool begun = slab || r || s;
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < ROW_BYTES / 32; ++k)
+                    multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>,
+                                               begun || k);
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (begun) taps.release(previous);
+                if (slab && !r && !s) windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
+                previous = taps.stage;
+            }
+    }
+}
+
+__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+                                               const Work& work) {
+    PingPong ping_pong(memory.turns, panel.consumer);
+    Windows windows = memory.windows;
+    Taps taps = memory.taps;
+    if (panel.consumer == 1) {
+        windows.skip(work.windows());
+        taps.skip(work.taps());
+    }
+    for (int index = work.first + panel.consumer * work.step; index < work.end(); index += CONSUMERS * work.step) {
+        const Tile tile = work.tile(index);
+        if (!SHARED_PANEL || index == work.first) panel.begin(tile);
+        ping_pong.wait();
+        Sums sums;
+        multiply_slabs(sums, windows, taps, work);
+        ping_pong.pass();
+        wgmma_wait<0>();
+        taps.release((taps.stage + TAP_STAGES - 1) % TAP_STAGES);
+        windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
+        windows.skip(work.windows());
+        taps.skip(work.taps());
+        panel.store(sums, tile, Biases(bias, tile.filter));
+        if (SHARED_PANEL && index + work.step < work.end()) panel.begin(work.tile(index + work.step), true);
+    }
+}
+
+// ------------------------------------------------------------------ a tile's sum shared by the blocks of a cluster
+
+// The first warpgroup of every block multiplies; the second one's are the first of the pieces that the block owns, for
+// it has nothing else to do. Both finish in the same panel, pixels of their own.
+__device__ __forceinline__ void multiply_together(Panel& panel, int consumer, const Element* bias, Element* y,
+                                                  const Memory& memory, const Work& work) {
+    const Tile tile = work.tile(work.first);
+    const Parts parts = memory.shared_sum(work.rank);
+    const int sharer = 1 - consumer, count = parts.count(sharer);
+    if (sharer == 0 && parts.count_of_all(0)) panel.begin(tile);
+    if (consumer == 0) {
+        Windows windows = memory.windows;
+        Taps taps = memory.taps;
+        Sums sums;
+        multiply_slabs(sums, windows, taps, work);
+        wgmma_wait<0>();
+        parts.push(sums, work.rank);
+    }
+    if (!count) return;
+    // Warp by warp, whose 16 filters are 32 bytes of a pixel, and pixel by pixel, for they are no box. Two pieces at a
+    // time; where to is known, and biases come, while the parts do.
+    const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x / 32 % 4 * 2 + threadIdx.x / 8 % 2;  // of 8 filters
+    const auto pixel_of = [&](int number) { return parts.piece(sharer, number) * 8 + threadIdx.x % 8; };
+    const auto place_of = [&](int pixel) -> Element* {  // if it is stored
+        const WindowShape& shape = panel.shape;
+        const int n = tile.image + (STACKED ? pixel / WINDOW_PIXELS : 0), within = STACKED ? pixel % WINDOW_PIXELS : pixel;
+        const int row = within / WINDOW_WIDTH, column = within % WINDOW_WIDTH;
+        const int h = tile.row + row, w = tile.column + column;
+        if (row >= TILE_ROWS || column >= TILE_COLUMNS || h >= shape.output_height || w >= shape.output_width)
+            return nullptr;
+        if (STACKED && (n >= tile.image + TILE_IMAGES || n >= shape.batch)) return nullptr;
+        const long long at = (1LL * n * shape.output_height + h) * shape.output_width + w;
+        return y + at * (shape.filter_tiles * FILTERS) + tile.filter + chunk * 8;
+    };
+    Element* to = place_of(pixel_of(half));
+    const Biases biases(bias, tile.filter);
+    if (HAS_COMPANION) panel.wait();
+    parts.wait(sharer);
+    const u32 row = panel.row();
+    for (int start = 0; start < count; start += Parts::AT_ONCE) {
+        float sums[Parts::AT_ONCE][4];
+        parts.add_up(sums, sharer, start);
+#pragma unroll
+        for (int i = 0; i < Parts::AT_ONCE; ++i)
+            if (start + i < count)
+                finish_blocks<1>(sums[i], row + parts.piece(sharer, start + i) * 8 * ROW_BYTES, biases);
+    }
+    __syncwarp();
+    for (int number = half; number < count; number += 2, to = place_of(pixel_of(number))) {
+        if (!to) continue;
+        const int pixel = pixel_of(number);
+        *reinterpret_cast<float4*>(to) =
+            load_shared_16(panel.address + pixel * ROW_BYTES + (chunk ^ pixel % 8) * 16);
+    }
+}
+
+// ------------------------------------------------------------------ kernel
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    conv2d_sm90_streamed_window(const __grid_constant__ TensorMap window_map,
+                                  const __grid_constant__ TensorMap weight_map,
+                                  const __grid_constant__ TensorMap shortcut_map,
+                                  const __grid_constant__ TensorMap shortcut_weight_map,
+                                  const __grid_constant__ TensorMap residual_map,
+                                  const __grid_constant__ TensorMap output_map, const Element* __restrict__ bias,
+                                  Element* __restrict__ y, WindowShape shape, int weights_ready,
+                                  int release_dependents) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Memory memory(shared_address(shared_memory));
+    const u32 rank = SPLITS > 1 ? cluster_rank() : 0;
+    if (threadIdx.x == 0) {
+        memory.init_barriers(rank);
+        fence_barrier_init();
+        prefetch_map(window_map);
+        prefetch_map(weight_map);
+    }
+    if (SPLITS > 1) cluster_arrive_relaxed();  // consumers wait for the barriers of the others, copies need not
+    clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES, PANELS_HERE>(memory.windows.stages, memory.panels);
+    __syncthreads();
+
+    const Work work(shape, rank);
+    const int consumer = threadIdx.x / 128;
+    if (consumer == CONSUMERS) {
+        release_registers<40>();
+        if (threadIdx.x % 128 == 0) {
+            copy_tiles({window_map, weight_map, shortcut_map, shortcut_weight_map}, work, memory.windows, memory.taps,
+                       weights_ready);
+            if (release_dependents) let_next_launch_start();
+        }
+        if (SPLITS > 1) cluster_wait();
+    } else {
+        claim_registers<232>();
+        if (SPLITS > 1) cluster_wait();
+        wait_for_previous_launch();
+        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, SPLITS > 1 ? 0 : consumer);
+        if constexpr (SPLITS > 1) multiply_together(panel, consumer, bias, y, memory, work);
+        else multiply_tiles(panel, bias, memory, work);
+        panel.close();
+    }
+}

@@ -1,0 +1,213 @@
+// y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
+//
+// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. TMA brings
+// slabs of 128 bytes of channels of one filter tap, swizzled and K-major, into a ring of STAGES stages: it walks the
+// output pixels itself (im2col), over rows and images, and pads; past the last channel and the last filter there are
+// zeros. One instruction of a warpgroup (wgmma) then multiplies 64 pixels with all filters of the tile straight from
+// there; sums never leave registers before the epilogue stores them.
+// Without PRODUCER_WARPS a thread of the first warpgroup starts a copy whenever all have done with a stage; with one,
+// a producer warp does nothing else; with four, a producer warpgroup that leaves its registers to the consumers.
+// With SHORTCUT a 1x1 convolution of a second image joins the sums: its channels follow as more slabs.
+// With PROMOTE_SLABS the sums of so many slabs are added up in fp32 by ordinary additions: in FP8 tensor cores keep
+// only about 14 bits of a sum.
+// What bounds it: the copies from L2, 64 operations a byte with tiles of 128x128, then tensor cores and power.
+#include "common/conv_shape.cuh"
+#include "common/ring.cuh"
+#include "conv2d/finish.cuh"
+#include "conv2d/products.cuh"
+
+constexpr int ROW_BYTES = 128;  // what the swizzle spans
+constexpr int SLAB = ROW_BYTES / sizeof(Element);  // channels of a stage
+constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
+constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
+constexpr int BLOCKS_M = TILE_M / (64 * WARPGROUPS);  // a warpgroup's, of 64 pixels
+static_assert(BLOCKS_M * 64 * WARPGROUPS == TILE_M, "warpgroups share the pixels of a tile evenly");
+constexpr int THREADS = WARPGROUPS * 128 + PRODUCER_WARPS * 32;
+constexpr bool PRODUCER = PRODUCER_WARPS > 0;
+constexpr bool HANDS_OVER = PRODUCER_WARPS == 4;  // registers: a matter of whole warpgroups
+static_assert(!HANDS_OVER || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1), "128 * 40 + 256 * 232 registers are all");
+
+using Sums = float[BLOCKS_M][TILE_N / 2];
+
+using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
+
+struct Maps {
+    const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;
+};
+
+// Starts the copies of a tile, slab after slab: all channels of a tap, then the next tap. For one thread.
+struct Loader {
+    const Maps& maps;
+    const ConvShape& shape;
+    Stages ring;
+    int first_filter;
+    int n, row, column;  // of the first output pixel
+    int shortcut_stride, shortcut_slabs;
+    int left;  // slabs yet to come
+    int c = 0, tap = 0, r = 0, s = 0;
+
+    __device__ __forceinline__ Loader(const Maps& maps, const Stages& ring, const ConvShape& shape,
+                                      const ShortcutShape& shortcut, int first_pixel, int first_filter)
+        : maps(maps), shape(shape), ring(ring), first_filter(first_filter), shortcut_stride(shortcut.stride) {
+        const int image_row = first_pixel / shape.output_width;
+        n = image_row / shape.output_height;
+        row = image_row % shape.output_height;
+        column = first_pixel % shape.output_width;
+        shortcut_slabs = SHORTCUT ? (shortcut.channels + SLAB - 1) / SLAB : 0;
+        left = shape.filter_height * shape.filter_width * ((shape.channels + SLAB - 1) / SLAB) + shortcut_slabs;
+    }
+
+    // Waits until the stage is free.
+    __device__ __forceinline__ void load() {
+        ring.wait_empty();
+        barrier_expect(ring.full(ring.stage), STAGE_BYTES);
+        if (SHORTCUT && left <= shortcut_slabs) load_shortcut();
+        else load_tap();
+        ring.next();
+        --left;
+    }
+
+private:
+    __device__ __forceinline__ void load_tap() {
+        const u32 full = ring.full(ring.stage);
+        tma_load_im2col(ring.address(), maps.pixels, full, c, column * shape.stride_w - shape.pad_w,
+                        row * shape.stride_h - shape.pad_h, n, s * shape.dilation_w, r * shape.dilation_h);
+        tma_load_3d(ring.address() + PIXEL_BYTES, maps.weights, full, c, tap, first_filter);
+        c += SLAB;
+        if (c < shape.channels) return;
+        c = 0;
+        ++tap;
+        if (++s == shape.filter_width) {
+            s = 0;
+            ++r;
+        }
+    }
+
+    __device__ __forceinline__ void load_shortcut() {
+        const u32 full = ring.full(ring.stage);
+        const int channel = (shortcut_slabs - left) * SLAB;
+        tma_load_im2col(ring.address(), maps.shortcut, full, channel, column * shortcut_stride, row * shortcut_stride, n,
+                        0, 0);
+        tma_load_3d(ring.address() + PIXEL_BYTES, maps.shortcut_weights, full, channel, 0, first_filter);
+    }
+};
+
+__device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int e = 0; e < TILE_N / 2; ++e) sums[i][e] = 0.f;
+}
+
+__device__ __forceinline__ void add(Sums& sums, const Sums& more) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int e = 0; e < TILE_N / 2; ++e) sums[i][e] += more[i][e];
+}
+
+// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader& loader, int slabs, int first_row) {
+    Sums part;  // of the slabs since the last addition, with PROMOTE_SLABS
+    Sums& target = PROMOTE_SLABS ? part : sums;
+    if (PROMOTE_SLABS) clear(sums);
+    int previous = 0, in_part = 0;
+    for (int slab = 0; slab < slabs; ++slab) {
+        ring.wait_full();
+        const u64 pixels = operand_descriptor(ring.address() + first_row * ROW_BYTES);
+        const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < ROW_BYTES / 32; ++step)
+#pragma unroll
+            for (int i = 0; i < BLOCKS_M; ++i)
+                multiply<Element>(target[i], pixels + step * 2 + i * (64 * ROW_BYTES >> 4), weights + step * 2,
+                                  in_part || step);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (slab > 0) {
+            ring.release(previous);
+            if (!PRODUCER) {
+                if (threadIdx.x == 0 && loader.left > 0) loader.load();
+                __syncwarp();
+            }
+        }
+        previous = ring.stage;
+        ring.next();
+        ++in_part;
+        if (PROMOTE_SLABS && (in_part == PROMOTE_SLABS || slab + 1 == slabs)) {
+            wgmma_wait<0>();
+            add(sums, part);
+            in_part = 0;
+        }
+    }
+    wgmma_wait<0>();
+    // Nobody waits for the last stage any more.
+}
+
+// A lane has two neighbouring filters of rows lane / 4 and lane / 4 + 8 of its warp's 16, in every 8 filters; the
+// four lanes of a row write 8 elements together.
+__device__ __forceinline__ void store(const Sums& sums, const Finish& finish, int warp_pixel, int first_filter,
+                                      const ConvShape& shape, Output* y) {
+    const int lane = threadIdx.x % 32;
+    const int pixels = shape.batch * shape.output_height * shape.output_width;
+    const int first_pixel = warp_pixel + lane / 4;
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; ++j) {
+        const int filter = first_filter + j * 8 + lane % 4 * 2;
+        const FilterPair filters = finish.of(filter);
+#pragma unroll
+        for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int pixel = first_pixel + i * 64 + half * 8;
+                const float* pair = &sums[i][j * 4 + half * 2];
+                if (pixel < pixels)
+                    finish.store_pair(pair[0], pair[1], filters, filter, 1LL * pixel * shape.filters, y);
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_sm90_wgmma(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
+                  const __grid_constant__ TensorMap shortcut_map, const __grid_constant__ TensorMap shortcut_weight_map,
+                  const Bias* __restrict__ bias, const float* __restrict__ scale, const float* __restrict__ scales,
+                  const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
+                  ShortcutShape shortcut_shape) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    Stages ring(shared_address(shared_memory));
+    if (threadIdx.x == 0) {
+        ring.init(WARPGROUPS * 4);
+        fence_barrier_init();
+        prefetch_map(pixel_map);
+        prefetch_map(weight_map);
+    }
+    wait_for_previous_launch();
+    __syncthreads();
+
+    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
+    const int first_pixel = blockIdx.x / tiles_n * TILE_M;
+    const int first_filter = blockIdx.x % tiles_n * TILE_N;
+    const Maps maps{pixel_map, weight_map, shortcut_map, shortcut_weight_map};
+    Loader loader(maps, ring, shape, shortcut_shape, first_pixel, first_filter);
+    const int slabs = loader.left;
+    const int warpgroup = threadIdx.x / 128;
+    if (PRODUCER && warpgroup == WARPGROUPS) {
+        if constexpr (HANDS_OVER) release_registers<40>();
+        if (threadIdx.x % 128 == 0)
+            while (loader.left > 0) loader.load();
+        return;
+    }
+    if constexpr (HANDS_OVER) claim_registers<232>();
+    if (!PRODUCER) {
+        if (threadIdx.x == 0)
+            for (int stage = 0; stage < STAGES && loader.left > 0; ++stage) loader.load();
+        __syncwarp();
+    }
+    Sums sums;
+    const int first_row = warpgroup * BLOCKS_M * 64;
+    multiply_slabs(sums, ring, loader, slabs, first_row);
+    const Finish finish{bias, scale, scales, residual, shape.filters};
+    store(sums, finish, first_pixel + first_row + threadIdx.x / 32 % 4 * 16, first_filter, shape, y);
+}

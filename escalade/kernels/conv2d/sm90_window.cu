@@ -1,0 +1,154 @@
+// y[n][h][w][k] = relu(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
+//                                          * weight[k][r][s][c]
+//                      + bias[k] + residual[n][h][w][k])
+//
+// 64 channels, stride 1, NHWC. The implicit GEMM copies a pixel once for every tap that sees it, and with 64 channels
+// those copies are what it waits for. Here one copy brings the window of a whole tile, padding included, and all taps
+// read that in place (conv2d/window_tile.cuh).
+// Blocks stay: all taps of their 64 filters lie in shared memory from the first tile to the last, one thread copies
+// windows into a ring of STAGES, and two warpgroups ping-pong over tiles, so that the epilogue of one's lies under
+// the products of the other's.
+// What bounds it: the tensor cores, 64 x WGMMA_N x 16 a step, and the card's power.
+#include "common/ring.cuh"
+#include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
+#include "conv2d/products.cuh"
+
+static_assert(SLAB == 64, "64 channels of 16 bits");
+constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
+constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
+
+using Windows = Ring<STAGES, WINDOW_STAGE_BYTES>;
+
+struct Memory {  // addresses in shared memory
+    u32 weights;  // tap after tap
+    u32 panels;   // one a consumer
+    Windows windows;
+    u32 weights_full;   // barriers: one a row of taps
+    u32 residual_full;  // one a consumer
+    u32 turns;          // one a consumer
+
+    __device__ __forceinline__ explicit Memory(u32 start)
+        : weights(start), panels(weights + WEIGHT_BYTES), windows(panels + CONSUMERS * PANEL_BYTES),
+          weights_full(windows.stages + Windows::BYTES), residual_full(weights_full + FILTER_HEIGHT * 8),
+          turns(residual_full + CONSUMERS * 8) {}
+
+    __device__ __forceinline__ void init_barriers() const {
+        windows.init(4);  // the warps of the one consumer whose tile it is
+        for (int r = 0; r < FILTER_HEIGHT; ++r) barrier_init(weights_full + r * 8, 1);
+        Panel::init(residual_full);
+        PingPong::init(turns);
+    }
+};
+
+// The tiles of a block. Blocks with the same tiles and other filters run side by side, so that x comes from DRAM once.
+struct Work {
+    const int filter, first, step;
+
+    __device__ __forceinline__ explicit Work(const WindowShape& shape)
+        : filter(blockIdx.x % shape.filter_tiles * FILTERS), first(blockIdx.x / shape.filter_tiles),
+          step(gridDim.x / shape.filter_tiles) {}
+};
+
+// ------------------------------------------------------------------ copies, by one thread
+
+__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory, int filter) {
+    for (int r = 0; r < FILTER_HEIGHT; ++r) {
+        const u32 full = memory.weights_full + r * 8;
+        barrier_expect(full, FILTER_WIDTH * TAP_BYTES);
+        for (int s = 0; s < FILTER_WIDTH; ++s) {
+            const int tap = r * FILTER_WIDTH + s;
+            load_weights(memory.weights + tap * TAP_BYTES, map, full, 0, tap, filter);
+        }
+    }
+}
+
+// Weights need not wait for the launch in front if they are ready. Otherwise the first window comes before them:
+// products begin when it and one row of taps have arrived.
+__device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
+                                             const WindowShape& shape, const Memory& memory, const Work& work,
+                                             bool weights_ready) {
+    if (weights_ready) copy_weights(weight_map, memory, work.filter);
+    wait_for_previous_launch();
+    Windows ring = memory.windows;
+    for (int index = work.first; index < shape.tiles; index += work.step, ring.next()) {
+        ring.wait_empty();
+        load_window(ring.address(), window_map, ring.full(ring.stage), shape, Tile(shape, index, work.filter), 0);
+        if (index == work.first && !weights_ready) copy_weights(weight_map, memory, work.filter);
+    }
+}
+
+// ------------------------------------------------------------------ products, by two warpgroups
+
+__device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, u32 window) {
+#pragma unroll
+    for (int r = 0; r < FILTER_HEIGHT; ++r) {
+        barrier_wait(memory.weights_full + r * 8, 0);  // passed at once after the first tile
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < FILTER_WIDTH; ++s) {
+            const u64 weights = slab_descriptor<MN_MAJOR>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
+            const u64 pixels =
+                operand_descriptor(window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES);
+#pragma unroll
+            for (int k = 0; k < ROW_BYTES / 32; ++k)
+                multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, r || s || k);
+        }
+    }
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+                                               const Work& work) {
+    const WindowShape& shape = panel.shape;
+    const Biases biases(bias, work.filter);
+    PingPong ping_pong(memory.turns, panel.consumer);
+    Windows ring = memory.windows;
+    ring.skip(panel.consumer);
+    for (int index = work.first + panel.consumer * work.step; index < shape.tiles;
+         index += CONSUMERS * work.step, ring.skip(CONSUMERS)) {
+        const Tile tile(shape, index, work.filter);
+        panel.begin(tile);
+        ping_pong.wait();
+        ring.wait_full();
+        Sums sums;
+        multiply_window(sums, memory, ring.address());
+        ping_pong.pass();
+        wgmma_wait<0>();
+        ring.release(ring.stage);
+        panel.store(sums, tile, biases);
+    }
+    panel.close();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    conv2d_sm90_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
+                         const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
+                         const Element* __restrict__ bias, WindowShape shape, int weights_ready,
+                         int release_dependents) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Memory memory(shared_address(shared_memory));
+    if (threadIdx.x == 0) {
+        memory.init_barriers();
+        fence_barrier_init();
+        prefetch_map(window_map);
+        prefetch_map(weight_map);
+        prefetch_map(output_map);
+    }
+    clear_gaps<STAGES>(memory.windows.stages, memory.panels);
+    __syncthreads();
+
+    const Work work(shape);
+    const int consumer = threadIdx.x / 128;
+    if (consumer == CONSUMERS) {
+        release_registers<40>();
+        if (threadIdx.x % 128 == 0) {
+            copy_windows(window_map, weight_map, shape, memory, work, weights_ready);
+            if (release_dependents) let_next_launch_start();
+        }
+    } else {
+        claim_registers<232>();
+        wait_for_previous_launch();
+        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, consumer);
+        multiply_tiles(panel, bias, memory, work);
+    }
+}

@@ -1,0 +1,143 @@
+// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
+// gradient[p][k] alone
+//
+// Few channels with Hopper's own units, in NHWC: x has been packed, pixels of 16 bytes with the channels of GROUP rows
+// each (pack_rows.cu), and the 8 pixels from a window's corner on, 128 bytes that lie together, are a box: 64 columns of
+// the product, up to 8 taps of GROUP rows of the filter. TMA brings boxes from an image whose rows overlap.
+// A product is over 16 neighbouring output pixels; a slab of the ring has ROWS output rows of them (a divisor of all),
+// and the packed rows that these share: going one box on is going ROW_JUMP packed rows on, one output row, ROW_PITCH.
+// Sums leave as fp32 parts, for a second launch to add up in a fixed order. Warps of the warpgroup that copies sum the
+// gradients for the bias, in blocks of the first columns.
+// What bounds it: the tensor cores, whose columns are partly padding (3 channels, 7x7: 147 of 256), and memory.
+#include "common/conv_shape.cuh"
+#include "conv2d_weight_gradient/sm90_tile.cuh"
+
+constexpr int SLOTS = 8 / GROUP;  // for the channels of a row
+constexpr int PIXELS = STEP_PIXELS;
+constexpr int TILE_BOXES = WARPGROUPS_N * BOXES;
+constexpr int X_ROWS = (ROWS - 1) * ROW_PITCH + (TILE_BOXES - 1) * ROW_JUMP + 1;
+constexpr int X_BYTES = X_ROWS * STEP_BYTES;
+constexpr int GRADIENT_BYTES = ROWS * STEP_BYTES;  // of 64 filters
+constexpr int STAGE_BYTES = X_BYTES + WARPGROUPS_M * GRADIENT_BYTES;
+constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
+constexpr int THREADS = (WARPGROUPS + 1) * 128;
+static_assert(WARPGROUPS_M <= 3, "every 64 filters of a block have a warp that sums for the bias");
+
+using Sums = float[BOXES * 32];
+using Stages = Ring<STAGES, STAGE_BYTES>;  // rows of x, then gradients
+
+// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the slabs. Blocks that see the same
+// pixels run side by side, so that they come from DRAM once.
+struct Tile {
+    int first_filter, first_box;
+    int strips, runs;  // of an image: slabs down and across
+    int first_slab, slabs;
+
+    __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
+        constexpr int FILTERS = WARPGROUPS_M * BOX;
+        const int tiles_m = (shape.filters + FILTERS - 1) / FILTERS;
+        first_filter = blockIdx.x % tiles_m * FILTERS;
+        first_box = blockIdx.x / tiles_m * TILE_BOXES;
+        strips = shape.output_height / ROWS;
+        runs = (shape.output_width + PIXELS - 1) / PIXELS;
+        first_slab = blockIdx.y * part_slabs;
+        slabs = min(part_slabs, shape.batch * strips * runs - first_slab);
+    }
+};
+
+// Starts the copies, slab after slab. What lies right of the image is zero in both. For one thread.
+__device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& x_map, Stages ring,
+                                           const Tile& tile) {
+    for (int slab = tile.first_slab; slab < tile.first_slab + tile.slabs; ++slab) {
+        const int strip = slab / tile.runs, column = slab % tile.runs * PIXELS;
+        const int n = strip / tile.strips, row = strip % tile.strips * ROWS;
+        const u32 full = ring.full(ring.stage);
+        ring.wait_empty();
+        barrier_expect(full, STAGE_BYTES);
+        tma_load_4d(ring.address(), x_map, full, 0, column, row * ROW_PITCH + tile.first_box * ROW_JUMP, n);
+#pragma unroll
+        for (int i = 0; i < WARPGROUPS_M; ++i)
+            tma_load_4d(ring.address() + X_BYTES + i * GRADIENT_BYTES, gradient_map, full, tile.first_filter + i * BOX,
+                        column, row, n);
+        ring.next();
+    }
+}
+
+// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
+    int previous = 0;
+    for (int slab = 0; slab < slabs; ++slab) {
+        ring.wait_full();
+        const u64 gradients = transposed_descriptor(ring.address() + X_BYTES + row_box * GRADIENT_BYTES, STEP_BYTES);
+        const u64 inputs =
+            transposed_descriptor(ring.address() + column_box * ROW_JUMP * STEP_BYTES, ROW_JUMP * STEP_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+            multiply(sums, gradients + (row * STEP_BYTES >> 4), inputs + (row * ROW_PITCH * STEP_BYTES >> 4));
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (slab > 0) ring.release(previous);
+        previous = ring.stage;
+        ring.next();
+    }
+    wgmma_wait<0>();
+    // Nobody waits for the last stage any more.
+}
+
+// For one warp: 64 filters.
+__device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages ring, int slabs, float* to,
+                                         int filters) {
+    BiasSums sums;
+    for (int slab = 0; slab < slabs; ++slab) {
+        ring.wait_full();
+        sums.add(gradients + ring.stage * STAGE_BYTES, ROWS * PIXELS);
+        __syncwarp();
+        ring.release(ring.stage);
+        ring.next();
+    }
+    sums.store(to, filters);
+}
+
+// 64 filters, and the boxes from `first_box` on: of each 8 columns of a box, tap by tap, the channels of GROUP rows.
+__device__ __forceinline__ void store_boxes(const Sums& sums, float* part, const ConvShape& shape, int first_filter,
+                                            int first_box) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int at = 0; at < BOXES * 32; ++at) {
+        const int box = at / 32, s = at / 4 % 8, half = at / 2 % 2, within = lane % 4 * 2 + at % 2;
+        const int k = first_filter + warp * 16 + half * 8 + lane / 4;
+        const int r = (first_box + box) * GROUP + within / SLOTS, c = within % SLOTS;
+        if (k < shape.filters && r < shape.filter_height && s < shape.filter_width && c < CHANNELS)
+            part[((1LL * k * shape.filter_height + r) * shape.filter_width + s) * CHANNELS + c] = sums[at];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_weight_gradient_sm90_few_channels(const __grid_constant__ TensorMap gradient_map,
+                                        const __grid_constant__ TensorMap x_map, float* __restrict__ parts,
+                                        ConvShape shape, int part_slabs) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Stages ring(shared_address(shared_memory));
+    const Tile tile(shape, part_slabs);
+    const bool bias = HAS_BIAS && tile.first_box == 0;
+    begin(ring, WARPGROUPS * 4 + (bias ? WARPGROUPS_M : 0), gradient_map, x_map);
+
+    const long long weights = 1LL * shape.filters * shape.filter_height * shape.filter_width * CHANNELS;
+    float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
+    const int warpgroup = threadIdx.x / 128;
+    if (warpgroup == WARPGROUPS) {
+        const int box = threadIdx.x / 32 % 4 - 1;
+        if (threadIdx.x % 128 == 0) load_slabs(gradient_map, x_map, ring, tile);
+        if (bias && 0 <= box && box < WARPGROUPS_M) {
+            const int first_filter = tile.first_filter + box * BOX;
+            sum_bias(shared_memory + X_BYTES + box * GRADIENT_BYTES, ring, tile.slabs, part + weights + first_filter,
+                     shape.filters - first_filter);
+        }
+        return;
+    }
+    const int row_box = warpgroup % WARPGROUPS_M, column_box = warpgroup / WARPGROUPS_M * BOXES;
+    Sums sums = {};
+    multiply_slabs(sums, ring, tile.slabs, row_box, column_box);
+    store_boxes(sums, part, shape, tile.first_filter + row_box * BOX, tile.first_box + column_box);
+}

@@ -1,0 +1,163 @@
+// parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
+// gradient[p][k] alone
+//
+// A product of matrices over output pixels, with Hopper's own units, in NHWC: a block makes one tile of TILE_M filters
+// and TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. TMA brings slabs of 64 pixels
+// into a ring of stages, windows included (im2col); wgmma takes both operands MN-major, as they lie in memory, pixel by
+// pixel. Sums leave as fp32 parts, for a second launch to add up in a fixed order.
+// Warps of the warpgroup that copies sum the gradients for the bias, in blocks of the first columns.
+// What bounds it: copies from L2, 48 bytes a cycle with tiles of 128x256, and where there are few filters or channels,
+// memory.
+#include "common/conv_shape.cuh"
+#include "conv2d_weight_gradient/sm90_tile.cuh"
+
+constexpr int SLAB = 64;  // pixels of a stage
+constexpr int BOX_BYTES = SLAB * ROW_BYTES;
+constexpr int BOXES_M = TILE_M / BOX, BOXES_N = TILE_N / BOX;
+constexpr int STAGE_BYTES = (BOXES_M + BOXES_N) * BOX_BYTES;
+constexpr int WARPGROUPS_M = BOXES_M >= WARPGROUPS ? WARPGROUPS : 1, WARPGROUPS_N = WARPGROUPS / WARPGROUPS_M;
+constexpr int BLOCKS_M = BOXES_M / WARPGROUPS_M, BLOCKS_N = BOXES_N / WARPGROUPS_N;  // a warpgroup's boxes
+static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == BOXES_N, "evenly");
+constexpr int THREADS = (WARPGROUPS + 1) * 128;
+constexpr bool HANDS_OVER = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
+constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
+
+using Sums = float[BLOCKS_M][BLOCKS_N * 32];
+using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
+
+// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the pixels. Blocks that see the same
+// pixels run side by side, so that they come from DRAM once.
+struct Tile {
+    int first_filter, first_box;  // boxes are counted tap by tap
+    int channel_boxes, boxes;     // of a tap, and of all
+    int first_slab, slabs;
+
+    __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
+        const int tiles_m = (shape.filters + TILE_M - 1) / TILE_M;
+        first_filter = blockIdx.x % tiles_m * TILE_M;
+        first_box = blockIdx.x / tiles_m * BOXES_N;
+        channel_boxes = (shape.channels + BOX - 1) / BOX;
+        boxes = shape.filter_height * shape.filter_width * channel_boxes;
+        first_slab = blockIdx.y * part_slabs;
+        const int all = (shape.batch * shape.output_height * shape.output_width + SLAB - 1) / SLAB;
+        slabs = min(part_slabs, all - first_slab);
+    }
+};
+
+// Starts the copies, slab after slab. For one thread.
+__device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& pixel_map, Stages ring,
+                                           const ConvShape& shape, const Tile& tile) {
+    int channels[BOXES_N];
+    u16 taps_h[BOXES_N], taps_w[BOXES_N];
+#pragma unroll
+    for (int j = 0; j < BOXES_N; ++j) {
+        const int box = min(tile.first_box + j, tile.boxes - 1);  // beyond, the last one again: nobody stores it
+        const int tap = box / tile.channel_boxes;
+        channels[j] = box % tile.channel_boxes * BOX;
+        taps_h[j] = tap / shape.filter_width * shape.dilation_h;
+        taps_w[j] = tap % shape.filter_width * shape.dilation_w;
+    }
+    for (int slab = 0; slab < tile.slabs; ++slab) {
+        const int pixel = (tile.first_slab + slab) * SLAB;
+        const int row = pixel / shape.output_width;
+        const int n = row / shape.output_height;
+        const int h = row % shape.output_height * shape.stride_h - shape.pad_h;
+        const int w = pixel % shape.output_width * shape.stride_w - shape.pad_w;
+        const u32 full = ring.full(ring.stage);
+        ring.wait_empty();
+        barrier_expect(full, STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < BOXES_M; ++i)
+            tma_load_2d(ring.address() + i * BOX_BYTES, gradient_map, full, tile.first_filter + i * BOX, pixel);
+#pragma unroll
+        for (int j = 0; j < BOXES_N; ++j)
+            tma_load_im2col(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h, n,
+                            taps_w[j], taps_h[j]);
+        ring.next();
+    }
+}
+
+// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
+    int previous = 0;
+    for (int slab = 0; slab < slabs; ++slab) {
+        ring.wait_full();
+        const u64 gradients = transposed_descriptor(ring.address() + row_box * BOX_BYTES, BOX_BYTES);
+        const u64 inputs = transposed_descriptor(ring.address() + (BOXES_M + column_box) * BOX_BYTES, BOX_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < SLAB / STEP_PIXELS; ++step)
+#pragma unroll
+            for (int i = 0; i < BLOCKS_M; ++i)
+                multiply(sums[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4),
+                         inputs + (step * STEP_BYTES >> 4));
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (slab > 0) ring.release(previous);
+        previous = ring.stage;
+        ring.next();
+    }
+    wgmma_wait<0>();
+    // Nobody waits for the last stage any more.
+}
+
+// For BIAS_WARPS warps, each every third box of filters.
+__device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, int slabs, int warp, float* to,
+                                         int filters) {
+    BiasSums sums[(BOXES_M + 2) / 3];
+    for (int slab = 0; slab < slabs; ++slab) {
+        ring.wait_full();
+#pragma unroll
+        for (int box = 0; box < BOXES_M; ++box)
+            if (box % 3 == warp) sums[box / 3].add(stages + ring.stage * STAGE_BYTES + box * BOX_BYTES, SLAB);
+        __syncwarp();
+        ring.release(ring.stage);
+        ring.next();
+    }
+#pragma unroll
+    for (int box = 0; box < BOXES_M; ++box)
+        if (box % 3 == warp) sums[box / 3].store(to + box * BOX, filters - box * BOX);
+}
+
+template <int I, int J>
+__device__ __forceinline__ void store_boxes(const Sums& sums, const Tile& tile, const ConvShape& shape, int row_box,
+                                            int column_box, float* part) {
+    const int box = tile.first_box + column_box + J, filter = tile.first_filter + (row_box + I) * BOX;
+    if (box < tile.boxes) {
+        const int channel = box % tile.channel_boxes * BOX;
+        const long long pitch = 1LL * shape.filter_height * shape.filter_width * shape.channels;
+        store_box<J * 32>(sums[I], part + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
+                          shape.filters - filter, shape.channels - channel);
+    }
+    if constexpr (J + 1 < BLOCKS_N) store_boxes<I, J + 1>(sums, tile, shape, row_box, column_box, part);
+    else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(sums, tile, shape, row_box, column_box, part);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_weight_gradient_sm90_wgmma(const __grid_constant__ TensorMap gradient_map,
+                                 const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts,
+                                 ConvShape shape, int part_slabs) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Stages ring(shared_address(shared_memory));
+    const Tile tile(shape, part_slabs);
+    const bool bias = HAS_BIAS && tile.first_box == 0;
+    begin(ring, WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0), gradient_map, pixel_map);
+
+    const long long weights = 1LL * shape.filters * shape.filter_height * shape.filter_width * shape.channels;
+    float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
+    const int warpgroup = threadIdx.x / 128;
+    if (warpgroup == WARPGROUPS) {
+        if constexpr (HANDS_OVER) release_registers<HAS_BIAS ? 56 : 40>();
+        const int warp = threadIdx.x / 32 % 4;
+        if (threadIdx.x % 128 == 0) load_slabs(gradient_map, pixel_map, ring, shape, tile);
+        if (bias && 1 <= warp && warp <= BIAS_WARPS)
+            sum_bias(shared_memory, ring, tile.slabs, warp - 1, part + weights + tile.first_filter,
+                     shape.filters - tile.first_filter);
+        return;
+    }
+    if constexpr (HANDS_OVER) claim_registers<HAS_BIAS ? 224 : 232>();
+    const int row_box = warpgroup % WARPGROUPS_M * BLOCKS_M, column_box = warpgroup / WARPGROUPS_M * BLOCKS_N;
+    Sums sums = {};
+    multiply_slabs(sums, ring, tile.slabs, row_box, column_box);
+    store_boxes<0, 0>(sums, tile, shape, row_box, column_box, part);
+}

@@ -1,0 +1,138 @@
+"""The ladder of conv2d: the families of rungs, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.conv2d import reference
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.conv2d.rungs import (
+    depthwise,
+    direct,
+    fft,
+    fused_epilogue,
+    gemm,
+    grouped,
+    implicit_gemm,
+    sm90_persistent,
+    sm90_split,
+    sm90_streamed_window,
+    sm90_wgmma,
+    sm90_window,
+    stem,
+    tensor_core,
+    winograd,
+)
+
+HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
+"""Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
+PREFERENCE = {
+    "fp32": ("implicit_gemm", "tuned", "direct"),
+    "tf32": (*HOPPER, "fused_epilogue", "tuned", "direct"),
+    "fp16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
+    "bf16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
+    "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
+}
+"""Rungs by dtype and layout, from the fastest known to the one that can do everything."""
+FP32_NHWC = (
+    "wgmma_split",
+    "tensor_core_split",
+    "winograd_f4_split",
+    "winograd_f4_pipelined",
+    "implicit_gemm",
+    "tuned",
+    "direct",
+)
+"""Rungs for fp32 in NHWC, where tensor cores help with operands split in two, and Winograd's algorithm on top of
+them."""
+WINOGRAD_PIXELS = 25_000
+"""Output pixels from which Winograd's fewer products are worth its three launches: a guess between the batches of 1
+and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
+FEW_CHANNELS = 8
+"""Channels up to which rows of the implicit GEMM are too short for tensor cores in fp32."""
+SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
+"""What goes on from x to a second image."""
+GROUPED = ("depthwise", "grouped")
+"""Rungs for channels in groups; the others have no part in tensor cores then."""
+LARGE_FILTER = ("fft_fused", "fft")
+"""Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
+LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
+"""Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
+tensor cores an estimate."""
+WORTH_CONVERTING = (*HOPPER, "persistent", "fused_epilogue", "grouped")
+"""Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
+
+
+def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
+    if problem.dtype != "fp32" or problem.layout != "nhwc":
+        return PREFERENCE[problem.dtype]
+    if problem.channels <= FEW_CHANNELS:
+        return tuple(reversed(FP32_NHWC[:-1])) + FP32_NHWC[-1:]
+    winograd = tuple(name for name in FP32_NHWC if name.startswith("winograd"))
+    return (winograd if problem.output_pixels >= WINOGRAD_PIXELS else ()) + FP32_NHWC
+
+
+class Conv2d(Operation[Conv2dProblem]):
+    name = "conv2d"
+    ladder = Ladder(
+        "conv2d",
+        (
+            *direct.RUNGS,
+            *gemm.RUNGS,
+            *implicit_gemm.RUNGS,
+            *tensor_core.RUNGS,
+            *fused_epilogue.RUNGS,
+            *sm90_wgmma.RUNGS,
+            *sm90_persistent.RUNGS,
+            *sm90_window.RUNGS,
+            *sm90_streamed_window.RUNGS,
+            *sm90_split.RUNGS,
+            *stem.RUNGS,
+            *winograd.RUNGS,
+            *fft.RUNGS,
+            *depthwise.RUNGS,
+            *grouped.RUNGS,
+        ),
+    )
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    crossover = CROSSOVER
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")
+    layouts = ("nchw", "nhwc")
+
+    def preferred(self, problem: Conv2dProblem) -> tuple[str, ...]:
+        if problem.shortcut_channels:
+            return SHORTCUT
+        large = problem.taps >= LARGE_FILTER_TAPS.get(problem.dtype, problem.taps + 1)
+        by_group = GROUPED if problem.groups > 1 else ()
+        return by_group + (LARGE_FILTER if large else ()) + _preference(problem)
+
+    def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
+        if rung not in WORTH_CONVERTING:
+            return (problem,)
+        others = (layout for layout in self.layouts if layout != problem.layout)
+        return (problem, *(replace(problem, layout=layout) for layout in others))
+
+    def parse(self, name: str) -> Conv2dProblem:
+        return Conv2dProblem.parse(name)
+
+    def inputs(self, problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)
+
+
+CONV2D = Conv2d()

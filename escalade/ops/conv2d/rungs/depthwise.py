@@ -1,0 +1,196 @@
+"""Depthwise convolution on CUDA cores: a filter for every channel, everything that is used again in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import KernelCall, Recipe, WeightsReady
+from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import VECTOR_BYTES
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+
+WARP = 32
+REGISTERS = 65536
+"""Registers of a multiprocessor."""
+HELD = 190
+"""Registers that a thread may fill with weights, sums and inputs; addresses and counters take about 40 more."""
+SMALL_CODE, MOST_CODE = 2800, 4500
+"""Instructions of a loop that goes round all rows of sums: up to the first they stay where they are, beyond the second
+they move, and in between either may be faster."""
+STRIPS = (1, 2, 4, 7)
+"""Output columns of a thread. Images of 224 pixels come down to multiples of 7."""
+SEGMENTS = (1, 2, 4, 7, 14, 28, 56)
+"""Parts of an image's rows, each for threads of its own."""
+MOST_CONFIGS = 12
+
+LATENCY = 700.0
+"""Cycles from a load to its value."""
+COPY_RATE = 39.0
+"""Bytes that a multiprocessor gets from L2 in a cycle."""
+ISSUE_RATE = 4.0
+"""Instructions of warps that a multiprocessor starts in a cycle."""
+
+
+@dataclass(frozen=True)
+class DepthwiseConfig(Config):
+    vector: int
+    """Channels of a thread."""
+    strip: int
+    """Output columns of a thread."""
+    rows: int
+    """Output rows of a thread."""
+    lanes: int
+    """Threads of a block side by side in the channels; 1 in NCHW."""
+    threads: int
+    phases: int
+    """Steps of the kernel's loop: 1, and sums move from step to step, or as many as there are open rows."""
+
+    def blocks(self, p: Conv2dProblem) -> int:
+        positions = p.batch * ceil_div(p.output_height, self.rows) * ceil_div(p.output_width, self.strip)
+        if p.layout == "nchw":
+            return blocks(positions * p.channels, self.threads)
+        return blocks(positions, self.threads // self.lanes) * ceil_div(p.channels, self.lanes * self.vector)
+
+    def columns(self, p: Conv2dProblem) -> int:
+        """Columns of an input row that a thread reads."""
+        return len(
+            {i * p.stride[1] + s * p.dilation[1] for i in range(self.strip) for s in range(p.filter_width)}
+        )
+
+    def held(self, p: Conv2dProblem) -> int:
+        """Registers for weights, sums, and an input row as floats; besides, one is under way as it is stored."""
+        columns = self.columns(p)
+        under_way = p.stride[0] * columns * ceil_div(self.vector * p.element_bytes, 4)
+        return (p.taps + _open_rows(p) * self.strip + columns) * self.vector + under_way
+
+    def clocks(self, p: Conv2dProblem) -> float:
+        """Cycles of a multiprocessor: instructions, waiting where too few warps share it, and copies from L2."""
+        steps = self.rows + _open_rows(p) - 1
+        inputs = steps * p.stride[0]
+        moves = 0 if self.phases > 1 else steps * _open_rows(p) * self.strip * self.vector
+        instructions = (
+            300
+            + p.taps * self.vector
+            + inputs * (self.columns(p) * (self.vector + 2) + 10)
+            + self.rows * self.strip * self.vector * p.taps
+            + self.rows * self.strip * (4 * self.vector + 4)
+            + moves
+        )
+        warps = ceil_div(self.blocks(p), SMS) * ceil_div(self.threads, WARP)
+        resident = max(1, min(64, REGISTERS // WARP // (self.held(p) + 40)))
+        busy = warps * instructions / ISSUE_RATE
+        waiting = max(1.0, warps / resident) * (3 + steps) * LATENCY
+        read_again = inputs / min(self.rows * p.stride[0], p.height)
+        copied = (p.input_elements * read_again + p.output_elements) * p.element_bytes / SMS / COPY_RATE
+        return max(busy, waiting, copied) + 0.05 * (busy + waiting + copied)
+
+
+def _open_rows(p: Conv2dProblem) -> int:
+    """Output rows that one input row reaches, or that lie between such."""
+    return ((p.filter_height - 1) * p.dilation[0] + p.stride[0]) // p.stride[0]
+
+
+def _lanes_and_threads(p: Conv2dProblem, vector: int) -> tuple[int, int]:
+    """Lanes that are neighbours in the channels, and threads: as many whole warps as can be."""
+    if p.layout == "nchw":
+        return 1, 128
+    vectors = p.channels // vector
+    lanes = ceil_div(vectors, ceil_div(vectors, 64))
+    sizes = [lanes * positions for positions in range(1, 256 // lanes + 1) if lanes * positions >= 96]
+    return lanes, max(sizes, key=lambda threads: (threads / (ceil_div(threads, WARP) * WARP), -threads))
+
+
+def _phases(p: Conv2dProblem, vector: int, strip: int) -> tuple[int, ...]:
+    rows = _open_rows(p)
+    code = rows * (p.taps * vector * strip + 150)
+    return (rows,) if code <= SMALL_CODE or rows == 1 else (rows, 1) if code <= MOST_CODE else (1,)
+
+
+def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
+    if p.layout == "nchw":
+        vectors, strips = [1], [strip for strip in STRIPS if p.output_width % strip == 0 and strip != 7]
+    else:
+        widest = VECTOR_BYTES // p.element_bytes
+        vectors = [vector for vector in (1, 2, 4, 8) if vector <= widest and p.channels % vector == 0]
+        strips = list(STRIPS)
+    found = [
+        DepthwiseConfig(vector, strip, rows, *_lanes_and_threads(p, vector), phases)
+        for vector in vectors
+        for strip in strips
+        for rows in sorted({ceil_div(p.output_height, parts) for parts in SEGMENTS})
+        for phases in _phases(p, vector, strip)
+    ]
+    return [config for config in found if config.held(p) <= HELD]
+
+
+@dataclass(frozen=True)
+class Depthwise(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p = problem
+        if not p.groups == p.channels == p.filters:
+            return (
+                f"{self.name} takes as many groups and filters as channels, not {p.groups} and {p.filters} for "
+                f"{p.channels}"
+            )
+        if not _candidates(p):
+            return (
+                f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers, and filters of "
+                f"{p.filter_height}x{p.filter_width} leave no room; direct takes any, fft_depthwise large ones"
+            )
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return tuple(sorted(_candidates(problem), key=lambda config: config.clocks(problem))[:MOST_CONFIGS])
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, DepthwiseConfig)
+        return config.clocks(problem)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, DepthwiseConfig)
+        p = problem
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(p),
+            "NHWC": p.layout == "nhwc",
+            "IMAGE_CHANNELS": p.channels,
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "DILATION_H": p.dilation[0],
+            "DILATION_W": p.dilation[1],
+            "VECTOR": config.vector,
+            "STRIP": config.strip,
+            "ROWS": config.rows,
+            "LANES": config.lanes,
+            "THREADS": config.threads,
+            "PHASES": config.phases,
+            **arguments.epilogue_constants(p),
+        }
+        call = KernelCall(
+            Program.of("conv2d/depthwise.cu", "conv2d_depthwise", constants),
+            (config.blocks(p), 1, 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(), arguments.shape(p), WeightsReady(("weight", "bias"))),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Prediction for 144to144_56_k3s1g144 at batch 256 in fp16 and NHWC, 1 GFLOP and 462 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Depthwise(
+        "depthwise",
+        "a filter for every channel: a thread walks down a strip of columns with its weights and all open rows of sums "
+        "in registers, so that inputs are read once, several channels at a time",
+        below="direct",
+        # 109 us at 4.24 TB/s, of which 85% (128 us) because the ends of walks read and do not write. `direct` takes
+        # about 200 instructions for an output's 18 loads and their addresses: 116M outputs at 3e13 a second, 0.77 ms.
+        predicted_gain=6.0,
+    ),
+)

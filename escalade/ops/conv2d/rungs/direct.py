@@ -1,0 +1,242 @@
+"""Direct convolution on CUDA cores: from one thread an output to register-blocked tiles, one idea a rung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Macro, Program
+from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.direct_config import (
+    CONSTANT_LIMIT,
+    WEIGHTS,
+    DirectConfig,
+    candidates,
+    constant_bytes,
+    efficiency,
+    fitted,
+    tile,
+)
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+
+NAIVE_RATE = 2.0e6
+"""Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
+SCATTERED_RATE = 0.5e6
+"""Operations in a microsecond with one thread an output in NHWC, where neighbouring threads read inputs far apart, from
+`SCATTERED` channels on."""
+SCATTERED = 16
+MEASURED = 3.3
+"""What sums of odd shapes took at most of what these rates say, in a random sweep: the last resort has to look it."""
+STEP_CLOCKS = 40
+"""An estimate of what a product takes a thread that has nothing to wait with: its operands come from L1."""
+REACHED = 0.92
+"""The share of what `efficiency` promises that measured ladders reached."""
+ENDS_US = 15.0
+"""The first loads of a tile and its last stores, where there are no other blocks to hide them; by one image's time."""
+
+
+@dataclass(frozen=True)
+class Direct(Conv2dRung):
+    """One thread an output: the rung that can do every problem."""
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
+        alone = problem.depth * STEP_CLOCKS / machine.CLOCK
+        sums = problem.flops / (NAIVE_RATE if neighbours else SCATTERED_RATE)
+        return machine.LAUNCH_US + MEASURED * (alone + sums + machine.passing(problem.bytes))
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(problem),
+            "NHWC": problem.layout == "nhwc",
+            **arguments.epilogue_constants(problem),
+        }
+        blocks = -(-problem.output_elements // config.threads)
+        call = KernelCall(
+            Program.of("conv2d/direct.cu", "conv2d_direct", constants),
+            (blocks, 1, 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(), arguments.shape(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+IDEAS = {
+    "input_tile": {"input_tile": True},
+    "weight_tile": {"weights": "shared"},
+    "constant_weights": {"weights": "constant"},
+    "padded_tile": {"padded": True},
+    "vector_loads": {"vector": True},
+    "register_blocking": {"run": 4, "runs": 2, "outputs_k": 8, "columns": 16, "filter_threads": 8},
+    "restrict": {"restrict": True},
+    "unrolled": {"unrolled": True},
+}
+"""What each idea sets in the config. `tuned` sets everything else to suit the problem."""
+
+
+@dataclass(frozen=True)
+class Tiled(Conv2dRung):
+    """One block a tile of outputs, with the ideas switched on that `ideas` names."""
+
+    ideas: tuple[str, ...]
+    layouts: tuple[str, ...] = ("nchw",)
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        if problem.groups != 1:
+            return f"{self.name} takes groups=1, not {problem.groups}; the rung `direct` takes any"
+        if problem.layout not in self.layouts:
+            return f"{self.name} takes layout {' or '.join(self.layouts)}, not {problem.layout}"
+        if "constant_weights" in self.ideas and constant_bytes(problem) > CONSTANT_LIMIT:
+            return (
+                f"weights and bias take {constant_bytes(problem)} bytes; {self.name} keeps them in constant "
+                f"memory, which has {CONSTANT_LIMIT}"
+            )
+        if fitted(problem, self._switches()) is None:
+            return "the inputs of one output do not fit in shared memory; `direct` takes filters of any size"
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        base = fitted(problem, self._switches())
+        assert base is not None, "configs are asked for supported problems only"
+        if "tuned" in self.ideas and "register_blocking" in self.ideas:
+            return candidates(problem, self._switches()) or (base,)
+        return (base,)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
+        assert isinstance(config, DirectConfig)
+        share = efficiency(problem, config) * REACHED
+        if "tuned" not in self.ideas or not share:
+            return None
+        return ENDS_US + problem.flops / machine.FP32_RATE / share + machine.passing(problem.bytes)
+
+    def least(self, problem: Conv2dProblem) -> float:
+        return ENDS_US + problem.flops / machine.FP32_RATE
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, DirectConfig)
+        program = Program.of("conv2d/direct_tiled.cu", "conv2d_direct_tiled", _constants(problem, config))
+        copies = []
+        if config.weights == "constant":
+            size = problem.element_bytes
+            copies.append(
+                ConstantCopy(program, "constant_weights", Buffer("weight"), size * problem.weight_elements)
+            )
+            if problem.bias:
+                copies.append(ConstantCopy(program, "constant_bias", Buffer("bias"), size * problem.filters))
+        call = KernelCall(
+            program,
+            (config.blocks(problem), 1, 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(), arguments.shape(problem)),
+            shared_bytes=tile(problem, config).shared_bytes,
+            overlap=True,
+        )
+        return Recipe((*copies, call))
+
+    def without(self, idea: str) -> Tiled:
+        """This rung with one of its ideas switched off."""
+        ideas = tuple(other for other in self.ideas if other != idea)
+        return replace(
+            self,
+            name=f"{self.name}-without-{idea}",
+            summary=f"{self.name} without {idea}",
+            below=None,
+            predicted_gain=None,
+            ideas=ideas,
+        )
+
+    def _switches(self) -> DirectConfig:
+        config = DirectConfig(input_tile=False)
+        for idea in self.ideas:
+            config = replace(config, **IDEAS.get(idea, {}))  # type: ignore[arg-type]
+        return config
+
+
+def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Constant]:
+    p, shape = problem, tile(problem, config)
+    constant = config.weights == "constant"
+    return {
+        "Element": arguments.element(p),
+        "NHWC": p.layout == "nhwc",
+        **arguments.epilogue_constants(p),
+        "FILTER_HEIGHT": p.filter_height,
+        "FILTER_WIDTH": p.filter_width,
+        "STRIDE_H": p.stride[0],
+        "STRIDE_W": p.stride[1],
+        "DILATION_H": p.dilation[0],
+        "DILATION_W": p.dilation[1],
+        "TILE_IMAGES": config.images,
+        "TILE_ROWS": config.rows,
+        "TILE_COLUMNS": config.columns,
+        "CHUNK": config.chunk,
+        "RUN": config.run,
+        "RUNS": config.runs,
+        "OUTPUTS_K": config.outputs_k,
+        "PIXEL_THREADS": config.pixel_threads,
+        "FILTER_THREADS": config.filter_threads,
+        "INPUT_TILE": config.input_tile,
+        "WEIGHTS": WEIGHTS[config.weights],
+        "X_PITCH": shape.pitch,
+        "X_PLANE": shape.plane,
+        "X_MARGIN": shape.margin,
+        "X_VECTOR": shape.x_vector,
+        "W_VECTOR": shape.w_vector,
+        "Y_VECTOR": shape.y_vector,
+        "FILTER_VECTOR": shape.filter_vector,
+        "WINDOW_VECTOR": shape.window_vector,
+        "SLIDING": shape.sliding,
+        "UNROLL_ROWS": shape.unroll_rows,
+        "UNROLL_COLUMNS": shape.unroll_columns,
+        "RESTRICT": Macro("__restrict__" if config.restrict else ""),
+        # Known to the compiler only where constant memory needs them.
+        "CHANNELS": p.channels if constant else 1,
+        "FILTERS": p.filters if constant else 1,
+        "CONSTANT_WEIGHT_COUNT": p.weight_elements if constant else 1,
+        "CONSTANT_BIAS_COUNT": p.filters if constant and p.bias else 1,
+    }
+
+
+_BLOCKED = ("input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking")
+_BOTH = ("nchw", "nhwc")
+
+# Predictions are for 64 to 64 channels, 56 x 56, batch 256, fp32, as they stood before the first run on a card.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Direct("direct", "one thread an output, everything read from global memory", None, None),
+    Tiled("input_tile", "a block's inputs are staged in shared memory, halo included", "direct", 1.5,
+          _BLOCKED[:1]),
+    Tiled("constant_weights", "weights and bias are in constant memory", "input_tile", 1.2,
+          ("input_tile", "constant_weights")),
+    Tiled("weight_tile", "weights are staged in shared memory too", "input_tile", 1.2, _BLOCKED[:2]),
+    Tiled("padded_tile", "rows of the input tile are padded so that a warp's reads miss each other's banks",
+          "weight_tile", 1.15, _BLOCKED[:3]),
+    Tiled("vector_loads", "up to 16 bytes a load from global memory on the way to shared memory",
+          "padded_tile", 1.1, _BLOCKED[:4]),
+    Tiled("register_blocking", "a thread keeps 8 pixels x 8 filters in registers",
+          "vector_loads", 6.0, _BLOCKED),
+    Tiled("nhwc", "channels innermost: inputs and weights are loaded along channels",
+          "register_blocking", 1.0, _BLOCKED, ("nhwc",)),
+    Tiled("restrict", "pointers are promised not to overlap",
+          ("register_blocking", "nhwc"), 1.0, (*_BLOCKED, "restrict"), _BOTH),
+    Tiled("unrolled", "taps are unrolled, and a row of inputs slides over them in registers", "restrict", 1.5,
+          (*_BLOCKED, "restrict", "unrolled"), _BOTH),
+    Tiled("tuned", "tile, outputs a thread and chunk of channels are chosen for the problem", "unrolled", 1.2,
+          (*_BLOCKED, "restrict", "unrolled", "tuned"), _BOTH),
+)  # fmt: skip
+
+
+def ablations() -> dict[str, Rung[Conv2dProblem]]:
+    """The top rung with one idea switched off, by idea."""
+    top = RUNGS[-1]
+    assert isinstance(top, Tiled)
+    return {idea: top.without(idea) for idea in top.ideas}

@@ -1,0 +1,399 @@
+"""Convolution in the frequency domain, for large filters: its cost hardly depends on the filter's size.
+
+Images are cut into square tiles that overlap by the filter's reach (overlap-save). In NHWC neighbouring pixels
+of one channel are far apart in memory, so the transforms' accesses do not coalesce: supported, not fast.
+A NaN or an infinity spoils every output of the tiles that it lies in, not only those that its taps reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs.arguments import element, epilogue_constants
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+
+TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
+"""8 x 2, 3, 4, 5, 6, 8, 9, 10, 12, 16: the second factor is one that a thread transforms in registers."""
+MIB = 2**20
+_COMPLEX_BYTES = 8
+_LARGEST_WORKSPACE = 1024 * MIB
+_LARGEST_FILTER_SPECTRA = 2048 * MIB
+_L2_SHARE = 64 * MIB
+_STEP_CHANNELS = 2
+_SHARED_BYTES = 96 * 1024  # every supported architecture has it
+_MOST_PLANES = 2**30  # of one launch, which counts them in 32 bits
+
+# What these kernels should reach on an H200, to rank tile sizes by: pixels transformed, multiply-adds, bytes a second.
+_PIXELS = 0.44e12
+_MULTIPLY_ADDS = 17e12
+_BANDWIDTH = 4e12
+_SCATTERED = 1.8  # times as long in NHWC, as the ladders measured it
+_STAGE_US = 6.0  # a launch with a single wave of transforms
+
+ProductShape = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class TransformConfig(Config):
+    tile: int
+    """Pixels along each side of a transformed tile."""
+    planes: int
+    """Tiles of one block."""
+    threads: int
+
+
+@dataclass(frozen=True)
+class FftConfig(TransformConfig):
+    thread_tiles: int
+    thread_filters: int
+    """Sums of one thread of the product: tiles x filters, of one frequency."""
+    tile_warps: int
+    filter_warps: int
+    stages: int
+    """Steps of the product that are in shared memory or on their way to it."""
+    workspace_mib: int
+    """Room for the spectra of images; a batch that needs more goes through it in chunks."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How tiles of one size cover a problem's outputs."""
+
+    tile: int
+    tiles: tuple[int, int]
+    """Tiles of one image, down and across."""
+    step: tuple[int, int]
+    """Outputs of one tile, down and across."""
+
+    @staticmethod
+    def of(problem: Conv2dProblem, tile: int) -> Tiling:
+        p = problem
+        outputs = (p.output_height, p.output_width)
+        step = (
+            _outputs_of_tile(tile, p.height, p.filter_height, p.padding[0], outputs[0]),
+            _outputs_of_tile(tile, p.width, p.filter_width, p.padding[1], outputs[1]),
+        )
+        return Tiling(tile, (ceil(outputs[0] / step[0]), ceil(outputs[1] / step[1])), step)
+
+    @property
+    def frequencies(self) -> int:
+        return self.tile * (self.tile // 2 + 1)
+
+    @property
+    def spectrum_bytes(self) -> int:
+        return self.frequencies * _COMPLEX_BYTES
+
+    def count(self, problem: Conv2dProblem) -> int:
+        return problem.batch * prod(self.tiles)
+
+    def filter_bytes(self, problem: Conv2dProblem) -> int:
+        return problem.filters * problem.group_channels * self.spectrum_bytes
+
+    def bytes_per_tile(self, problem: Conv2dProblem) -> int:
+        """Spectra that one tile needs at once; the depthwise product goes straight into the inverse transform."""
+        return self.spectrum_bytes * (problem.channels + (0 if _depthwise(problem) else problem.filters))
+
+    def seconds(self, problem: Conv2dProblem) -> float:
+        """A rough estimate: every spectrum transformed once and moved once for the product."""
+        p = problem
+        planes = self.count(p) * (p.channels + p.filters) + p.filters * p.group_channels
+        products = self.count(p) * p.filters * p.group_channels * self.frequencies
+        moved = 0 if _depthwise(p) else planes * self.spectrum_bytes
+        return planes * self.tile**2 / _PIXELS + 4 * products / _MULTIPLY_ADDS + moved / _BANDWIDTH
+
+    def input_planes(self, problem: Conv2dProblem, first_tile: int, tiles: int) -> Ints:
+        """`FftPlanes` of kernels/conv2d/fft_planes.cuh."""
+        p = problem
+        size = (p.height, p.width)
+        return Ints((tiles * p.channels, p.channels, *size, *p.padding, *self.tiles, *self.step, first_tile))
+
+    def output_planes(self, problem: Conv2dProblem, first_tile: int, tiles: int) -> Ints:
+        p = problem
+        size = (p.output_height, p.output_width)
+        return Ints((tiles * p.filters, p.filters, *size, 0, 0, *self.tiles, *self.step, first_tile))
+
+
+def _outputs_of_tile(tile: int, size: int, filter_size: int, padding: int, outputs: int) -> int:
+    """All of them if what wraps around in a circular convolution meets padding only; else one tile less the reach."""
+    if tile >= max(size + padding, outputs):
+        return outputs
+    return tile - filter_size + 1
+
+
+def _depthwise(problem: Conv2dProblem) -> bool:
+    return problem.groups == problem.channels == problem.filters
+
+
+def _tilings(problem: Conv2dProblem) -> list[Tiling]:
+    """The tilings that a problem allows, most promising first."""
+    reach = max(problem.filter_height, problem.filter_width)
+    fitting = (Tiling.of(problem, tile) for tile in TILES if tile >= reach)
+    return sorted(
+        (
+            tiling
+            for tiling in fitting
+            if tiling.filter_bytes(problem) <= _LARGEST_FILTER_SPECTRA
+            and tiling.bytes_per_tile(problem) <= _LARGEST_WORKSPACE
+        ),
+        key=lambda tiling: tiling.seconds(problem),
+    )
+
+
+def _supports(problem: Conv2dProblem) -> str | None:
+    if problem.dtype == "tf32":
+        return "FFT rungs multiply in fp32; they take fp32, fp16 and bf16, not tf32"
+    if problem.stride != (1, 1) or problem.dilation != (1, 1):
+        return f"FFT rungs take stride 1 and dilation 1, not stride {problem.stride} and dilation {problem.dilation}"
+    if problem.groups != 1 and not _depthwise(problem):
+        return "FFT rungs take one group, or as many groups as channels and filters (depthwise)"
+    if max(problem.filter_height, problem.filter_width) > TILES[-1]:
+        return f"FFT rungs take filters of up to {TILES[-1]}x{TILES[-1]}, the largest tile"
+    if not _tilings(problem):
+        return (
+            "the spectra do not fit the workspace: those of all filters may take 2 GiB, those of one tile, all "
+            "channels and filters, 1 GiB"
+        )
+    return None
+
+
+def _transform_shapes(tile: int) -> tuple[tuple[int, int], ...]:
+    """(planes, threads) of a block: a thread of the longest pass has two butterflies, or one, or four."""
+    butterflies = (tile // 2 + 1) * max(8, tile // 8)
+    planes = max(1, 256 // butterflies)
+    shapes: dict[tuple[int, int], None] = {}
+    for turns in (2, 1, 4):
+        threads = max(64, ceil(planes * butterflies / turns / 32) * 32)
+        if threads <= 512:
+            shapes[planes, threads] = None
+    return tuple(shapes)
+
+
+def _shared_bytes(tile: int, planes: int) -> int:
+    """`FftTiles::SHARED` of kernels/common/fft.cuh."""
+    pitch = tile + 8 if tile % 16 == 0 else tile + 16
+    return _COMPLEX_BYTES * (tile // 8 * 9 + planes * tile // 2 * pitch)
+
+
+def _transform_configs(tilings: list[Tiling]) -> Iterator[TransformConfig]:
+    for tiling in tilings:
+        for planes, threads in _transform_shapes(tiling.tile):
+            if _shared_bytes(tiling.tile, planes) <= _SHARED_BYTES:
+                yield TransformConfig(tiling.tile, planes, threads)
+
+
+def _transform(
+    problem: Conv2dProblem, config: TransformConfig, kernel: str, planes: int, constants: dict[str, Constant],
+    *arguments: Buffer | Ints, weights_only: bool = False,
+) -> KernelCall:  # fmt: skip
+    """One launch of a kernel that transforms `planes` tiles."""
+    chosen: dict[str, Constant] = {
+        "TILE": config.tile,
+        "PLANES": config.planes,
+        "THREADS": config.threads,
+        "NHWC": problem.layout == "nhwc",
+        "Element": element(problem),
+    }
+    return KernelCall(
+        Program.of(f"conv2d/{kernel}.cu", f"conv2d_{kernel}", chosen | constants),
+        (ceil(planes / config.planes), 1, 1),
+        (config.threads, 1, 1),
+        arguments,
+        shared_bytes=_shared_bytes(config.tile, config.planes),
+        weights_only=weights_only,
+    )
+
+
+def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> KernelCall:
+    """A filter is an image whose only tile it is; the transforms' common factor goes into it."""
+    p = problem
+    planes = p.filters * p.group_channels
+    filters = Ints((planes, p.group_channels, p.filter_height, p.filter_width, 0, 0, 1, 1, 0, 0, 0))
+    scale: dict[str, Constant] = {"SCALE": 0.25 / config.tile**2}
+    return _transform(
+        p, config, "fft_forward", planes, scale,
+        Buffer("weight"), Buffer("filter_spectra"), filters, weights_only=True,
+    )  # fmt: skip
+
+
+class _FftRung(Conv2dRung):
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, TransformConfig)
+        tiling = Tiling.of(problem, config.tile)
+        launches = len(self.recipe(problem, config).after_packing.steps)
+        scattered = _SCATTERED if problem.layout == "nhwc" else 1.0
+        return launches * _STAGE_US + scattered * tiling.seconds(problem) * 1e6
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """A transform spreads the rounding error of each pixel over its whole tile: a few 1e-7 of the output's norm
+        whatever the filter, where a direct sum of few products is nearly exact."""
+        return max(super().tolerance(problem, peer_error), 1e-6)
+
+
+@dataclass(frozen=True)
+class Fft(_FftRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        return _supports(problem)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[FftConfig, ...]:
+        """The default, then what changes one thing about it: the transforms, the product, the workspace."""
+        tilings = _tilings(problem)[:4]
+        transforms = tuple(_transform_configs(tilings))
+        products = _product_shapes(problem)
+        rooms = _workspace_choices(problem, tilings[0])
+
+        def config(transform: TransformConfig, product: ProductShape, room: int) -> FftConfig:
+            return FftConfig(transform.tile, transform.planes, transform.threads, *product, room)
+
+        return tuple(
+            dict.fromkeys(
+                [config(transform, products[0], rooms[0]) for transform in transforms]
+                + [config(transforms[0], product, rooms[0]) for product in products]
+                + [config(transforms[0], products[0], room) for room in rooms]
+            )
+        )
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, FftConfig)
+        tiling = Tiling.of(problem, config.tile)
+        total = tiling.count(problem)
+        chunk = _chunk(total, tiling.bytes_per_tile(problem), config.workspace_mib * MIB)
+        steps = [_filter_transform(problem, config)]
+        for first in range(0, total, chunk):
+            steps += _steps(problem, config, tiling, first, min(chunk, total - first))
+        workspaces = [
+            Workspace("filter_spectra", tiling.filter_bytes(problem)),
+            Workspace("input_spectra", chunk * problem.channels * tiling.spectrum_bytes),
+        ]
+        if not _depthwise(problem):
+            workspaces.append(Workspace("output_spectra", chunk * problem.filters * tiling.spectrum_bytes))
+        return Recipe(tuple(steps), tuple(workspaces))
+
+
+def _product_shapes(problem: Conv2dProblem) -> list[ProductShape]:
+    """Sums of a thread (tiles, filters), warps of a block (tiles, filters), stages; no wider than the filters."""
+    if _depthwise(problem):
+        return [(8, 2, 2, 2, 3)]  # there is no such product then
+    if problem.filters <= 8:
+        return [(8, 2, 2, 2, 3), (4, 2, 4, 4, 3)]
+    return [(8, 4, 2, 4, 3), (8, 4, 4, 4, 3), (4, 4, 4, 4, 3), (4, 4, 2, 4, 4)]
+
+
+def _workspace_choices(problem: Conv2dProblem, tiling: Tiling) -> list[int]:
+    """Sizes of the workspace in MiB. A chunk should stay in the L2, and be large enough that reading all filters for it
+    does not dominate."""
+    preferred = max(_L2_SHARE, 2 * tiling.filter_bytes(problem), tiling.bytes_per_tile(problem))
+    preferred = min(preferred, _LARGEST_WORKSPACE)
+    needed = tiling.count(problem) * tiling.bytes_per_tile(problem)
+    choices = (preferred, preferred // 2, _LARGEST_WORKSPACE)
+    return list(dict.fromkeys(ceil(min(needed, choice) / MIB) for choice in choices))
+
+
+def _chunk(total: int, bytes_per_tile: int, room: int) -> int:
+    """Tiles that go through the workspace at once: as few chunks as the room allows, all of one size."""
+    chunks = ceil(total / max(1, room // bytes_per_tile))
+    return ceil(total / chunks)
+
+
+def _steps(
+    problem: Conv2dProblem, config: FftConfig, tiling: Tiling, first: int, tiles: int
+) -> list[KernelCall]:
+    """Forward, product, inverse for some tiles."""
+    depthwise = _depthwise(problem)
+    forward = _transform(
+        problem, config, "fft_forward", tiles * problem.channels, {"SCALE": 1.0},
+        Buffer("x"), Buffer("input_spectra"), tiling.input_planes(problem, first, tiles),
+    )  # fmt: skip
+    inverse = _transform(
+        problem, config, "fft_inverse", tiles * problem.filters,
+        epilogue_constants(problem) | {"DEPTHWISE": depthwise},
+        Buffer("input_spectra" if depthwise else "output_spectra"), Buffer("filter_spectra"),
+        Buffer("bias", optional=True), Buffer("residual", optional=True), Buffer("y"),
+        tiling.output_planes(problem, first, tiles),
+    )  # fmt: skip
+    if depthwise:
+        return [forward, inverse]
+    return [forward, _product(problem, config, tiling, tiles), inverse]
+
+
+def _product(problem: Conv2dProblem, config: FftConfig, tiling: Tiling, tiles: int) -> KernelCall:
+    constants: dict[str, Constant] = {
+        "FREQUENCIES": tiling.frequencies,
+        "THREAD_TILES": config.thread_tiles,
+        "THREAD_FILTERS": config.thread_filters,
+        "TILE_WARPS": config.tile_warps,
+        "FILTER_WARPS": config.filter_warps,
+        "STAGES": config.stages,
+        "STEP_CHANNELS": _STEP_CHANNELS,
+    }
+    block_tiles = config.thread_tiles * config.tile_warps
+    block_filters = config.thread_filters * config.filter_warps
+    blocks = ceil(tiling.frequencies / 32) * ceil(tiles / block_tiles) * ceil(problem.filters / block_filters)
+    return KernelCall(
+        Program.of("conv2d/fft_product.cu", "conv2d_fft_product", constants),
+        (blocks, 1, 1),
+        (32 * config.tile_warps * config.filter_warps, 1, 1),
+        (
+            Buffer("input_spectra"), Buffer("filter_spectra"), Buffer("output_spectra"),
+            tiles, problem.channels, problem.filters,
+        ),
+        shared_bytes=config.stages * _STEP_CHANNELS * (block_tiles + block_filters) * 32 * _COMPLEX_BYTES,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FftFused(_FftRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        if not _depthwise(problem):
+            return "fft_fused takes depthwise convolutions: as many groups as channels and filters"
+        return _supports(problem)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[TransformConfig, ...]:
+        return tuple(_transform_configs(_tilings(problem)))[:24]
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, TransformConfig)
+        tiling = Tiling.of(problem, config.tile)
+        total = tiling.count(problem)
+        chunk = _MOST_PLANES // problem.channels
+        steps = [_filter_transform(problem, config)]
+        for first in range(0, total, chunk):
+            tiles = min(chunk, total - first)
+            steps.append(
+                _transform(
+                    problem, config, "fft_depthwise", tiles * problem.channels, epilogue_constants(problem),
+                    Buffer("x"), Buffer("filter_spectra"), Buffer("bias", optional=True),
+                    Buffer("residual", optional=True), Buffer("y"),
+                    tiling.input_planes(problem, first, tiles), tiling.output_planes(problem, first, tiles),
+                )
+            )  # fmt: skip
+        return Recipe(tuple(steps), (Workspace("filter_spectra", tiling.filter_bytes(problem)),))
+
+
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Fft(
+        name="fft",
+        summary="Convolves in the frequency domain: tiles are transformed, multiplied frequency by frequency and "
+        "transformed back, at a cost that hardly depends on the filter's size.",
+        below="implicit_gemm",
+        # 31x31, 32 to 32 channels, 64x64, batch 32: 257 GFLOP at some 32 TFLOP/s are 8 ms. One 80x80 tile an image:
+        # 3072 transforms of x, filters and y, bound by their 10,000 warp instructions, 14 ns each on the whole
+        # GPU; 0.1 G complex products at 60% of the multiply-add rate and 79 MB of spectra, 25 to 40 us; 90 us in all,
+        # and launches.
+        predicted_gain=80,
+    ),
+    FftFused(
+        name="fft_fused",
+        summary="Keeps a depthwise tile in shared memory from its pixels to its outputs: one kernel, no spectra of "
+        "images in memory.",
+        below="fft",
+        # 31x31, 256 channels, 56x56, batch 32, tiles of 72: both rungs are bound by the instructions of 2 x 8192
+        # transforms, some 180 us; fusing saves one pass of eight, and writing and reading 175 MB of spectra.
+        predicted_gain=1.3,
+    ),
+)

@@ -1,0 +1,202 @@
+"""The implicit GEMM on tensor cores with all fused, in NHWC: by dtype, and with fp32's accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Program, Type
+from escalade.device.recipe import (
+    Buffer,
+    KernelCall,
+    Recipe,
+    ReleaseDependents,
+    WeightsReady,
+    Workspace,
+)
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
+from escalade.ops.conv2d.rungs.prepare import prepare
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
+from escalade.ops.conv2d.rungs.tensor_core import product_tolerance, unsupported
+
+FUSED_CONFIGS = (
+    MmaConfig(256, 128, 64, 4, 2, 4, 1),
+    MmaConfig(256, 128, 64, 4, 2, 4, 1, through_l1=True),
+    MmaConfig(256, 128, 128, 4, 2, 3, 1),
+    MmaConfig(256, 128, 128, 4, 2, 4, 1),
+    MmaConfig(128, 256, 64, 2, 4, 4, 1),
+    MmaConfig(128, 256, 128, 2, 4, 3, 1),
+    MmaConfig(128, 128, 128, 2, 2, 3, 2),
+    MmaConfig(128, 128, 64, 2, 2, 4, 2),
+    MmaConfig(128, 128, 64, 2, 2, 4, 2, through_l1=True),
+    MmaConfig(256, 64, 64, 4, 1, 4, 2),
+    MmaConfig(256, 64, 64, 4, 1, 3, 2, through_l1=True),
+    MmaConfig(128, 64, 128, 2, 2, 3, 2),
+    MmaConfig(128, 64, 64, 2, 2, 4, 3),
+    MmaConfig(128, 64, 64, 2, 2, 4, 3, through_l1=True),
+    MmaConfig(64, 128, 128, 2, 2, 3, 3),
+    MmaConfig(128, 64, 128, 4, 2, 4, 2),
+    MmaConfig(64, 64, 128, 2, 2, 4, 3),
+    MmaConfig(64, 64, 128, 2, 4, 4, 2),
+    MmaConfig(64, 64, 64, 2, 2, 5, 4),
+    MmaConfig(64, 32, 128, 2, 2, 4, 4),
+    MmaConfig(64, 32, 128, 4, 2, 4, 2),
+    MmaConfig(32, 64, 128, 1, 4, 4, 4),
+    MmaConfig(32, 64, 128, 2, 4, 4, 2),
+    MmaConfig(32, 32, 128, 2, 2, 5, 4),
+    MmaConfig(128, 32, 64, 4, 1, 4, 4),
+    MmaConfig(128, 16, 128, 4, 1, 4, 4),
+)
+
+SPLIT_CONFIGS = (
+    MmaConfig(128, 64, 128, 2, 2, 3, 2),
+    MmaConfig(128, 128, 128, 2, 4, 3, 1),
+    MmaConfig(64, 64, 128, 2, 2, 4, 3),
+    MmaConfig(64, 32, 128, 2, 2, 4, 4),
+    MmaConfig(128, 16, 128, 4, 1, 4, 4),
+)
+
+
+FP8_UNIT = 16
+"""Channels and filters in FP8 come in multiples of what 16 bytes hold."""
+FP8_ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))
+
+
+@dataclass(frozen=True)
+class FusedEpilogue(Conv2dRung):
+    candidates: tuple[MmaConfig, ...]
+    dtypes: tuple[str, ...]
+    products: int = 1
+    """3: operands are split into two TF32 parts each, for fp32's accuracy."""
+
+    @property
+    def takes_shortcut(self) -> bool:
+        """Whether the rung adds a shortcut: with three products the second set of sums takes the registers."""
+        return self.products == 1
+
+    @property
+    def takes_fp8(self) -> bool:
+        return "fp8" in self.dtypes
+
+    def refusal(self, problem: Conv2dProblem) -> str | None:
+        here = self.card.architecture
+        if problem.dtype == "fp8" and here is not None and here not in FP8_ARCHITECTURES:
+            return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {here}"
+        return super().refusal(problem)
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):
+            return (
+                f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
+                f"{problem.filters}"
+            )
+        p, copied = problem, Operands.stored(problem).copy_bytes // problem.element_bytes
+        if p.shortcut_channels % copied:
+            return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
+        if p.shortcut_channels:
+            shortcut = replace(
+                p, channels=p.shortcut_channels, height=p.shortcut_size[0], width=p.shortcut_size[1],
+                filter_height=1, filter_width=1, stride=(p.shortcut_stride,) * 2, padding=(0, 0), dilation=(1, 1),
+            )  # fmt: skip
+            if sentence := unsupported_reach(shortcut, 256, 4):
+                return sentence
+        return unsupported(self.name, self.dtypes, problem)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return best_first(self.candidates, Operands.stored(problem), may_split=True)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, MmaConfig)
+        return config.cost(Operands.stored(problem), self.products)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
+        operands = Operands.stored(problem)
+        main = machine.microseconds(self.clocks(problem, config), problem.bytes)
+        if not operands.padded:
+            return main
+        pixels = problem.batch * problem.height * problem.width
+        moved = pixels * (problem.channels + operands.channels) * operands.element_bytes
+        return main + machine.microseconds(0, moved)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, MmaConfig)
+        operands = Operands.stored(problem)
+        prepared = prepare(operands)
+        tiles = config.grid(problem)[0]
+        output = arguments.output_element(problem)
+        constants = {
+            **operands.constants(config, output),
+            "Bias": Type("float") if problem.dtype == "fp8" else output,
+            "STAGES": config.stages,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            "SPLITS": config.splits,
+            "PRODUCTS": self.products,
+            "FILTERS_ALIGNED": problem.filters * problem.element_bytes % 16 == 0,
+            **arguments.epilogue_constants(problem),
+        }
+        product = KernelCall(
+            Program.of("conv2d/fused_epilogue.cu", "conv2d_fused_epilogue", constants),
+            config.grid(problem),
+            (config.threads, 1, 1),
+            (
+                prepared.x,
+                prepared.weight,
+                Buffer("shortcut", optional=True),
+                Buffer("shortcut_weight", optional=True),
+                Buffer("bias", optional=True),
+                Buffer("scale", optional=True),
+                Buffer("scales", optional=True),
+                Buffer("residual", optional=True),
+                Buffer("y"),
+                Buffer("parts", optional=True),
+                Buffer("tickets", optional=True),
+                arguments.shape(prepared.shape),
+                arguments.shortcut_shape(problem),
+                WeightsReady((prepared.weight.name, "shortcut_weight")),
+                ReleaseDependents(),
+            ),
+            shared_bytes=config.shared_bytes,
+            overlap=True,
+        )
+        meeting: tuple[Workspace, ...] = ()
+        if config.splits > 1:
+            meeting = (
+                Workspace("parts", config.splits * tiles * config.tile_m * config.tile_n * 4),
+                Workspace("tickets", tiles * 4, zeroed=True),
+            )
+        return Recipe((*prepared.steps, product), (*prepared.workspaces, *meeting))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """Split operands have 22 bits each; of a few products, all may be off by as much as that allows."""
+        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
+        return tolerance if self.products == 1 else max(tolerance, 2.0**-21)
+
+
+# Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    FusedEpilogue(
+        "fused_epilogue",
+        "bias, residual and ReLU on the way out, staged for 16-byte stores; three to five buffers, larger tiles, and "
+        "fragments loaded one step ahead",
+        below="tensor_core",
+        # 430 TFLOP/s against 290; with bias, residual and ReLU another 0.05 ms saved.
+        predicted_gain=1.5,
+        candidates=FUSED_CONFIGS,
+        dtypes=("fp16", "bf16", "tf32", "fp8"),
+    ),
+    FusedEpilogue(
+        "tensor_core_split",
+        "fp32 accuracy on tensor cores: operands as two TF32 parts each, three products, tiles added up in fp32; "
+        "an infinity becomes NaN",
+        below="implicit_gemm",
+        # A third of TF32's 200 TFLOP/s against 42.
+        predicted_gain=1.5,
+        candidates=SPLIT_CONFIGS,
+        dtypes=("fp32",),
+        products=3,
+    ),
+)

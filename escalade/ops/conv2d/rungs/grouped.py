@@ -1,0 +1,341 @@
+"""Grouped convolution on tensor cores: windows in shared memory, and the products of a few groups in a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import lcm
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import KernelCall, Recipe, WeightsReady
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+
+UNIT = 8
+"""Channels that are copied and multiplied together: 16 bytes."""
+MOST_CHANNELS = 64
+"""Channels of a block at most: whole lines of memory."""
+MOST_FILTERS = 128
+MOST_BUNDLE = 64
+"""Channels, or filters, that are multiplied together."""
+SUMS = 64
+"""Registers of a thread that hold sums."""
+KEPT = 40
+"""Registers up to which a thread keeps weights in them too."""
+WARPS = 8
+MOST_CONFIGS = 16
+LEAST_COLUMNS = 7
+"""Columns of a tile at least, in images that have so many."""
+MOST_STEPS = 128
+"""Steps of a product at most; all are unrolled."""
+
+PRODUCT_CLOCKS = 2.0
+"""Clocks of a multiprocessor for an mma.sync of 16x8x16, and twice as many for the 512 bytes of its ldmatrix."""
+COPY_RATE = 39.0
+"""Bytes that a multiprocessor gets from L2 in a clock."""
+BANKS = 8
+"""Banks of 16 bytes in shared memory."""
+SECTOR = 32
+"""Bytes that short rows cost besides."""
+BARRIERS = 1500.0
+"""Clocks of a tile in which its block waits, for others to fill."""
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """Groups side by side, as many as make whole units of channels and of filters."""
+
+    groups: int
+    channels: int
+    filters: int
+
+    @staticmethod
+    def of(p: Conv2dProblem) -> _Bundle:
+        groups = lcm(
+            *(lcm(size, UNIT) // size for size in (p.group_channels, p.group_filters)),
+        )
+        return _Bundle(groups, groups * p.group_channels, groups * p.group_filters)
+
+    @property
+    def units(self) -> int:
+        return self.channels // UNIT
+
+    @property
+    def tiles_n(self) -> int:
+        return self.filters // 8
+
+    def steps(self, p: Conv2dProblem) -> int:
+        return ceil_div(p.taps * self.units, 2)
+
+
+@dataclass(frozen=True)
+class GroupedConfig(Config):
+    images: int
+    """Images of a tile; more than one where they are small."""
+    rows: int
+    """Output pixels of a tile."""
+    columns: int
+    pitch: int
+    """Pixels from row to row of the window."""
+    bundles: int
+    """Bundles of a block."""
+    warps_m: int
+    """Warps that share the pixels of a bundle."""
+    tiles_m: int
+    """Blocks of 16 pixels a warp."""
+    blocks_per_sm: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.bundles * self.warps_m
+
+    @property
+    def pixels(self) -> int:
+        return self.images * self.rows * self.columns
+
+
+@lru_cache(4096)
+def _conflicts(columns: int, row_step: int) -> float:
+    """Bank conflicts of pixels in rows so long, each so many banks on from the one above; after eight rows it begins
+    anew."""
+    places = [(row * row_step + column) % BANKS for row in range(BANKS) for column in range(columns)]
+    eights = [places[first : first + BANKS] for first in range(0, len(places), BANKS)]
+    return sum(max(eight.count(place) for place in eight) for eight in eights) / len(eights)
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What follows from a problem and a config; the same sums as in the kernel."""
+
+    problem: Conv2dProblem
+    config: GroupedConfig
+
+    @cached_property
+    def bundle(self) -> _Bundle:
+        return _Bundle.of(self.problem)
+
+    @property
+    def channel_blocks(self) -> int:
+        return self.problem.channels // (self.config.bundles * self.bundle.channels)
+
+    @property
+    def tiles(self) -> int:
+        p, c = self.problem, self.config
+        across, down = ceil_div(p.output_width, c.columns), ceil_div(p.output_height, c.rows)
+        return ceil_div(p.batch, c.images) * down * across
+
+    @property
+    def workers(self) -> int:
+        """Blocks that share the tiles of the same channels."""
+        return max(1, min(self.tiles, SMS * self.config.blocks_per_sm // self.channel_blocks))
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        """Rows and columns of inputs; all images' rows."""
+        p = self.problem
+        return (
+            ((self.config.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1)
+            * self.config.images,
+            (self.config.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1,
+        )
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        p, c = self.problem, self.config
+        plane = ceil_div(self.window[0] * c.pitch * 16, 128) * 128 + 16
+        results = c.pixels * (c.bundles * self.bundle.filters * (4 if p.residual else 2) + 16)
+        stage = ceil_div(max(c.bundles * self.bundle.units * plane, results), 128) * 128
+        return c.bundles * self.bundle.steps(p) * self.bundle.tiles_n * 256 + 128 + 2 * stage
+
+    @property
+    def register_weights(self) -> bool:
+        return self.bundle.steps(self.problem) * self.bundle.tiles_n * 2 <= KEPT
+
+    @property
+    def registers(self) -> int:
+        """An estimate of a thread's: sums, addresses, weights, a step's operands, and the rest."""
+        c, b = self.config, self.bundle
+        weights = b.steps(self.problem) * b.tiles_n * 2 if self.register_weights else 4 * b.tiles_n
+        addresses = c.tiles_m + (b.steps(self.problem) if b.units % 2 else 1)
+        return 4 * c.tiles_m * b.tiles_n + addresses + weights + 50
+
+    @property
+    def fitting_blocks(self) -> int:
+        """Blocks of a multiprocessor."""
+        by_memory = (MOST_SHARED + 1024) // (self.shared_bytes + 1024)
+        by_registers = 65536 // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
+        return max(1, min(by_memory, by_registers, 4))
+
+    @property
+    def conflicts(self) -> float:
+        """Turns that the banks of shared memory take for eight neighbouring pixels of 16 bytes, on the average."""
+        c = self.config
+        return _conflicts(c.columns, self.problem.stride[0] * c.pitch % BANKS)
+
+    @property
+    def clocks(self) -> float:
+        """Clocks of the busiest multiprocessor: products, reads of shared memory, and copies go on at the same time."""
+        p, c, b = self.problem, self.config, self.bundle
+        steps, tiles_m = b.steps(p) * c.bundles, ceil_div(c.pixels, 16)
+        products = steps * tiles_m * b.tiles_n * PRODUCT_CLOCKS
+        weight_reads = 0 if self.register_weights else c.warps_m * b.tiles_n * 2
+        reads = steps * (tiles_m * 4 * self.conflicts + weight_reads)
+        inputs = self.window[0] * self.window[1] * c.bundles * b.channels
+        outputs = c.pixels * c.bundles * b.filters
+        segment = c.bundles * b.channels * 2
+        copies = (inputs + outputs * (2 if p.residual else 1)) * 2 / COPY_RATE * (1 + SECTOR / segment)
+        tile = max(products, reads, copies) + BARRIERS / c.blocks_per_sm
+        weights = BARRIERS + c.bundles * b.filters * b.steps(p) * 32 / COPY_RATE * c.blocks_per_sm
+        return weights + ceil_div(self.tiles * self.channel_blocks, SMS) * tile
+
+
+def _candidates(p: Conv2dProblem) -> list[GroupedConfig]:
+    bundle = _Bundle.of(p)
+    count = p.groups // bundle.groups
+    found = []
+    for bundles in range(1, count + 1):
+        wide = bundles * bundle.channels > MOST_CHANNELS or bundles * bundle.filters > MOST_FILTERS
+        if count % bundles or bundles > WARPS or (wide and bundles > 1):
+            continue
+        for warps_m in {WARPS // bundles, max(1, WARPS // 2 // bundles)}:
+            for tiles_m in {max(1, SUMS // 4 // bundle.tiles_n // share) for share in (1, 2, 4)}:
+                found += _cuts(p, bundles, warps_m, tiles_m)
+    return list(dict.fromkeys(found))
+
+
+def _pitches(p: Conv2dProblem, columns: int) -> list[int]:
+    """The shortest, and the next with which a row of outputs goes on in the banks where the one above it ends."""
+    across, down = p.stride[1], p.stride[0]
+    window = (columns - 1) * across + (p.filter_width - 1) * p.dilation[1] + 1
+    pitches = range(ceil_div(window, across) * across, window + (BANKS + 1) * across, across)
+    seamless = [pitch for pitch in pitches if (pitch * down - columns) % BANKS == 0]
+    return list(dict.fromkeys((pitches[0], *seamless[:1])))
+
+
+def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int) -> list[GroupedConfig]:
+    """Tiles for so many pixels, wide and narrow ones."""
+    found = []
+    pixels = warps_m * tiles_m * 16
+    for columns in sorted({ceil_div(p.output_width, parts) for parts in range(1, p.output_width + 1)}):
+        if columns > pixels or columns < min(LEAST_COLUMNS, p.output_width):
+            continue
+        rows = ceil_div(p.output_height, ceil_div(p.output_height, min(p.output_height, pixels // columns)))
+        whole = rows == p.output_height and columns == p.output_width
+        images = max(1, min(p.batch, pixels // (rows * columns))) if whole else 1
+        used = ceil_div(ceil_div(images * rows * columns, 16), warps_m)  # fewer blocks of pixels may do
+        for pitch in _pitches(p, columns):
+            config = GroupedConfig(images, rows, columns, pitch, bundles, warps_m, used)
+            tiling = _Tiling(p, config)
+            if tiling.shared_bytes <= MOST_SHARED:
+                found.append(replace(config, blocks_per_sm=tiling.fitting_blocks))
+    return found
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem) -> tuple[GroupedConfig, ...]:
+    found = sorted(_candidates(p), key=lambda config: _Tiling(p, config).clocks)
+    small = [config for config in found if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    default = (small or found)[:1]
+    return (*default, *[config for config in found if config not in default][: MOST_CONFIGS - 1])
+
+
+@dataclass(frozen=True)
+class Grouped(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, name = problem, self.name
+        if p.groups == 1:
+            return f"{name} is for more than one group; fused_epilogue takes a single one"
+        if p.layout != "nhwc":
+            return f"{name} takes layout nhwc, not {p.layout}"
+        if p.dtype not in ("fp16", "bf16"):
+            return f"{name} takes fp16 and bf16, not {p.dtype}"
+        bundle = _Bundle.of(p)
+        if p.groups % bundle.groups:
+            return (
+                f"{name} multiplies {bundle.groups} groups of {p.group_channels} channels and {p.group_filters} "
+                f"filters together; {p.groups} groups are no multiple"
+            )
+        if max(bundle.channels, bundle.filters) > MOST_BUNDLE:
+            return (
+                f"{name} multiplies up to {MOST_BUNDLE} channels and filters together; groups of {p.group_channels} "
+                f"and {p.group_filters} come to {bundle.channels} and {bundle.filters}"
+            )
+        if bundle.steps(p) > MOST_STEPS or not _best_first(p):
+            return (
+                f"the weights and windows of {p.filter_height}x{p.filter_width} filters over {bundle.channels} "
+                f"channels are too many for {name}; direct takes any"
+            )
+        return None
+
+    def refusal(self, problem: Conv2dProblem) -> str | None:
+        if sentence := super().refusal(problem):
+            return sentence
+        card, needed = self.card, _Tiling(problem, _best_first(problem)[0]).shared_bytes
+        if needed <= card.shared_bytes:
+            return None
+        return (
+            f"{self.name} needs {needed} bytes of shared memory for weights and windows; a block of {card.name} has "
+            f"{card.shared_bytes}"
+        )
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        """The first fits every card, if one does."""
+        return _best_first(problem)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, GroupedConfig)
+        return _Tiling(problem, config).clocks
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, GroupedConfig)
+        p, tiling = problem, _Tiling(problem, config)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(p),
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "DILATION_H": p.dilation[0],
+            "DILATION_W": p.dilation[1],
+            "GROUP_CHANNELS": p.group_channels,
+            "GROUP_FILTERS": p.group_filters,
+            "BUNDLE": tiling.bundle.groups,
+            "BUNDLES": config.bundles,
+            "WARPS_M": config.warps_m,
+            "TILES_M": config.tiles_m,
+            "TILE_IMAGES": config.images,
+            "TILE_ROWS": config.rows,
+            "TILE_COLUMNS": config.columns,
+            "PITCH": config.pitch,
+            "REGISTER_WEIGHTS": tiling.register_weights,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            **arguments.epilogue_constants(p),
+        }
+        call = KernelCall(
+            Program.of("conv2d/grouped.cu", "conv2d_grouped", constants),
+            (tiling.channel_blocks * tiling.workers, 1, 1),
+            (config.warps * 32, 1, 1),
+            (*arguments.tensors(), arguments.shape(p), WeightsReady()),
+            shared_bytes=tiling.shared_bytes,
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Prediction for 128to128_56_k3s1g32 at batch 256 in fp16 (ResNeXt-50 32x4d), 7.4 GFLOP and 411 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Grouped(
+        "grouped",
+        "groups on tensor cores: a block walks over tiles of pixels with the window of a few groups in shared memory, "
+        "where every tap finds its rows for ldmatrix, and small groups are multiplied side by side",
+        below="direct",
+        # 97 us at 4.24 TB/s; ldmatrix takes 0.16 clocks of a multiprocessor for an output (70 us), and windows overlap
+        # by 1.3 (L2): 130 us. `direct` takes 72 loads and about 700 instructions for an output: 103M at 3e13 a
+        # second, 2.4 ms.
+        predicted_gain=18.0,
+    ),
+)

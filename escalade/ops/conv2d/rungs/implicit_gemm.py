@@ -1,0 +1,144 @@
+"""The convolution as a matrix product on CUDA cores, unrolled only in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.ops.base import card as machine
+from escalade.ops.base.card import SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
+
+MULTIPLY_ADDS = 88
+"""Multiply-adds of the implicit GEMM in a clock and multiprocessor: 128 are the hardware's; ladders measured 42 of 60
+TFLOP/s."""
+
+
+@dataclass(frozen=True)
+class ImplicitGemmConfig(Config):
+    tile_m: int
+    """Output pixels a block."""
+    tile_n: int
+    """Filters a block."""
+    tile_k: int
+    thread_m: int
+    thread_n: int
+    stages: int
+    """Buffers: how many tiles are copied ahead, and one."""
+    blocks_per_sm: int
+    """What the compiler fits the registers to."""
+
+    @property
+    def threads(self) -> int:
+        return self.tile_m // self.thread_m * (self.tile_n // self.thread_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.tile_k * (self.tile_m + 4 + self.tile_n + 4) * 4
+
+    @property
+    def efficiency(self) -> float:
+        """Multiply-adds for each float read from shared memory, against 8x8 a thread."""
+        return min(1.0, self.thread_m * self.thread_n / (self.thread_m + self.thread_n) / 4)
+
+    def valid(self, problem: Conv2dProblem) -> bool:
+        rows_at_once = self.threads // self.tile_k
+        gathers = (
+            self.tile_m % rows_at_once == 0
+            if problem.layout == "nhwc"
+            else self.threads % self.tile_m == 0 and self.tile_k % (self.threads // self.tile_m) == 0
+        )
+        taps_bytes = 16 * problem.taps if problem.layout == "nchw" else 16
+        return gathers and self.tile_n % rows_at_once == 0 and self.shared_bytes + taps_bytes <= 48 * 1024
+
+    def cost(self, problem: Conv2dProblem) -> float:
+        """Multiply-adds of the busiest multiprocessor, weighed by how fast it does them."""
+        count = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
+        rounds = ceil_div(count, SMS)
+        warps = min(rounds, self.blocks_per_sm) * self.threads // 32
+        return rounds * self.tile_m * self.tile_n / (self.efficiency * min(1.0, 0.2 + warps / 20))
+
+
+IMPLICIT_CONFIGS = (
+    ImplicitGemmConfig(128, 128, 8, 8, 8, 4, 2),
+    ImplicitGemmConfig(128, 128, 8, 8, 8, 3, 2),
+    ImplicitGemmConfig(128, 128, 16, 8, 8, 2, 2),
+    ImplicitGemmConfig(128, 256, 8, 8, 16, 3, 1),
+    ImplicitGemmConfig(256, 128, 8, 16, 8, 3, 1),
+    ImplicitGemmConfig(128, 64, 8, 8, 8, 4, 4),
+    ImplicitGemmConfig(128, 64, 16, 8, 8, 3, 3),
+    ImplicitGemmConfig(64, 64, 8, 8, 8, 4, 7),
+    ImplicitGemmConfig(64, 64, 16, 8, 8, 4, 5),
+    ImplicitGemmConfig(64, 64, 16, 4, 4, 4, 3),
+    ImplicitGemmConfig(128, 32, 8, 8, 4, 4, 5),
+    ImplicitGemmConfig(32, 32, 16, 4, 4, 4, 8),
+    ImplicitGemmConfig(128, 16, 16, 4, 4, 3, 6),
+)
+
+
+@dataclass(frozen=True)
+class ImplicitGemm(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        if problem.groups != 1:
+            return f"{self.name} takes groups=1, not {problem.groups}"
+        if problem.dtype != "fp32":
+            return f"{self.name} multiplies in fp32 on CUDA cores; it does not take {problem.dtype}"
+        if not self.configs(problem):
+            return f"{self.name} keeps the filter's taps in shared memory; the {problem.taps} here do not fit"
+        return unsupported_reach(problem, max(c.tile_m for c in IMPLICIT_CONFIGS), 1)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        valid = (config for config in IMPLICIT_CONFIGS if config.valid(problem))
+        return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, ImplicitGemmConfig)
+        return config.cost(problem) * problem.depth / MULTIPLY_ADDS
+
+    def least(self, problem: Conv2dProblem) -> float:
+        return problem.flops / machine.FP32_RATE
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, ImplicitGemmConfig)
+        p, nhwc = problem, problem.layout == "nhwc"
+        constants: dict[str, Constant] = {
+            "NHWC": nhwc,
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "PARTIAL_CHANNELS": p.channels if nhwc and p.channels % config.tile_k else 0,
+            "OUTPUT_ALIGNED": (p.filters if nhwc else p.output_height * p.output_width) % 4 == 0,
+            "TILE_M": config.tile_m,
+            "TILE_N": config.tile_n,
+            "TILE_K": config.tile_k,
+            "THREAD_M": config.thread_m,
+            "THREAD_N": config.thread_n,
+            "STAGES": config.stages,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            **arguments.epilogue_constants(p),
+        }
+        call = KernelCall(
+            Program.of("conv2d/implicit_gemm.cu", "conv2d_implicit_gemm", constants),
+            (ceil_div(p.output_pixels, config.tile_m) * ceil_div(p.filters, config.tile_n), 1, 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(), arguments.shape(p)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    ImplicitGemm(
+        "implicit_gemm",
+        "the three fused: the unrolled matrix exists only as tiles in shared memory, and each thread sums 8x8 outputs "
+        "in registers while the next tiles arrive",
+        below="im2col_gemm",
+        # 128to128_28_k3 at batch 256: the unrolled matrix costs 0.9 GB written and read twice (0.6 ms) and the
+        # textbook product runs at about 15 TFLOP/s (4 ms); this one should reach 42 (1.4 ms).
+        predicted_gain=3.3,
+    ),
+)

@@ -1,0 +1,189 @@
+"""How the tensor-core rungs cut a convolution into tiles, and which cut suits a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Macro, Type
+from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+
+MOST_SPLITS = 32
+PRODUCT_RATE = 2200
+"""Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 (or 8) bits."""
+L2_RATE = 40
+"""An estimate of the bytes that L2 delivers in a clock to each multiprocessor when all ask; one alone gets 64."""
+LATENCY = 1200
+"""An estimate of the clocks of two round trips to L2: of the first copies and the last stores, or of a part and its
+ticket."""
+
+
+@dataclass(frozen=True)
+class MmaConfig(Config):
+    tile_m: int
+    """Output pixels a block."""
+    tile_n: int
+    """Filters a block."""
+    row_bytes: int
+    """How deep a tile is: bytes of k in a row of shared memory, 64 or 128."""
+    warps_m: int
+    warps_n: int
+    stages: int
+    """Buffers: how many tiles are copied ahead, and one."""
+    blocks_per_sm: int
+    """What the compiler fits the registers to."""
+    splits: int = 1
+    """Parts that k is cut into, each summed by a block of its own."""
+    through_l1: bool = False
+    """Copies pass through the L1 cache, where the next tap could find most of what it reads."""
+
+    @property
+    def threads(self) -> int:
+        return self.warps_m * self.warps_n * 32
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        return self.tile_m // self.warps_m, self.tile_n // self.warps_n
+
+    @property
+    def shared_bytes(self) -> int:
+        staged_rows = self.warps_m * self.warps_n * 16 * (self.warp_tile[1] + 8) * 4
+        return max(self.stages * (self.tile_m + self.tile_n) * self.row_bytes, staged_rows)
+
+    def grid(self, problem: Conv2dProblem) -> tuple[int, int, int]:
+        tiles = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
+        return tiles, self.splits, 1
+
+    def valid(self, operands: Operands) -> bool:
+        """Whether every thread copies as many chunks, in rows that share a swizzle, and registers suffice."""
+        rows_at_once = self.threads * operands.copy_bytes // self.row_bytes
+        sums = self.tile_m * self.tile_n // self.threads
+        # The shortcut's windows are found while 128 sums and their operands are held; eight at once are too many.
+        crowded = operands.problem.shortcut_channels > 0 and sums >= 128 and self.tile_m >= 8 * rows_at_once
+        # 8-bit operands are held as they come and, on Hopper, widened to 16 bits as well.
+        crowded |= operands.element_bytes == 1 and sums >= 128
+        return (
+            rows_at_once % 8 == 0
+            and self.tile_m % rows_at_once == 0
+            and self.tile_n % rows_at_once == 0
+            and self.shared_bytes <= MOST_SHARED
+            and not crowded
+        )
+
+    def depth_tiles(self, operands: Operands) -> int:
+        """Tiles along k; the shortcut begins a new one."""
+        p = operands.problem
+        depths = (p.taps * operands.channels, p.shortcut_channels)
+        return sum(ceil_div(depth * operands.element_bytes, self.row_bytes) for depth in depths)
+
+    def cost(self, operands: Operands, products: int = 1) -> float:
+        """The clocks, about, that the busiest multiprocessor takes, with so many products for each of the problem's.
+
+        Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite; filling
+        the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
+        """
+        warp_m, warp_n = self.warp_tile
+        efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
+        tiles, splits, _ = self.grid(operands.problem)
+        rounds = ceil_div(tiles * splits, SMS)
+        warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
+        busy = min(1.0, 0.4 + warps / 13)
+        # mma.sync widens 8-bit elements to 16 bits on Hopper: a byte of them is twice the work.
+        rate = PRODUCT_RATE * min(2, operands.element_bytes) / 2 / products
+        product = self.tile_m * self.tile_n / (rate * efficiency * busy)
+        l2_rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
+        delivery = (self.tile_m + self.tile_n) / l2_rate
+        depth_bytes = ceil_div(self.depth_tiles(operands), splits) * (self.row_bytes + 8)
+        # The next tap does not find its rows in L1 after all: pairs that differ in nothing else took 1.00 to 1.03 times
+        # as long through it.
+        lookup = 1.03 if self.through_l1 else 1.0
+        clocks = max(product * lookup, delivery)
+        return rounds * (depth_bytes * clocks + max(512 * clocks, LATENCY)) + self._meeting
+
+    @property
+    def _meeting(self) -> float:
+        """What it takes to add up splits: a part written and all read by one multiprocessor, and the round trips."""
+        if self.splits == 1:
+            return 0.0
+        return LATENCY + (1 + self.splits) * self.tile_m * self.tile_n * 4 / 64
+
+
+@dataclass(frozen=True)
+class Operands:
+    """x and the weights as the product reads them: in their type, their channels padded to what a copy moves."""
+
+    problem: Conv2dProblem
+    element: Type
+    element_bytes: int
+
+    @staticmethod
+    def stored(problem: Conv2dProblem) -> Operands:
+        """The operands as the problem stores them."""
+        return Operands(problem, arguments.element(problem), problem.element_bytes)
+
+    @staticmethod
+    def halves(problem: Conv2dProblem) -> Operands:
+        return Operands(problem, Type("__half"), 2)
+
+    @property
+    def channels(self) -> int:
+        """Padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
+        quads = 4 * ceil_div(self.problem.channels, 4)
+        if quads == self.problem.channels or quads == 4:
+            return quads
+        return ceil_div(quads * self.element_bytes, 16) * 16 // self.element_bytes
+
+    @property
+    def padded(self) -> bool:
+        return self.channels != self.problem.channels
+
+    @property
+    def copy_bytes(self) -> int:
+        return 16 if self.channels * self.element_bytes % 16 == 0 else 8
+
+    def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
+        """What the tensor-core kernels share."""
+        tile_k = config.row_bytes // self.element_bytes
+        caching: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
+        return caching | {
+            "Element": self.element,
+            "Output": output,
+            "FILTER_HEIGHT": self.problem.filter_height,
+            "FILTER_WIDTH": self.problem.filter_width,
+            "COPY_BYTES": self.copy_bytes,
+            "PARTIAL_CHANNELS": self.channels if self.channels % tile_k else 0,
+            "SHORTCUT": self.problem.shortcut_channels > 0,
+            "SHORTCUT_PARTIAL": self.problem.shortcut_channels % tile_k != 0,
+            "TILE_M": config.tile_m,
+            "TILE_N": config.tile_n,
+            "TILE_K": tile_k,
+            "WARPS_M": config.warps_m,
+            "WARPS_N": config.warps_n,
+        }
+
+
+def best_first(
+    candidates: tuple[MmaConfig, ...], operands: Operands, may_split: bool
+) -> tuple[MmaConfig, ...]:
+    """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
+    whole = [config for config in candidates if config.valid(operands)]
+    valid = whole + [split for config in whole if may_split for split in _splits(config, operands)]
+    small = [config for config in valid if config.shared_bytes <= LEAST_SHARED]
+    default = min(small, key=lambda config: config.cost(operands))
+    others = sorted(
+        (config for config in valid if config != default), key=lambda config: config.cost(operands)
+    )
+    return (default, *others[:23])
+
+
+def _splits(config: MmaConfig, operands: Operands) -> list[MmaConfig]:
+    """The two best splits that leave no block without work, and no multiprocessor with more than two blocks."""
+    tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
+    most = min(2 * SMS // tiles, depth // 2, MOST_SPLITS)
+    counts = (count for count in range(2, most + 1) if ceil_div(depth, ceil_div(depth, count)) == count)
+    return sorted(
+        (replace(config, splits=count) for count in counts), key=lambda split: split.cost(operands)
+    )[:2]

@@ -1,0 +1,61 @@
+"""What every rung of conv2d has to say about a problem before its own limits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+
+
+@dataclass(frozen=True)
+class Conv2dRung(Rung[Conv2dProblem]):
+    @property
+    def takes_shortcut(self) -> bool:
+        """Whether its kernel goes on from x to a second image."""
+        return False
+
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether its kernel multiplies e4m3 and knows of units."""
+        return False
+
+    def supports(self, problem: Conv2dProblem) -> str | None:
+        if problem.shortcut_channels and not self.takes_shortcut:
+            return f"{self.name} convolves one image; a shortcut of {problem.shortcut_channels} channels is a second"
+        if problem.dtype == "fp8" and not self.takes_fp8:
+            return f"{self.name} has no products of e4m3; fp8 is for persistent and fused_epilogue"
+        if problem.output and problem.dtype != "fp8":
+            return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
+        return self.limits(problem)
+
+    def only_nhwc(self, problem: Conv2dProblem) -> str | None:
+        """What rungs for one group and layout say to others."""
+        if problem.groups != 1:
+            return f"{self.name} takes groups=1, not {problem.groups}"
+        if problem.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {problem.layout}"
+        return None
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float | None:
+        """The clocks, about, of the busiest multiprocessor; what memory takes need not be in them."""
+        return None
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
+        clocks = self.clocks(problem, config)
+        return None if clocks is None else machine.microseconds(clocks, problem.bytes)
+
+    @abstractmethod
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        """What is beyond the rung, like `supports`, among problems of the kind that it takes."""
+
+
+def unsupported_reach(problem: Conv2dProblem, tile_m: int, unit: int) -> str | None:
+    """Offsets within a tile's images are counted in 32 bits, in units of `unit` elements."""
+    image = problem.channels * problem.height * problem.width
+    images = tile_m // (problem.output_height * problem.output_width) + 2
+    if images * image // unit >= 2**31 or problem.output_pixels >= 2**31 - tile_m:
+        return f"{tile_m} output pixels span {images} images of {image} elements, too many for 32-bit offsets"
+    return None

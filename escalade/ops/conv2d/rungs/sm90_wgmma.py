@@ -1,0 +1,181 @@
+"""The implicit GEMM with Hopper's own units, in NHWC: copies by TMA, products by wgmma."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.card import SMS
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.prepare import prepare_for_copies
+from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
+from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
+
+COPY_RATE = 39.0
+"""Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""
+TILE_CYCLES = 2000.0
+"""Cycles to fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
+FILE = 65536
+"""Registers of a multiprocessor."""
+MOST_REGISTERS = 255
+HANDED_OVER = 232
+OTHER_REGISTERS = 48
+"""Registers of a thread besides its sums."""
+
+
+@dataclass(frozen=True)
+class WgmmaConfig(Config):
+    pixels: int
+    """Output pixels of a tile."""
+    filters: int
+    warpgroups: int
+    """Warpgroups that multiply."""
+    stages: int
+    blocks_per_sm: int
+    producer_warps: int = 0
+    """Warps of a block besides, which start the copies: none, one, or four that leave their registers to the others."""
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128 + self.producer_warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the stages and two barriers each."""
+        return self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
+
+    def tiles(self, problem: Conv2dProblem) -> int:
+        return ceil_div(problem.output_pixels, self.pixels) * ceil_div(problem.filters, self.filters)
+
+    def valid(self, problem: Conv2dProblem) -> bool:
+        """Whether registers hold the sums, twice where they are promoted, and not most of the filters are missing."""
+        sums = self.pixels * self.filters // (self.warpgroups * 128)
+        if problem.dtype in PROMOTE_SLABS:
+            sums *= 2
+        registers = min(MOST_REGISTERS, FILE // (self.threads * self.blocks_per_sm))
+        if self.producer_warps == 4:
+            registers = HANDED_OVER
+        return sums + OTHER_REGISTERS <= registers and (
+            self.filters == 64 or self.filters < 2 * problem.filters
+        )
+
+    def cost(self, problem: Conv2dProblem) -> float:
+        """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
+        products = self.pixels * self.filters / SLAB_RATE
+        copies = (self.pixels + self.filters) * ROW_BYTES / COPY_RATE
+        tile = slabs_of(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
+        return ceil_div(self.tiles(problem), SMS) * tile
+
+
+ONE_ROLE = (
+    WgmmaConfig(256, 128, 2, 4, 1),
+    WgmmaConfig(128, 128, 2, 3, 2),
+    WgmmaConfig(128, 128, 2, 6, 1),
+    WgmmaConfig(256, 64, 2, 5, 1),
+    WgmmaConfig(128, 64, 1, 4, 2),
+    WgmmaConfig(64, 64, 1, 4, 3),
+)
+TWO_ROLES = (
+    WgmmaConfig(256, 128, 2, 4, 1, producer_warps=4),
+    WgmmaConfig(128, 128, 2, 3, 2, producer_warps=1),
+    WgmmaConfig(128, 128, 2, 6, 1, producer_warps=4),
+    WgmmaConfig(256, 64, 2, 5, 1, producer_warps=1),
+    WgmmaConfig(128, 64, 1, 4, 2, producer_warps=1),
+    WgmmaConfig(64, 64, 1, 4, 3, producer_warps=1),
+)
+
+
+@dataclass(frozen=True)
+class Hopper(HopperRung):
+    candidates: tuple[WgmmaConfig, ...] = ()
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        valid = (config for config in self.candidates if config.valid(problem))
+        return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, WgmmaConfig)
+        return config.cost(problem)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, WgmmaConfig)
+        p, prepared = problem, prepare_for_copies(problem)
+        output = arguments.output_element(p)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(p),
+            "Output": output,
+            "Bias": Type("float") if p.dtype == "fp8" else output,
+            "TILE_M": config.pixels,
+            "TILE_N": config.filters,
+            "WARPGROUPS": config.warpgroups,
+            "STAGES": config.stages,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            "PRODUCER_WARPS": config.producer_warps,
+            "PROMOTE_SLABS": PROMOTE_SLABS.get(p.dtype, 0),
+            "SHORTCUT": p.shortcut_channels > 0,
+            "FILTERS_ALIGNED": p.filters % config.filters == 0,
+            "FILTERS_EVEN": p.filters % 2 == 0,
+            "HAS_MASK": False,
+            **arguments.epilogue_constants(p),
+        }
+        windows = Windows.of(prepared.shape)
+        maps = (
+            windows.pixel_map(prepared.x, config.pixels),
+            windows.weight_map(prepared.weight, p.filters, config.filters),
+        )
+        shortcut_maps = maps  # unused without a shortcut
+        if p.shortcut_channels:
+            shortcut = Windows.of_shortcut(p)
+            shortcut_maps = (
+                shortcut.pixel_map(Buffer("shortcut"), config.pixels),
+                shortcut.weight_map(prepared.shortcut_weight, p.filters, config.filters),
+            )
+        call = KernelCall(
+            Program.of("conv2d/sm90_wgmma.cu", "conv2d_sm90_wgmma", constants),
+            (config.tiles(p), 1, 1),
+            (config.threads, 1, 1),
+            (
+                *maps,
+                *shortcut_maps,
+                Buffer("bias", optional=True),
+                Buffer("scale", optional=True),
+                Buffer("scales", optional=True),
+                Buffer("residual", optional=True),
+                Buffer("y"),
+                arguments.shape(prepared.shape),
+                arguments.shortcut_shape(p),
+            ),
+            shared_bytes=config.shared_bytes,
+            overlap=True,
+        )
+        return Recipe((*prepared.steps, call), prepared.workspaces)
+
+
+# Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Hopper(
+        "tma_wgmma",
+        "Hopper's own units: TMA gathers windows (im2col) and weights into a ring of stages, whole "
+        "warpgroups multiply from there (wgmma), and sums go straight from registers to y",
+        below="fused_epilogue",
+        # mma.sync stops at 415 TFLOP/s (143 us), about 62% of wgmma's 700. A tile of 256x128 has 85 operations a
+        # byte, so 9 TB/s of copies do for 770; of 18 slabs a tile, filling the ring and storing cost 4 to 6 more:
+        # 700 * 18 / 24 = 525 TFLOP/s (113 us).
+        predicted_gain=1.25,
+        candidates=ONE_ROLE,
+    ),
+    Hopper(
+        "producer_consumer",
+        "a warp of its own starts the copies, and the others only multiply; where sums fill the registers, a whole "
+        "warpgroup that leaves its own to the others",
+        below="tma_wgmma",
+        # Copies start as soon as a stage is free instead of when the first warpgroup comes by, and no warpgroup waits
+        # for the other: 1.5 of the 24 slabs' time that a tile takes, 560 against 525 TFLOP/s.
+        predicted_gain=1.07,
+        candidates=TWO_ROLES,
+    ),
+)

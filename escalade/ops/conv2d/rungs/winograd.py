@@ -1,0 +1,323 @@
+"""Winograd's minimal filtering for 3x3 filters: 2.25 (2x2 tiles) or 4 times (4x4) fewer multiplications.
+
+Every rung transforms patches of x (V) and the filters (U), multiplies them point by point, and transforms the
+products (M) into tiles of y. A NaN or Inf in x spoils every tile whose patch it lies in, where
+a direct convolution would confine it to the outputs whose filter covers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
+from escalade.ops.base import card as machine
+from escalade.ops.base.rung import Config
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.winograd_config import (
+    INPUTS,
+    PRODUCTS,
+    WEIGHTS,
+    Chunk,
+    FusedConfig,
+    StagedConfig,
+    Tiles,
+    ceil,
+    gemm,
+    gemm_constants,
+    transform_blocks,
+    transform_constants,
+)
+
+ROUNDING = {2: 1.0, 4: 2.5}
+"""How much more fp32 rounding may weigh than in a direct sum, by tile, for the transforms add and subtract values
+larger than the result. With 4x4 outputs errors are 1.3 to 2.1 times a direct sum's rounding for 64 channels and more,
+and up to 2.8 times for a few, whose sums round little."""
+
+PRODUCT_RATE = 45e6
+"""Operations in a microsecond of the matrix products, as the ladders have them."""
+SPLIT_RATE = 60e6
+"""Operations in a microsecond of the matrix products with three TF32 products for each."""
+STAGE_US = 4.0
+"""Microseconds to start a stage and to end it, of which the next one needs all: a third of one image's time."""
+
+
+@dataclass(frozen=True)
+class Winograd(Conv2dRung):
+    """What all rungs share: the problems they take, and the filter transform."""
+
+    tile: int
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p = problem
+        if (
+            (p.filter_height, p.filter_width) != (3, 3)
+            or p.stride != (1, 1)
+            or p.dilation != (1, 1)
+            or p.groups != 1
+        ):
+            return f"{self.name} takes 3x3 filters with stride 1, dilation 1 and groups 1, not {p.name}"
+        if p.dtype == "tf32":
+            return f"{self.name} takes fp32, fp16 and bf16; its sums are of fp32 accuracy, tf32 would gain nothing"
+        return None
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return max(super().tolerance(problem, peer_error), 2 * ROUNDING[self.tile] * problem.rounding)
+
+    def _filter_transform(self, problem: Conv2dProblem, channels_inside: bool) -> KernelCall:
+        tiles = Tiles.of(problem, self.tile)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(problem),
+            "NHWC": problem.layout == "nhwc",
+            "TILE": self.tile,
+            "CHANNELS_INSIDE": channels_inside,
+        }
+        return KernelCall(
+            Program.of("conv2d/winograd_filter.cu", "conv2d_winograd_filter", constants),
+            (ceil(tiles.channels * tiles.filters, 128), 1, 1),
+            (128, 1, 1),
+            (Buffer("weight"), Buffer(WEIGHTS), arguments.shape(problem)),
+            weights_only=True,
+            overlap=True,
+        )
+
+
+@dataclass(frozen=True)
+class Staged(Winograd):
+    """Three launches a chunk of tiles: transform the inputs, multiply, transform the products."""
+
+    split: bool = False
+    chunk_megabytes: tuple[int, ...] = (1024,)
+    stage_threads = 128
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        block_filters: tuple[int, ...] = (64,)
+        if problem.filters > 64:  # a split product has registers for three blocks of 64, but one of 128
+            block_filters = (64, 128) if self.split else (128, 64)
+        return tuple(
+            StagedConfig(
+                split=self.split, block_filters=f, vector=vector, chunk_megabytes=megabytes, stages=stages
+            )
+            for vector in (2, 4)
+            for stages in (3, 4)
+            for f in block_filters
+            for megabytes in self.chunk_megabytes
+        )
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """The three stages of each chunk: V written from x, V read and M written, y written from M."""
+        assert isinstance(config, StagedConfig)
+        tiles = Tiles.of(problem, self.tile)
+        inputs = 4 * tiles.points * tiles.count * tiles.channels
+        products = 4 * tiles.points * tiles.count * tiles.filters
+        x = problem.input_elements * problem.element_bytes
+        rate = SPLIT_RATE if config.split else PRODUCT_RATE
+        whole_tiles = ceil(tiles.count, config.block_tiles) * config.block_tiles
+        whole_filters = ceil(tiles.filters, config.block_filters) * config.block_filters
+        multiplied = 2 * tiles.points * whole_tiles * tiles.channels * whole_filters / rate
+        stages = (
+            machine.passing(x + inputs)
+            + max(machine.passing(inputs + products), multiplied)
+            + machine.passing(problem.bytes - x + products)
+        )
+        return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, StagedConfig)
+        tiles = Tiles.of(problem, self.tile)
+        chunks = tiles.chunks(config)
+        steps = [self._filter_transform(problem, channels_inside=config.split)]
+        for chunk in chunks:
+            steps += self._chunk(problem, config, tiles, chunk)
+        return Recipe(tuple(steps), tiles.workspaces(chunks[0].room, 1))
+
+    def _chunk(
+        self, problem: Conv2dProblem, config: StagedConfig, tiles: Tiles, chunk: Chunk
+    ) -> tuple[KernelCall, KernelCall, KernelCall]:
+        constants = transform_constants(problem, config, tiles, self.stage_threads)
+        geometry = (arguments.shape(problem), tiles.grid(chunk))
+        input_blocks, channel_blocks = transform_blocks(constants, "INPUT_LANES", tiles.channels, chunk.room)
+        output_blocks, filter_blocks = transform_blocks(constants, "OUTPUT_LANES", tiles.filters, chunk.count)
+        gemm_blocks, gemm_shape = gemm(config, tiles, chunk)
+        return (
+            KernelCall(
+                Program.of("conv2d/winograd_input.cu", "conv2d_winograd_input", constants),
+                (input_blocks, 1, 1),
+                (self.stage_threads, 1, 1),
+                (Buffer("x"), Buffer(INPUTS), channel_blocks, *geometry),
+                overlap=True,
+            ),
+            KernelCall(
+                Program.of("conv2d/winograd_gemm.cu", "conv2d_winograd_gemm", gemm_constants(config)),
+                (gemm_blocks, 1, 1),
+                (config.gemm_threads, 1, 1),
+                (Buffer(INPUTS), Buffer(WEIGHTS), Buffer(PRODUCTS), gemm_shape),
+                shared_bytes=config.shared_bytes,
+                overlap=True,
+            ),
+            KernelCall(
+                Program.of("conv2d/winograd_output.cu", "conv2d_winograd_output", constants),
+                (output_blocks, 1, 1),
+                (self.stage_threads, 1, 1),
+                (Buffer(PRODUCTS), *arguments.tensors()[2:], filter_blocks, *geometry),
+                overlap=True,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Pipelined(Staged):
+    """One launch a chunk: its input transform, the products of the one before, the outputs of the one before that."""
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, StagedConfig)
+        tiles = Tiles.of(problem, self.tile)
+        # V and M are there twice, so a chunk may take half.
+        chunks = tiles.chunks(replace(config, chunk_megabytes=config.chunk_megabytes // 2))
+        steps = [self._filter_transform(problem, channels_inside=config.split)]
+        steps += [self._launch(problem, config, tiles, chunks, turn) for turn in range(len(chunks) + 2)]
+        return Recipe(tuple(steps), tiles.workspaces(chunks[0].room, 2))
+
+    def _launch(
+        self,
+        problem: Conv2dProblem,
+        config: StagedConfig,
+        tiles: Tiles,
+        chunks: tuple[Chunk, ...],
+        turn: int,
+    ) -> KernelCall:
+        def chunk(number: int) -> Chunk:
+            return chunks[number] if 0 <= number < len(chunks) else Chunk()
+
+        def half(name: str, number: int, width: int) -> Buffer:
+            return Buffer(name, number % 2 * 4 * tiles.points * chunks[0].room * width)
+
+        constants = {
+            **transform_constants(problem, config, tiles, config.gemm_threads),
+            **gemm_constants(config),
+        }
+        next_chunk, chunk_now, last_chunk = chunk(turn), chunk(turn - 1), chunk(turn - 2)
+        input_blocks, channel_blocks = transform_blocks(
+            constants, "INPUT_LANES", tiles.channels, next_chunk.room
+        )
+        output_blocks, filter_blocks = transform_blocks(
+            constants, "OUTPUT_LANES", tiles.filters, last_chunk.count
+        )
+        gemm_blocks, gemm_shape = gemm(config, tiles, chunk_now)
+        return KernelCall(
+            Program.of("conv2d/winograd_pipelined.cu", "conv2d_winograd_pipelined", constants),
+            (input_blocks + gemm_blocks + output_blocks, 1, 1),
+            (config.gemm_threads, 1, 1),
+            (
+                Buffer("x"),
+                *arguments.tensors()[2:],
+                half(INPUTS, turn, tiles.channels),
+                half(INPUTS, turn - 1, tiles.channels),
+                Buffer(WEIGHTS),
+                half(PRODUCTS, turn - 1, tiles.filters),
+                half(PRODUCTS, turn - 2, tiles.filters),
+                arguments.shape(problem),
+                tiles.grid(next_chunk),
+                tiles.grid(last_chunk),
+                gemm_shape,
+                Ints((input_blocks, gemm_blocks, output_blocks, channel_blocks, filter_blocks)),
+            ),
+            shared_bytes=config.shared_bytes,
+            overlap=True,
+        )
+
+
+@dataclass(frozen=True)
+class Fused(Winograd):
+    """One launch: 32 tiles and some filters a block, all points in registers."""
+
+    shapes: tuple[FusedConfig, ...] = ()
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return self.shapes
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, FusedConfig)
+        tiles = Tiles.of(problem, self.tile)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(problem),
+            "NHWC": problem.layout == "nhwc",
+            "TILE": self.tile,
+            "WARP_POINTS": config.warp_points,
+            "BLOCK_FILTERS": config.block_filters,
+            "CHANNELS": problem.channels,
+            "HEIGHT": problem.height,
+            "WIDTH": problem.width,
+            "FILTERS": problem.filters,
+            **arguments.epilogue_constants(problem),
+        }
+        filter_blocks = ceil(problem.filters, config.block_filters)
+        x, _, *rest = arguments.tensors()
+        call = KernelCall(
+            Program.of("conv2d/winograd_fused.cu", "conv2d_winograd_fused", constants),
+            (ceil(tiles.count, 32) * filter_blocks, 1, 1),
+            (config.threads(tiles.points), 1, 1),
+            (
+                x,
+                Buffer(WEIGHTS),
+                *rest,
+                filter_blocks,
+                arguments.shape(problem),
+                tiles.grid(Chunk(0, tiles.count)),
+            ),
+            shared_bytes=config.shared_bytes(tiles.points),
+            overlap=True,
+        )
+        return Recipe(
+            (self._filter_transform(problem, channels_inside=False), call), tiles.workspaces(0, 0)[:1]
+        )
+
+
+# Predictions for 128 -> 128 filters on 28x28 images, batch 256, on an H200: fp32 products at 42 TFLOP/s, memory
+# at 4.2 TB/s, the L2 cache at 5.5.
+RUNGS = (
+    # Products 26.3 GFLOP = 626 us, and 1.85 GB of x, V, M and y = 440 us, against 59.2 GFLOP at 40 = 1480 us.
+    Staged(
+        "winograd_f2",
+        "F(2x2,3x3): transform x and the filters, 16 matrix products, transform back; 2.25 times fewer products",
+        "implicit_gemm", 1.4, tile=2,
+    ),
+    # The products at 33 TFLOP/s, since each patch is transformed by two blocks of filters: 800 us.
+    Fused(
+        "winograd_f2_fused",
+        "one launch: patches are transformed into shared memory, the sums of all points stay in registers",
+        "winograd_f2", 1.3, tile=2, shapes=(FusedConfig(2, 64),),
+    ),
+    # Products 14.8 GFLOP = 350 us, and 1.13 GB = 270 us.
+    Staged(
+        "winograd_f4",
+        "F(4x4,3x3): 36 products for 16 outputs, 4 times fewer; V and M grow by 2.25 instead of 4",
+        "winograd_f2", 1.7, tile=4,
+    ),
+    # Predicted for a first version, in which every warp both transformed and multiplied.
+    Fused(
+        "winograd_f4_fused",
+        "F(4x4,3x3) in one launch: the 36 sums of 32 tiles and 32 filters in registers",
+        "winograd_f4", 1.0, tile=4, shapes=(FusedConfig(3, 32),),
+    ),
+    # V and M at the L2 cache's rate instead of the memory's saves 60 us; 45 launches cost most of that again.
+    Staged(
+        "winograd_f4_blocked",
+        "works on chunks of tiles whose V and M stay in the L2 cache",
+        "winograd_f4", 1.05, tile=4, chunk_megabytes=(64, 34, 24),
+    ),
+    # Three TF32 products at 65 TFLOP/s: 230 us instead of 350.
+    Staged(
+        "winograd_f4_split",
+        "the products on tensor cores: each operand split into two TF32 parts, three products, fp32 accuracy",
+        "winograd_f4", 1.25, tile=4, split=True, chunk_megabytes=(1024, 34, 96),
+    ),
+    # Arithmetic and memory at once: max(230, 270) and the ends of the pipeline.
+    Pipelined(
+        "winograd_f4_pipelined",
+        "one launch transforms one chunk of inputs, multiplies the one before, finishes the one before that",
+        "winograd_f4_split", 1.5, tile=4, split=True, chunk_megabytes=(256, 96, 48),
+    ),
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""The choices of the Winograd rungs, and how tiles, chunks and configs become the numbers that the kernels take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant
+from escalade.device.recipe import Ints, Workspace
+from escalade.ops.base.rung import Config
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+
+WEIGHTS, INPUTS, PRODUCTS = "winograd_weights", "winograd_inputs", "winograd_products"
+
+
+@dataclass(frozen=True)
+class StagedConfig(Config):
+    """Choices of the rungs that keep V and M in memory."""
+
+    block_tiles: int = 128
+    """Tiles a block of the matrix product."""
+    block_filters: int = 64
+    """Filters a block of the matrix product."""
+    stages: int = 3
+    """Slices of 16 channels in shared memory at once."""
+    vector: int = 2
+    """Channels a thread of the transforms."""
+    chunk_megabytes: int = 1024
+    """Tiles are worked on in chunks, so that V and M take at most this together."""
+    split: bool = False
+    """Three TF32 products on the tensor cores instead of one fp32 product."""
+
+    @property
+    def gemm_threads(self) -> int:
+        # A warp has 32 lanes of 8x8 sums, or one block of 64x32.
+        return self.block_tiles * self.block_filters // 64
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """What the registers allow: 128 a thread for the fp32 product, 168 for the split one."""
+        return 65536 // ((168 if self.split else 128) * self.gemm_threads)
+
+    @property
+    def shared_bytes(self) -> int:
+        pitch = self.block_tiles + (0 if self.split else 4)
+        return 4 * self.stages * 16 * (pitch + self.block_filters)
+
+
+@dataclass(frozen=True)
+class FusedConfig(Config):
+    """The shape of the one fused kernel."""
+
+    warp_points: int
+    """Points whose sums one warp keeps."""
+    block_filters: int
+
+    def threads(self, points: int) -> int:
+        return 32 * (points // self.warp_points) + 128
+
+    def shared_bytes(self, points: int) -> int:
+        """Two slices of V and U of four channels each."""
+        return 4 * 2 * points * 4 * (40 + self.block_filters)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tiles that are worked on together."""
+
+    first: int = 0
+    count: int = 0
+    room: int = 0
+    """Tiles that V and M have room for: `count` in whole blocks of the product."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A problem's outputs cut into tiles; channels and filters rounded up to 4, as V, U and M have them."""
+
+    tile: int
+    rows: int
+    columns: int
+    count: int
+    channels: int
+    filters: int
+
+    @staticmethod
+    def of(problem: Conv2dProblem, tile: int) -> Tiles:
+        rows, columns = ceil(problem.output_height, tile), ceil(problem.output_width, tile)
+        return Tiles(
+            tile, rows, columns, problem.batch * rows * columns,
+            4 * ceil(problem.channels, 4), 4 * ceil(problem.filters, 4),
+        )  # fmt: skip
+
+    @property
+    def points(self) -> int:
+        return (self.tile + 2) ** 2
+
+    def grid(self, chunk: Chunk) -> Ints:
+        """`TileGrid` of kernels/common/winograd.cuh."""
+        return Ints((self.rows, self.columns, chunk.first, chunk.count, chunk.room))
+
+    def chunks(self, config: StagedConfig) -> tuple[Chunk, ...]:
+        """Chunks of tiles: as few as fit, all of one size but the last."""
+        tile_bytes = 4 * self.points * (self.channels + self.filters)
+        most = max(1, config.chunk_megabytes * 2**20 // (tile_bytes * config.block_tiles))
+        blocks = ceil(self.count, config.block_tiles)
+        size = ceil(blocks, ceil(blocks, most)) * config.block_tiles
+        counts = ((first, min(size, self.count - first)) for first in range(0, self.count, size))
+        return tuple(
+            Chunk(first, count, ceil(count, config.block_tiles) * config.block_tiles)
+            for first, count in counts
+        )
+
+    def workspaces(self, room: int, copies: int) -> tuple[Workspace, ...]:
+        """U, and so many of V and M with room for so many tiles."""
+        plane = 4 * self.points * room * copies
+        return (
+            Workspace(WEIGHTS, 4 * self.points * self.channels * self.filters),
+            Workspace(INPUTS, plane * self.channels),
+            Workspace(PRODUCTS, plane * self.filters),
+        )
+
+
+def ceil(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _lanes(problem: Conv2dProblem, groups: int) -> int:
+    """Threads along channels: in NHWC as many as there is work for, in NCHW a 32-byte sector's worth."""
+    return min(32 if problem.layout == "nhwc" else 4, 1 << (groups - 1).bit_length())
+
+
+def transform_constants(
+    problem: Conv2dProblem, config: StagedConfig, tiles: Tiles, threads: int
+) -> dict[str, Constant]:
+    return {
+        "Element": arguments.element(problem),
+        "NHWC": problem.layout == "nhwc",
+        "TILE": tiles.tile,
+        "STAGE_THREADS": threads,
+        "VECTOR": config.vector,
+        "INPUT_LANES": _lanes(problem, tiles.channels // config.vector),
+        "OUTPUT_LANES": _lanes(problem, tiles.filters // config.vector),
+        "WHOLE_CHANNELS": problem.channels % config.vector == 0,
+        "WHOLE_FILTERS": problem.filters % config.vector == 0,
+        **arguments.epilogue_constants(problem),
+    }
+
+
+def transform_blocks(constants: dict[str, Constant], lanes: str, width: int, tiles: int) -> tuple[int, int]:
+    """Blocks of a transform in all, and how many of them side by side cover the channels of one tile."""
+    threads, vector, along = constants["STAGE_THREADS"], constants["VECTOR"], constants[lanes]
+    assert isinstance(threads, int) and isinstance(vector, int) and isinstance(along, int)
+    across = ceil(width, along * vector)
+    return across * ceil(tiles, threads // along), across
+
+
+def gemm_constants(config: StagedConfig) -> dict[str, Constant]:
+    return {
+        "BLOCK_TILES": config.block_tiles,
+        "BLOCK_FILTERS": config.block_filters,
+        "STAGES": config.stages,
+        "SPLIT": config.split,
+        "GEMM_THREADS": config.gemm_threads,
+        "BLOCKS_PER_SM": config.blocks_per_sm,
+    }
+
+
+def gemm(config: StagedConfig, tiles: Tiles, chunk: Chunk) -> tuple[int, Ints]:
+    """Blocks of the matrix products, and `GemmShape` of kernels/conv2d/winograd_gemm.cuh."""
+    tile_blocks, filter_blocks = chunk.room // config.block_tiles, ceil(tiles.filters, config.block_filters)
+    shape = Ints((tiles.channels, tiles.filters, tile_blocks, filter_blocks))
+    return tiles.points * tile_blocks * filter_blocks, shape

@@ -1,0 +1,77 @@
+"""The ladder of conv2d_input_gradient, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.conv2d.problem import LAYOUTS
+from escalade.ops.conv2d_input_gradient import reference
+from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.conv2d_input_gradient.rungs import duality
+from escalade.ops.conv2d_input_gradient.rungs import sm90_jobs as jobs
+from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
+from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import PERSISTENT
+
+
+def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
+    if problem.dtype != "fp32":
+        return (*HOPPER, "tma_wgmma", "tensor_core", "direct")
+    few = problem.forward.filters <= FEW_FILTERS
+    return ("implicit_gemm", "direct") if few else (*SPLIT, "implicit_gemm", "direct")
+
+
+FEW_FILTERS = 8
+"""Filters up to which rows of the implicit GEMM, which runs over them, are too short for tensor cores in fp32."""
+HOPPER = ("window", "streamed_window", "persistent")
+"""Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
+SPLIT = ("wgmma_split", "tensor_core_split")
+"""The rungs with fp32 accuracy on tensor cores."""
+WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
+"""Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
+
+
+class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
+    name = "conv2d_input_gradient"
+    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *jobs.RUNGS))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    weights_change = True
+
+    def preferred(self, problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
+        return _preference(problem)
+
+    def forms(self, rung: str, problem: Conv2dInputGradientProblem) -> tuple[Conv2dInputGradientProblem, ...]:
+        if rung not in WORTH_CONVERTING:
+            return (problem,)
+        others = (layout for layout in self.layouts if layout != problem.layout)
+        return (problem, *(replace(problem, layout=layout) for layout in others))
+
+    def parse(self, name: str) -> Conv2dInputGradientProblem:
+        return Conv2dInputGradientProblem.parse(name)
+
+    def inputs(
+        self, problem: Conv2dInputGradientProblem, device: torch.device, seed: int
+    ) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: Conv2dInputGradientProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def reference(
+        self, problem: Conv2dInputGradientProblem, inputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: Conv2dInputGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)
+
+
+CONV2D_INPUT_GRADIENT = Conv2dInputGradient()

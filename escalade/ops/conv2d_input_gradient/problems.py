@@ -1,0 +1,54 @@
+"""The gradients by x that are measured, and those small enough for the twin."""
+
+from __future__ import annotations
+
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+
+_PARSE = Conv2dInputGradientProblem.parse
+
+PROBLEMS = tuple(
+    _PARSE(name)
+    for name in (
+        # ResNet-18
+        "64to64_56_k3s1_b256",
+        "64to64_56_k3s1_b256_mask",
+        "64to128_56_k3s2_b256",
+        "64to128_56_k1s2_b256",
+        "128to128_28_k3s1_b256",
+        "128to128_28_k3s1_b256_mask",
+        "128to256_28_k3s2_b256",
+        "256to256_14_k3s1_b256",
+        "256to512_14_k3s2_b256",
+        "512to512_7_k3s1_b256",
+        # ResNet-50
+        "64to256_56_k1s1_b256",
+        "256to64_56_k1s1_b256_mask",
+        "512to128_28_k1s1_b256",
+        "256to512_56_k1s2_b256",
+        "256to1024_14_k1s1_b256",
+        "2048to512_7_k1s1_b256",
+        "512to512_14_k3s2_b256",
+    )
+)
+
+SMALL_PROBLEMS = tuple(
+    _PARSE(name)
+    for name in (
+        "8to16_9_k3s1_b2_mask",
+        "3to5_11_k3s1_b1",
+        "24to40_12_k1s2_b2",  # three of four classes meet no tap
+        "16to8_13_k3s2p0_b1_mask",  # the last row and column are met by nothing
+        "5to16_12_k3s2_b1",
+        "4to6_10x7_k4x3s3x2p2x0_b2",
+        "8to12_10_k3s1g4_b2_mask",
+        "8to8_9x11_k3s2x1p2d2x3_b1",  # stride and dilation have a factor in common
+        "3to4_5_k1s1p2_b1",  # more padding than the filter reaches over
+        "1to1_1_k1s3p1_b1",  # no tap meets the pixel
+        "6to3_23_k7s4_b1",
+        "64to64_5x6_k3s1_b2_mask",
+        "64to128_9x7_k3s2_b1_mask",
+        "64to72_6x7_k1s2_b2",
+    )
+)
+"""Small problems that between them have odd sizes, strides with and without remainders, dilation, groups, and padding
+beyond the filter."""

@@ -1,0 +1,46 @@
+"""One thread an element of dx: the rung that can do every problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+
+
+@dataclass(frozen=True)
+class Direct(Rung[Conv2dInputGradientProblem]):
+    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        return None
+
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+
+    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        constants: dict[str, Constant] = {
+            "Element": arguments.element(problem.forward),
+            "NHWC": problem.layout == "nhwc",
+            "HAS_MASK": problem.mask,
+        }
+        call = KernelCall(
+            Program.of("conv2d_input_gradient/direct.cu", "conv2d_input_gradient_direct", constants),
+            (blocks(problem.elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (
+                Buffer("gradient"),
+                Buffer("weight"),
+                Buffer("mask", optional=True),
+                Buffer("y"),
+                arguments.shape(problem.forward),
+            ),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+DIRECT = Direct("direct", "one thread an element of dx, which gathers all its terms from memory", None, None)

@@ -1,0 +1,73 @@
+"""The ladder of conv2d_weight_gradient, foot to summit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation
+from escalade.ops.conv2d_weight_gradient import reference
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
+from escalade.ops.shared.images import LAYOUTS
+
+
+class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
+    name = "conv2d_weight_gradient"
+    ladder = Ladder("conv2d_weight_gradient", (DIRECT, FEW_CHANNELS, WGMMA, WINDOW))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    weights_change = True
+
+    def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
+        return ("window", "few_channels", "wgmma", "direct")
+
+    def forms(
+        self, rung: str, problem: Conv2dWeightGradientProblem
+    ) -> tuple[Conv2dWeightGradientProblem, ...]:
+        """Tensor cores gain more than two transpositions cost."""
+        if rung == "direct" or problem.layout == "nhwc":
+            return (problem,)
+        return (problem, replace(problem, layout="nhwc"))
+
+    def parse(self, name: str) -> Conv2dWeightGradientProblem:
+        return Conv2dWeightGradientProblem.parse(name)
+
+    def inputs(
+        self, problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
+    ) -> dict[str, torch.Tensor]:
+        return reference.random_inputs(problem, device, seed)
+
+    def output(self, problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
+        return reference.empty_output(problem, device)
+
+    def further_outputs(
+        self, problem: Conv2dWeightGradientProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return reference.further_outputs(problem, device)
+
+    def further_references(
+        self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return reference.further_references(problem, inputs)
+
+    def reference(
+        self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        return reference.reference(problem, inputs)
+
+    def peer(self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return reference.peer(problem, inputs)
+
+
+CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()

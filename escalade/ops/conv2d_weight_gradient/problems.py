@@ -1,0 +1,48 @@
+"""The gradients by the weights that are measured, and those small enough for the twin."""
+
+from __future__ import annotations
+
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+
+PROBLEMS = tuple(
+    Conv2dWeightGradientProblem.parse(name)
+    for name in (
+        # ResNet-18 and the 3x3 of ResNet-50
+        "3to64_224_k7s2_b256",
+        "64to64_56_k3s1_b256",
+        "64to128_56_k3s2_b256",
+        "64to128_56_k1s2_b256",
+        "128to128_28_k3s1_b256",
+        "128to256_28_k3s2_b256",
+        "256to256_14_k3s1_b256",
+        "256to512_14_k3s2_b256",
+        "512to512_7_k3s1_b256",
+        # ResNet-50's 1x1
+        "64to256_56_k1s1_b256",
+        "256to64_56_k1s1_b256",
+        "512to128_28_k1s1_b256",
+        "256to1024_14_k1s1_b256",
+        "1024to256_14_k1s1_b256",
+        "512to2048_7_k1s1_b256",
+        "64to64_56_k3s1_b32",
+        "256to256_14_k3s1_b32",
+        "64to64_56_k3s1_b256_bias",
+    )
+)
+
+SMALL_PROBLEMS = tuple(
+    Conv2dWeightGradientProblem.parse(name)
+    for name in (
+        "3to5_7x6_k3s1_b2_bias",
+        "8to12_9_k3s2p0d2g4_b2",  # groups and dilation
+        "8to8_6_k5x2s2x1p3x1_b1_bias",
+        "64to64_5x6_k3s1_b2_bias",
+        "72to136_4x5_k3s2_b3",  # channels and filters that fill no tile
+        "8to24_9_k3s1p0_b18_bias",  # two groups of images, the second nearly empty
+        "64to192_7x5_k1s2_b5",
+        "40to72_6x9_k2x3s1p1d2_b2_bias",  # several taps in a tile, and dilation
+        "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows in a pixel, and runs that are not full
+        "1to8_5x4_k3s1_b2",
+        "1to1_1_k1s1_b1",
+    )
+)

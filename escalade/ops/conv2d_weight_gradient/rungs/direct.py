@@ -1,0 +1,57 @@
+"""The weights' gradient on CUDA cores, an element a thread; whatever the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs import parts
+
+_MOST_PARTS = 256
+_LEAST_PIXELS = 16
+"""Pixels of a part at least."""
+
+
+@dataclass(frozen=True)
+class Direct(Rung[Conv2dWeightGradientProblem]):
+    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        return None
+
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
+
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        pixels = problem.forward.output_pixels
+        # As many parts as fill the card, but none of a few pixels only.
+        wanted = ceil_div(self.card.filling * 256, problem.part_elements)
+        part_pixels = ceil_div(pixels, max(1, min(_MOST_PARTS, wanted, ceil_div(pixels, _LEAST_PIXELS))))
+        count = ceil_div(pixels, part_pixels)
+        product = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/direct.cu",
+                "conv2d_weight_gradient_direct",
+                {**parts.constants(problem), "NHWC": problem.layout == "nhwc"},
+            ),
+            (blocks(problem.part_elements, config.threads), count, 1),
+            (config.threads, 1, 1),
+            (
+                Buffer("x"),
+                Buffer("gradient"),
+                Buffer(parts.PARTS),
+                arguments.shape(problem.forward),
+                Int64(part_pixels),
+            ),
+            overlap=True,
+        )
+        return parts.recipe(problem, product, count)
+
+
+DIRECT = Direct(
+    "direct", "one thread an element of the weights, everything read from global memory", None, None
+)

@@ -1,0 +1,256 @@
+"""The weights' gradient of few channels (a network's first layer) with Hopper's own units, in NHWC."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, Workspace
+from escalade.ops.base import card as machine
+from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs import parts
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
+    BOX,
+    COPY_RATE,
+    MULTIPLE,
+    PRODUCT_RATE,
+    STAGE_CYCLES,
+    HopperRung,
+)
+
+PACKED = "packed"
+MOST_CHANNELS = 8
+"""Channels of a packed pixel at most, over the rows that it holds."""
+MOST_TAPS = 8
+"""Taps along a row of the filter at most: the packed pixels of a box."""
+PIXEL_BYTES = 16
+RUN = 16
+"""Neighbouring output pixels, which a product is over."""
+ROW_BYTES = RUN * BOX * 2
+"""Bytes of one row of a slab."""
+MOST_ROWS = 8
+_LEAST_STAGES, _MOST_STAGES = 3, 8
+_MOST_BOXES = 4
+"""Boxes of one warpgroup at most: 256 columns, 128 registers of sums."""
+_PACK_THREADS, _PACK_ROUNDS = 256, 4
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The image as pack_rows.cu leaves it: every pixel has `group` neighbouring rows of x."""
+
+    group: int
+    row_step: int
+    """Rows of x from one packed row to the next."""
+    row_pitch: int
+    """Packed rows from an output row's first to the next one's."""
+    boxes: int
+    """Groups of the filter's rows."""
+    rows: int
+    columns: int
+    batch: int
+
+    @staticmethod
+    def of(f: Conv2dProblem) -> Packing:
+        group = MOST_CHANNELS
+        while group * f.channels > MOST_CHANNELS:
+            group //= 2
+        step = math.gcd(f.stride[0], group)  # the rows between are the corners of no window
+        pitch, boxes = f.stride[0] // step, ceil_div(f.filter_height, group)
+        return Packing(
+            group, step, pitch, boxes,
+            rows=(f.output_height - 1) * pitch + (boxes - 1) * (group // step) + 1,
+            columns=(f.output_width - 1) * f.stride[1] + MOST_TAPS,
+            batch=f.batch,
+        )  # fmt: skip
+
+    @property
+    def row_jump(self) -> int:
+        """Packed rows from one group of the filter's rows to the next."""
+        return self.group // self.row_step
+
+    @property
+    def pixels(self) -> int:
+        return self.batch * self.rows * self.columns
+
+    @property
+    def bytes(self) -> int:
+        return PIXEL_BYTES * self.pixels
+
+
+@dataclass(frozen=True)
+class FewChannelsConfig(Config):
+    warpgroups_m: int
+    """Warpgroups that multiply, each 64 filters."""
+    warpgroups_n: int
+    boxes: int
+    """Boxes of 64 columns that each warpgroup has."""
+    rows: int
+    """Output rows of a slab: all slabs are whole."""
+    stages: int
+    part_slabs: int = 1
+    """Slabs that a block adds up."""
+
+    @property
+    def warpgroups(self) -> int:
+        return self.warpgroups_m * self.warpgroups_n
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return 2 if self.warpgroups == 1 and self.boxes <= 2 else 1
+
+    def x_rows(self, packing: Packing) -> int:
+        """Packed rows of a slab."""
+        last_box = self.warpgroups_n * self.boxes - 1
+        return (self.rows - 1) * packing.row_pitch + last_box * packing.row_jump + 1
+
+    def stage_bytes(self, packing: Packing) -> int:
+        return (self.x_rows(packing) + self.warpgroups_m * self.rows) * ROW_BYTES
+
+    def tiles(self, f: Conv2dProblem, packing: Packing) -> int:
+        return ceil_div(f.filters, self.warpgroups_m * BOX) * ceil_div(
+            packing.boxes, self.warpgroups_n * self.boxes
+        )
+
+    def work(self, problem: Conv2dWeightGradientProblem) -> parts.Work:
+        f, packing = problem.forward, Packing.of(problem.forward)
+        products = self.rows * RUN * self.warpgroups * BOX * self.boxes * BOX / PRODUCT_RATE
+        cycles = max(products, self.stage_bytes(packing) / COPY_RATE) + STAGE_CYCLES
+        slabs = f.batch * (f.output_height // self.rows) * ceil_div(f.output_width, RUN)
+        per_sm = self.blocks_per_sm
+        return parts.Work(self.tiles(f, packing), slabs, cycles * per_sm, SMS * per_sm, problem.part_elements)
+
+
+def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
+    """Warpgroups along filters and columns, and the boxes of each, for so many boxes in all."""
+    few = min(boxes, _MOST_BOXES)
+    found = [(1, 1, few)]
+    if boxes > 1:
+        found.append((1, 2, min(ceil_div(boxes, 2), _MOST_BOXES)))
+    if f.filters > BOX:
+        found.append((2, 1, few))
+    return found
+
+
+@dataclass(frozen=True)
+class FewChannels(HopperRung):
+    def limits(self, forward: Conv2dProblem) -> str | None:
+        f = forward
+        if f.channels > MOST_CHANNELS:
+            return f"{self.name} takes up to {MOST_CHANNELS} channels, not {f.channels}; wgmma takes more"
+        if f.filters % MULTIPLE:
+            return f"{self.name} takes multiples of {MULTIPLE} filters, not {f.filters}; direct takes any"
+        if f.filter_width > MOST_TAPS or f.dilation != (1, 1):
+            return (
+                f"{self.name} takes filters up to {MOST_TAPS} pixels wide without dilation, not {f.filter_width} "
+                f"with dilation {f.dilation}; direct takes any"
+            )
+        if Packing.of(f).pixels >= 2**31:
+            return f"{self.name} counts packed pixels in 32 bits; {Packing.of(f).pixels} are too many"
+        return None
+
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+        f, packing = problem.forward, Packing.of(problem.forward)
+        found = []
+        for shape in _shapes(f, packing.boxes):
+            for rows in range(1, MOST_ROWS + 1):
+                config = FewChannelsConfig(*shape, rows, _LEAST_STAGES)
+                # A multiprocessor's blocks share 1 KiB more than one may have, and take 1 KiB each besides.
+                room = (MOST_SHARED + 1024) // config.blocks_per_sm - 1024
+                stages = min(_MOST_STAGES, room // (config.stage_bytes(packing) + 16))
+                if f.output_height % rows == 0 and stages >= _LEAST_STAGES:
+                    found.append(replace(config, stages=stages, part_slabs=config.work(problem).best()))
+        # Where memory bounds them all, the one that has least to do.
+        return tuple(
+            sorted(
+                found,
+                key=lambda one: (self.estimate(problem, one), one.work(problem).cost(one.part_slabs)),
+            )
+        )
+
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
+        assert isinstance(config, FewChannelsConfig)
+        f, packed = problem.forward, Packing.of(problem.forward).bytes
+        packing = machine.microseconds(0, f.element_bytes * f.input_elements + packed)
+        moved = f.element_bytes * f.output_elements + packed
+        return packing + machine.microseconds(config.work(problem).cost(config.part_slabs), moved, launches=2)
+
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, FewChannelsConfig)
+        f, packing, work = problem.forward, Packing.of(problem.forward), config.work(problem)
+        constants = {**parts.constants(problem), "CHANNELS": f.channels, "GROUP": packing.group}
+        pack = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/sm90_few_channels_pack.cu",
+                "conv2d_weight_gradient_sm90_few_channels_pack",
+                {
+                    "Element": element(f.dtype),
+                    "CHANNELS": f.channels,
+                    "GROUP": packing.group,
+                    "ROW_STEP": packing.row_step,
+                    "THREADS": _PACK_THREADS,
+                    "ROUNDS": _PACK_ROUNDS,
+                },
+            ),
+            (blocks(packing.pixels, _PACK_THREADS * _PACK_ROUNDS), 1, 1),
+            (_PACK_THREADS, 1, 1),
+            (Buffer("x"), Buffer(PACKED), arguments.shape(f), packing.rows, packing.columns),
+            overlap=True,
+        )
+        gradients = TiledMap(
+            Buffer("gradient"), f.dtype, (f.filters, f.output_width, f.output_height, f.batch),
+            (BOX, RUN, config.rows, 1),
+        )  # fmt: skip
+        row_bytes = PIXEL_BYTES * packing.columns
+        windows = TiledMap(  # which overlap
+            Buffer(PACKED), f.dtype, (BOX, f.output_width, packing.rows, f.batch),
+            (BOX, RUN, config.x_rows(packing), 1),
+            strides=(PIXEL_BYTES * f.stride[1], row_bytes, row_bytes * packing.rows),
+        )  # fmt: skip
+        count = ceil_div(work.pieces, config.part_slabs)
+        product = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/sm90_few_channels.cu",
+                "conv2d_weight_gradient_sm90_few_channels",
+                {
+                    **constants,
+                    "BF16": f.dtype == "bf16",
+                    "WARPGROUPS_M": config.warpgroups_m,
+                    "WARPGROUPS_N": config.warpgroups_n,
+                    "BOXES": config.boxes,
+                    "ROWS": config.rows,
+                    "ROW_PITCH": packing.row_pitch,
+                    "ROW_JUMP": packing.row_jump,
+                    "STAGES": config.stages,
+                    "BLOCKS_PER_SM": config.blocks_per_sm,
+                },
+            ),
+            (work.tiles, count, 1),
+            ((config.warpgroups + 1) * 128, 1, 1),
+            (gradients, windows, Buffer(parts.PARTS), arguments.shape(f), config.part_slabs),
+            shared_bytes=config.stages * (config.stage_bytes(packing) + 16),
+            overlap=True,
+        )
+        added = parts.recipe(problem, product, count)
+        return Recipe((pack, *added.steps), (Workspace(PACKED, packing.bytes), *added.workspaces))
+
+
+# The prediction for 3to64_224_k7s2 at batch 256 in fp16, 60 GFLOP.
+FEW_CHANNELS = FewChannels(
+    "few_channels",
+    "up to 8 channels: x is packed so that eight taps of one or more rows of the filter lie together, 64 columns of a "
+    "product that TMA reads from overlapping windows, and rows of a slab share what was copied",
+    below="direct",
+    # direct: 30 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 90 ms. Packing moves 77 and
+    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what slabs lose at
+    # their borders (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for
+    # launches.
+    predicted_gain=420.0,
+)

@@ -1,0 +1,92 @@
+"""The convolution on CUDA cores: runs of pixels in registers, from global memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Macro, Program
+from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.few_channels.rungs import arguments
+
+_CONSTANT_BYTES = 64 * 1024
+_STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class DirectConfig(Config):
+    run: int
+    """Neighbouring pixels a thread."""
+    filters: int
+    """Filters that a thread has."""
+    weights: str = "shared"
+    """The memory that weights are in: `shared` or `constant`."""
+    threads: int = 128
+
+
+class Direct(Rung[FewChannelsProblem]):
+    def supports(self, problem: FewChannelsProblem) -> str | None:
+        if not self.configs(problem):
+            return f"the weights of one filter do not fit in {_STATIC_SHARED_BYTES} bytes; `matrix_unroll` takes any"
+        return arguments.too_wide(self.name, problem)
+
+    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+        p = problem
+        each = 4 * p.channels * p.taps
+        shared = [
+            DirectConfig(run, filters)
+            for run, filters in ((8, 4), (16, 4), (8, 8), (4, 8), (16, 2), (16, 1))
+            if filters < 2 * p.filters and filters * each <= _STATIC_SHARED_BYTES
+        ]
+        constant = [replace(config, weights="constant") for config in shared[:2]]
+        fits = p.weight_elements * ELEMENT_BYTES[p.storage] <= _CONSTANT_BYTES
+        return (*shared, *constant) if fits else tuple(shared)
+
+    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
+        assert isinstance(config, DirectConfig)
+        p = problem
+        constant = config.weights == "constant"
+        constants = arguments.constants(p) | {
+            "HAS_RELU": p.relu and p.pool == 1,
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "RUN": config.run,
+            "FILTERS_EACH": config.filters,
+            "THREADS": config.threads,
+            "CONSTANT_WEIGHTS": Macro(str(p.weight_elements if constant else 0)),
+        }
+        program = Program.of("few_channels/direct.cu", "few_channels_direct", constants)
+        runs = p.batch * p.conv_height * ceil_div(p.conv_width, config.run)
+        call = KernelCall(
+            program,
+            (blocks(runs, config.threads), ceil_div(p.filters, config.filters), 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(Buffer("y" if p.pool == 1 else "unfinished")), arguments.shape(p)),
+            overlap=True,
+        )
+        copies = (
+            (
+                ConstantCopy(
+                    program, "constant_weights", Buffer("weight"),
+                    p.weight_elements * ELEMENT_BYTES[p.storage],
+                ),
+            )
+            if constant
+            else ()
+        )  # fmt: skip
+        if p.pool == 1:
+            return Recipe((*copies, call))
+        return Recipe((*copies, call, arguments.finish(p)), (arguments.unfinished(p),))
+
+
+RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
+    Direct(
+        "direct",
+        "a run of pixels times a few filters a thread, over which a row of x slides in registers",
+        None,
+        None,
+    ),
+)

@@ -1,0 +1,251 @@
+"""The convolution as a product of matrices: from three launches over an unrolled matrix to one that has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.few_channels.rungs import arguments
+
+_THREADS = 256
+_TILE = 16
+"""Filters of a block in all these products, and pixels of the textbook's."""
+_MMA_PIXELS, _MMA_THREADS = 64, 128
+"""Pixels and threads of a block in kernels/few_channels/matrix_tiles.cuh."""
+_TF32 = Type("float")
+"""The type of operands in fp32's bits, rounded."""
+
+
+@dataclass(frozen=True)
+class ChunksConfig(Config):
+    chunks: int = 1
+    """How many parts the images are cut into; neighbouring ones overlap."""
+
+
+@dataclass(frozen=True)
+class Unrolled(Rung[FewChannelsProblem]):
+    """The three steps, for all images at once or for chunks of them in two lanes."""
+
+    in_chunks: bool = False
+    tensor_cores: bool = False
+
+    def supports(self, problem: FewChannelsProblem) -> str | None:
+        if self.tensor_cores and problem.dtype == "fp32":
+            return _no_fp32(self.name)
+        if _pixels(problem) >= 2**31 * _TILE:
+            return f"{self.name} counts tiles of {_TILE} output pixels in 32 bits; there are too many in {problem.name}"
+        return None
+
+    def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
+        products = problem.conv_elements * problem.channels * problem.taps
+        return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
+
+    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+        if not self.in_chunks:
+            return (ChunksConfig(),)
+        most = max(1, problem.batch)
+        return tuple(dict.fromkeys(ChunksConfig(min(chunks, most)) for chunks in (32, 16, 64, 96)))
+
+    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
+        assert isinstance(config, ChunksConfig)
+        images = blocks(problem.batch, config.chunks)
+        steps: list[KernelCall] = []
+        workspaces: dict[str, Workspace] = {}
+        for number, first in enumerate(range(0, max(1, problem.batch), images)):
+            chunk = replace(problem, batch=min(images, problem.batch - first))
+            lane = number % 2
+            steps += self._steps(problem, chunk, first, lane)
+            workspaces |= {each.name: each for each in _workspaces(replace(problem, batch=images), lane)}
+        return Recipe(tuple(steps), tuple(workspaces.values()))
+
+    def _steps(
+        self, problem: FewChannelsProblem, chunk: FewChannelsProblem, first: int, lane: int
+    ) -> list[KernelCall]:
+        """The launches for a chunk of the images, from the `first` on."""
+        p = chunk
+        x = first * p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
+        y = first * p.filters * p.output_height * p.output_width * ELEMENT_BYTES[p.storage]
+        columns, product, unfinished = (Buffer(f"{name}{lane}") for name in _NAMES)
+        apart = arguments.finishes_apart(problem)
+        constants = arguments.constants(p)
+        threads = (_THREADS, 1, 1)
+        steps = [
+            KernelCall(
+                Program.of("few_channels/matrix_unroll.cu", "few_channels_matrix_unroll", constants),
+                (blocks(_pixels(p) * p.channels, _THREADS), 1, 1),
+                threads,
+                (Buffer("x", x), columns, arguments.shape(p)),
+                overlap=True,
+                lane=lane,
+            ),
+            self._product(p, columns, product, lane),
+            KernelCall(
+                Program.of("few_channels/matrix_permute.cu", "few_channels_matrix_permute", constants),
+                (blocks(p.conv_elements, _THREADS), 1, 1),
+                threads,
+                (
+                    product, Buffer("bias", optional=True), unfinished if apart else Buffer("y", y),
+                    arguments.shape(p),
+                ),
+                overlap=True,
+                lane=lane,
+            ),
+        ]  # fmt: skip
+        return [*steps, arguments.finish(p, unfinished.name, y, lane)] if apart else steps
+
+    def _product(
+        self, problem: FewChannelsProblem, columns: Buffer, product: Buffer, lane: int
+    ) -> KernelCall:
+        p = problem
+        constants: dict[str, Constant] = {"Element": element(p.storage)}
+        if self.tensor_cores:
+            source, width, threads = "matrix_product_mma", _MMA_PIXELS, _MMA_THREADS
+            constants |= {"Product": _TF32, "UNROLL": 1}
+        else:
+            source, width, threads = "matrix_product", _TILE, _TILE * _TILE
+        return KernelCall(
+            Program.of(f"few_channels/{source}.cu", f"few_channels_{source}", constants),
+            (blocks(_pixels(p), width), blocks(p.filters, _TILE), 1),
+            (threads, 1, 1),
+            (Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps),
+            overlap=True,
+            lane=lane,
+        )
+
+
+@dataclass(frozen=True)
+class FusedConfig(Config):
+    """A config with nothing to choose."""
+
+
+@dataclass(frozen=True)
+class Fused(Rung[FewChannelsProblem]):
+    """One launch, the unrolled matrix nowhere but in shared memory."""
+
+    restrict: bool = False
+    unrolled: bool = False
+    half: bool = False
+
+    def supports(self, problem: FewChannelsProblem) -> str | None:
+        if self.half and problem.dtype not in ("fp16", "bf16"):
+            return f"{self.name} multiplies 16-bit operands, fp16 or bf16, not {problem.dtype}"
+        if problem.dtype == "fp32":
+            return _no_fp32(self.name)
+        if _pixels(problem) >= 2**31 * _MMA_PIXELS:
+            return f"{self.name} counts tiles of {_MMA_PIXELS} output pixels in 32 bits; here are too many"
+        return None
+
+    def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
+        products = problem.conv_elements * problem.channels * problem.taps
+        return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
+
+    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+        return (FusedConfig(),)
+
+    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
+        p = problem
+        height, width = (str(p.filter_height), str(p.filter_width)) if self.unrolled else _ASKED
+        constants = arguments.constants(p) | {
+            "Product": element(p.storage) if self.half else _TF32,
+            "RESTRICT": Macro("__restrict__" if self.restrict else ""),
+            "FILTER_HEIGHT": Macro(height),
+            "FILTER_WIDTH": Macro(width),
+            "UNROLL": _UNROLL if self.unrolled else 1,
+        }
+        target = Buffer("unfinished" if arguments.finishes_apart(p) else "y")
+        call = KernelCall(
+            Program.of("few_channels/matrix_fused.cu", "few_channels_matrix_fused", constants),
+            (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE), 1),
+            (_MMA_THREADS, 1, 1),
+            (*arguments.tensors(target), arguments.shape(p)),
+            overlap=True,
+        )
+        return arguments.then_finish(p, (call,))
+
+
+_ASKED = ("shape.filter_height", "shape.filter_width")
+_UNROLL = 16
+_NAMES = ("columns", "product", "unfinished")
+
+
+def _no_fp32(name: str) -> str:
+    return f"{name} multiplies on tensor cores in tf32, fp16 or bf16, not fp32; `streams` takes fp32"
+
+
+def _pixels(problem: FewChannelsProblem) -> int:
+    return problem.batch * problem.conv_height * problem.conv_width
+
+
+def _workspaces(problem: FewChannelsProblem, lane: int) -> tuple[Workspace, ...]:
+    p = problem
+    columns, product, unfinished = (f"{name}{lane}" for name in _NAMES)
+    needed = (
+        Workspace(columns, max(1, _pixels(p) * p.channels * p.taps * ELEMENT_BYTES[p.storage])),
+        Workspace(product, max(1, p.conv_elements * 4)),
+    )
+    return (*needed, arguments.unfinished(p, unfinished)) if arguments.finishes_apart(p) else needed
+
+
+# Predictions are for 4to16_40_k7_b10000: 36 G multiply-adds, whose matrix has 2.3 G values.
+RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
+    Unrolled("matrix_unroll", "unrolled into a matrix, a tiled product, and a permutation", None, None),
+    Unrolled(
+        "streams",
+        "chunks of images in two streams: one is unrolled while another is multiplied",
+        below="matrix_unroll",
+        # 9 GB written and read (4.3 ms), and the product at 3 TFLOP/s (24 ms): the shorter part hides in the longer.
+        predicted_gain=1.15,
+        in_chunks=True,
+    ),
+    Unrolled(
+        "tensor_cores",
+        "the product by mma.sync on operands rounded to TF32",
+        below="streams",
+        # The product no longer takes 24 ms, but what its loads do: 2.3 G values at 10 instructions, 1 ms, and their
+        # latency, which nothing hides: 4 ms; the matrix's way to memory and back, 4.3 ms, stays.
+        predicted_gain=3.5,
+        in_chunks=True,
+        tensor_cores=True,
+    ),
+    Fused(
+        "fusion",
+        "unrolling, product and permutation in one kernel: the matrix exists in shared memory only, a tile at a time",
+        below="tensor_cores",
+        # 9 GB less each way, but every value's place is found by divisions: 2.3 G times 60 instructions are 5 ms.
+        predicted_gain=1.4,
+    ),
+    Fused(
+        "restrict",
+        "pointers are promised not to overlap",
+        below="fusion",
+        # The barriers already keep loads and stores of a tile apart.
+        predicted_gain=1.0,
+        restrict=True,
+    ),
+    Fused(
+        "unrolling",
+        "filter sizes are known to the compiler, and the loops over a tile are unrolled",
+        below="restrict",
+        # Divisions by constants are multiplications, 25 instructions instead of 60, and all loads of a tile are in
+        # flight together.
+        predicted_gain=2.0,
+        restrict=True,
+        unrolled=True,
+    ),
+    Fused(
+        "half",
+        "operands in 16 bits and m16n8k16: half the words, half the products",
+        below="unrolling",
+        # The gathering, which bounds it, stays; stores and barriers are halved.
+        predicted_gain=1.15,
+        restrict=True,
+        unrolled=True,
+        half=True,
+    ),
+)

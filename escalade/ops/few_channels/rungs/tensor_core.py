@@ -1,0 +1,445 @@
+"""The convolution of few channels on tensor cores: pairs of pixels by filters, whole images in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from escalade.device.program import Constant, Program, Type
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.few_channels.rungs import arguments
+
+MOST_CHANNELS = 4
+MOST_TAPS = 7
+"""Taps along both sides at most: a pair of pixels sees one more column, eight pixels in all, and the weights stay in
+registers."""
+POOLS = (2, 4)
+_PACK_THREADS = 256
+
+
+@dataclass(frozen=True)
+class TileConfig(Config):
+    images: int
+    """Images that a block stages at once."""
+    rows: int
+    """Rows of the convolution that a warp computes at once."""
+    warps: int
+    blocks_per_sm: int
+    """What the compiler fits the registers to, and how many blocks there are."""
+    tiles_n: int
+    """Blocks of eight columns a warp."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a problem's product, and k."""
+
+    problem: FewChannelsProblem
+    tiles_n: int
+
+    @property
+    def split(self) -> bool:
+        return self.problem.storage == "fp32"
+
+    @property
+    def operand(self) -> Type:
+        return element("fp16" if self.split else self.problem.dtype)
+
+    @property
+    def single(self) -> bool:
+        return self.problem.channels == 1
+
+    @property
+    def pixel(self) -> int:
+        """Elements of a staged pixel."""
+        return 1 if self.single else 4
+
+    @property
+    def paired(self) -> bool:
+        """A lane has both pixels of a pair for each of its filters: to pool them, or because they are neighbours."""
+        return self.problem.pool > 1 or self.problem.layout == "nchw"
+
+    @property
+    def few_filters(self) -> bool:
+        return not self.paired and self.problem.filters <= 4
+
+    @property
+    def fit(self) -> bool:
+        """Whether all blocks of columns are filled."""
+        filled = ceil_div(self.problem.filters, 4 if self.paired else 8)
+        return self.tiles_n == 1 or (not self.few_filters and filled % self.tiles_n == 0)
+
+    @property
+    def units(self) -> int:
+        """Warps that it takes for all columns."""
+        apart = not self.paired and not self.few_filters
+        return ceil_div(self.problem.filters, (8 if apart else 4) * self.tiles_n) * (2 if apart else 1)
+
+    @property
+    def fragments(self) -> int:
+        p = self.problem
+        return (
+            2 * ((p.filter_height + 2) // 2) if self.single else p.filter_height * ((p.filter_width + 4) // 4)
+        )
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.units * ceil_div(self.weight_registers, 4) * 16 * 32
+
+    @property
+    def weight_registers(self) -> int:
+        return (2 if self.split else 1) * self.fragments * self.tiles_n * 2
+
+    @property
+    def steps(self) -> float:
+        """Steps for an output row: with one channel those of even rows and of odd ones on average."""
+        half_rows = ceil_div(self.problem.filter_height, 2) + ceil_div(self.problem.filter_height + 1, 2)
+        return half_rows / 2 if self.single else self.fragments
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of a problem: which of its rows and staged pixels are where."""
+
+    problem: FewChannelsProblem
+    config: TileConfig
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.problem, self.config.tiles_n)
+
+    # --- rows of the product
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of rows of an image: with windows that hang over, more rows are computed than there are."""
+        return ceil_div(self.problem.output_height * self.problem.pool, self.config.rows)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the last of several windows of two pairs in a row has only one."""
+        p = self.problem
+        return p.pool == 4 and p.output_width > 1 and p.output_width * 4 >= p.conv_width + 2
+
+    @property
+    def cells_in_row(self) -> int:
+        """Pairs of columns, or where windows are four wide, two pairs."""
+        p = self.problem
+        return p.output_width - self.narrow if p.pool > 1 else ceil_div(p.conv_width, 2)
+
+    @property
+    def cells_in_image(self) -> int:
+        return self.row_blocks * self.cells_in_row + (ceil_div(self.row_blocks, 2) if self.narrow else 0)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 rows of the product, for the images of a block."""
+        return ceil_div(self.config.images * self.cells_in_image, 8 if self.problem.pool == 4 else 16)
+
+    # --- shared memory
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether images are copied as they lie in memory."""
+        p = self.problem
+        packed = p.channels == 1 or (p.channels == 4 and p.layout == "nhwc")
+        return packed and not any(p.padding) and p.width % 2 == 0
+
+    @property
+    def staged_height(self) -> int:
+        return self.problem.height + 2 * self.problem.padding[0]
+
+    @property
+    def staged_width(self) -> int:
+        p = self.problem
+        return p.width if self.as_stored else 2 * ceil_div(p.width + 2 * p.padding[1], 2)
+
+    @property
+    def operand_width(self) -> int:
+        """A few pixels more, if fewer of the eight pairs that are read at once share a bank then."""
+        if self.columns.single:
+            return self.staged_width
+        pitch = self.staged_width // 2
+        return 2 * min(range(pitch, pitch + 8), key=lambda pitch: (self._wavefronts(pitch), pitch))
+
+    @property
+    def wavefronts(self) -> float:
+        """Wavefronts of shared memory for the pixels of a fragment."""
+        if self.columns.single:
+            return 4
+        return 4 * self._wavefronts(self.operand_width // 2)
+
+    def _wavefronts(self, pitch: int) -> float:
+        narrow = ceil_div(self.row_blocks, 2) if self.narrow else 0
+        return _wavefronts(self.cells_in_row, self.config.rows, self.problem.pool == 4, min(narrow, 8), pitch)
+
+    @property
+    def copy_bytes(self) -> int:
+        p = self.problem
+        tile = self.config.images * p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
+        return next((size for size in (16, 8, 4) if self.as_stored and tile % size == 0), 0)
+
+    @property
+    def source_buffer(self) -> int:
+        """Elements of a tile as it is stored, where that is not how it is multiplied."""
+        if ELEMENT_BYTES[self.problem.x_type] == 2:
+            return 0
+        elements = self.config.images * self.staged_height * self.staged_width * self.columns.pixel
+        return 16 * ceil_div(elements, 16)
+
+    @property
+    def buffer(self) -> int:
+        """Elements of a tile, and what is read past its end: rows of the last block, pixels of the last pair."""
+        p, config = self.problem, self.config
+        below = max(0, self.row_blocks * config.rows + p.filter_height - self.staged_height)
+        elements = (config.images * self.staged_height + below) * self.operand_width + 16
+        return 16 * ceil_div(elements * self.columns.pixel, 16)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two tiles; or one as it is stored, and its operands."""
+        stored = ELEMENT_BYTES[self.problem.x_type]
+        two = stored == 2 or self.columns.split
+        return self.source_buffer * stored + self.buffer * (4 if two else 2)
+
+
+@lru_cache(maxsize=4096)
+def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch: int) -> float:
+    """How often, about and on average, eight pairs have to be read one after another, `pitch` being that of image rows.
+
+    Pairs take 16 bytes, of which shared memory has eight at once; cells are in the order of
+    kernels/few_channels/tensor_core_tile.cuh.
+    """
+    found = []
+    for first in range(0, 8 * cells_in_row, 8):
+        banks = [0] * 8
+        for i in range(8):
+            row, pair = divmod(first + i, cells_in_row)
+            banks[(row * rows * pitch + (2 * pair + (i >= 4) if windows else pair)) % 8] += 1
+        found.append(max(banks))
+    if narrow:
+        found.append(max(sum(i * rows * pitch % 8 == bank for i in range(narrow)) for bank in range(8)))
+    return sum(found) / len(found)
+
+
+def _clocks(product: Product) -> float:
+    """How long, about, a multiprocessor takes for an image; only the order matters.
+
+    An mma every 1.65 clocks at best, a wavefront of shared memory a clock, four instructions a clock: what takes
+    longest, and a third of the rest; beside it memory, 18 bytes a clock, a little less where many blocks go through it
+    in streams of their own. Few warps leave gaps, so do warps among which the schedulers or the tiles do not divide
+    evenly, and so do few blocks: others go on while one waits, and does so for long where its tile has to be converted.
+    """
+    p, config, columns = product.problem, product.config, product.columns
+    sets, warps = (2 if columns.split else 1), config.warps * config.blocks_per_sm
+    units = product.tiles * columns.units / config.images
+    products = units * config.rows * columns.steps * columns.tiles_n * (3 if columns.split else 1)
+    fragments = units * (config.rows + p.filter_height - 1) * sets
+    fragments *= 0.5 if columns.single else (p.filter_width + 4) // 4
+    stored = p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
+    copies = 8 * stored / 32 / (product.copy_bytes or ELEMENT_BYTES[p.x_type])
+    loads = fragments * (4 if columns.single else 1)
+    instructions = 1.5 * products + loads + copies + units * (60 + 10 * config.rows)
+    times = (1.65 * products, fragments * product.wavefronts, instructions / 4)
+    compute = (2 * max(times) + sum(times)) / 3
+    memory = p.bytes / max(1, p.batch) / 18 * (1 + 0.03 * config.blocks_per_sm)
+    waits = 0.5 if product.source_buffer else 0.1
+    workers = config.warps // columns.units
+    uneven = ceil_div(product.tiles, workers) * workers / product.tiles
+    if config.warps > 4:
+        uneven *= (4 * ceil_div(config.warps, 4) / config.warps) ** 2
+
+    def gaps(enough: int) -> float:
+        return (enough / min(enough, warps)) ** 0.5
+
+    bound = max(compute * gaps(24 if columns.single else 16), memory * gaps(14))
+    return (bound + min(compute, memory) / 3) * uneven**0.5 * (1 + waits / config.blocks_per_sm)
+
+
+def _registers(columns: Columns, rows: int) -> int:
+    """The registers, about, that a thread needs: weights, sums and, in halves, what joins them, pixels, addresses."""
+    sums = 4 * columns.tiles_n * rows
+    if not columns.split:
+        return columns.weight_registers + sums + 32
+    if columns.single:
+        return columns.weight_registers + 2 * sums + 40
+    return (
+        columns.weight_registers
+        + sums
+        + 4 * min(rows, 4) * columns.tiles_n
+        + (40 if columns.problem.pool > 1 else 48)
+    )
+
+
+def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
+    """Configs that fit, best first."""
+    found = []
+    # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
+    row_choices = (1, 2, 4, 8) if problem.channels == 1 else (1, 2, 4, 5, 7, 8)
+    choices = itertools.product(row_choices, (1, 2, 3, 4), (1, 2, 4, 5, 6, 8, 12, 16), (1, 2, 4))
+    for rows, images, warps, tiles_n in choices:
+        columns = Columns(problem, tiles_n)
+        registers = _registers(columns, rows)
+        if rows % problem.pool or not columns.fit or warps % columns.units or registers > 224:
+            continue
+        sm_warps = min(24, card.registers // 32 // (8 * ceil_div(registers, 8)))
+        if images > max(1, problem.batch) or warps > sm_warps:
+            continue
+        product = Product(problem, TileConfig(images, rows, warps, 1, tiles_n))
+        if product.shared_bytes > LEAST_SHARED:
+            continue
+        blocks_per_sm = min(sm_warps // warps, card.blocks_with(product.shared_bytes))
+        found.append(replace(product.config, blocks_per_sm=blocks_per_sm))
+    return tuple(sorted(found, key=lambda config: (_clocks(Product(problem, config)), -config.images))[:8])
+
+
+@dataclass(frozen=True)
+class TensorCore(Rung[FewChannelsProblem]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16")
+    finishes: bool = False
+    """ReLU and pooling in registers, instead of by a launch of their own."""
+
+    def supports(self, problem: FewChannelsProblem) -> str | None:
+        p = problem
+        if p.dtype not in self.dtypes:
+            return f"{self.name} is for {' and '.join(self.dtypes)}, not {p.dtype}; `matrix_unroll` takes every dtype"
+        if p.channels > MOST_CHANNELS:
+            return f"{self.name} takes up to {MOST_CHANNELS} channels, not {p.channels}; `matrix_unroll` takes more"
+        if max(p.filter_height, p.filter_width) > MOST_TAPS:
+            return (
+                f"{self.name} takes filters up to {MOST_TAPS}x{MOST_TAPS}, not {p.filter_height}x{p.filter_width}; "
+                "`matrix_unroll` takes larger ones"
+            )
+        if self.finishes and p.storage != "fp32" and not arguments.finishes_apart(p):
+            return f"{self.name} is for ReLU and pooling, and there is neither; `images_a_tile` does the rest the same"
+        if self.finishes and p.pool > 1 and p.pool not in POOLS:
+            return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
+        if not _configs(self._part(p), self.card):
+            return f"an image of {p.height}x{p.width} does not fit in shared memory; `matrix_unroll` takes larger ones"
+        return None
+
+    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+        return _configs(self._part(problem), self.card)
+
+    def _part(self, problem: FewChannelsProblem) -> FewChannelsProblem:
+        """What the convolution's kernel does."""
+        return problem if self.finishes else replace(problem, relu=False, pool=1)
+
+    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
+        assert isinstance(config, TileConfig)
+        part = self._part(problem)
+        target = Buffer("y" if part == problem else "unfinished")
+        columns = Columns(part, config.tiles_n)
+        steps = (_pack(columns), _convolution(Product(part, config), target, self.card))
+        packed = (
+            Workspace("packed", columns.packed_bytes),
+            Workspace("exponents", 4 * part.filters),
+        )
+        return Recipe(steps, packed) if part == problem else arguments.then_finish(problem, steps, packed)
+
+
+def _constants(columns: Columns) -> dict[str, Constant]:
+    """What kernels/few_channels/tensor_core.cuh leaves open, and the type of the weights."""
+    problem = columns.problem
+    return {
+        "Element": element(problem.storage),
+        "Operand": columns.operand,
+        "CHANNELS": problem.channels,
+        "FILTERS": problem.filters,
+        "FILTER_HEIGHT": problem.filter_height,
+        "FILTER_WIDTH": problem.filter_width,
+        "PAIRED": columns.paired,
+        "TILES_N": columns.tiles_n,
+        "SPLIT": columns.split,
+    }
+
+
+def _pack(columns: Columns) -> KernelCall:
+    """The weights in the order of the fragments' registers."""
+    return KernelCall(
+        Program.of("few_channels/tensor_core_pack.cu", "few_channels_pack", _constants(columns)),
+        (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
+        (_PACK_THREADS, 1, 1),
+        (Buffer("weight"), Buffer("packed"), Buffer("exponents")),
+        overlap=True,
+        weights_only=True,
+    )
+
+
+def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
+    p, config = product.problem, product.config
+    constants: dict[str, Constant] = {
+        **_constants(product.columns),
+        "Source": element(p.x_type),
+        "NHWC": p.layout == "nhwc",
+        "HEIGHT": p.height,
+        "WIDTH": p.width,
+        "PAD_H": p.padding[0],
+        "PAD_W": p.padding[1],
+        "OUTPUT_HEIGHT": p.output_height,
+        "OUTPUT_WIDTH": p.output_width,
+        "HAS_BIAS": p.bias,
+        "HAS_RELU": p.relu,
+        "POOL": p.pool,
+        "IMAGES": config.images,
+        "ROWS": config.rows,
+        "WARPS": config.warps,
+        "BLOCKS_PER_SM": config.blocks_per_sm,
+        "ROW_BLOCKS": product.row_blocks,
+        "CELLS_IN_ROW": product.cells_in_row,
+        "NARROW": product.narrow,
+        "STAGED_WIDTH": product.staged_width,
+        "OPERAND_WIDTH": product.operand_width,
+        "SOURCE_BUFFER": product.source_buffer,
+        "BUFFER": product.buffer,
+        "COPY_BYTES": product.copy_bytes,
+    }
+    tiles = blocks(p.batch, config.images)
+    return KernelCall(
+        Program.of("few_channels/tensor_core.cu", "few_channels_tensor_core", constants),
+        (min(tiles, card.multiprocessors * config.blocks_per_sm), 1, 1),
+        (config.warps * 32, 1, 1),
+        (*arguments.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch),
+        shared_bytes=product.shared_bytes,
+        overlap=True,
+    )
+
+
+# Predictions for both convolutions of PROBLEMS, of 25 and 72 GFLOP, in fp16: by CUDA cores, whose 67 TFLOP/s they reach
+# to two thirds, 2.2 ms. On tensor cores memory bounds the first, 0.16 ms, and mma.sync the second: 21 M of them, one
+# every 1.65 clocks of a multiprocessor, 0.15 ms.
+RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
+    TensorCore(
+        "images_a_tile",
+        "on tensor cores: pairs of pixels by filters, so that overlapping windows fill the product's k; whole images "
+        "in shared memory, of which a warp takes 16 pairs of columns from anywhere",
+        below="rows",
+        # 0.36 ms with what staging and storing add, against 2.2.
+        predicted_gain=6.0,
+    ),
+    TensorCore(
+        "pooled",
+        "ReLU and pooling in registers: a lane has all pixels of its windows",
+        below="images_a_tile",
+        # With pooling, 0.26 ms: the first convolution is bounded by its instructions, 0.09. Against 0.36 and a second
+        # launch that reads 882 MB, 0.24.
+        predicted_gain=2.3,
+        finishes=True,
+    ),
+    TensorCore(
+        "split_halves",
+        "fp32's accuracy from products in fp16: numbers cut into two halves, three products of halves for one",
+        below="rows",
+        # Three times the products, 0.45 ms for the second convolution, and twice the bytes, 0.31 ms for the first,
+        # against 2.2 on CUDA cores.
+        predicted_gain=2.6,
+        dtypes=("fp32", "tf32"),
+        finishes=True,
+    ),
+)

@@ -1,0 +1,77 @@
+"""How a stem reaches its kernels: the constants, arguments and helper launches that its rungs share."""
+
+from __future__ import annotations
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.stem.problem import StemProblem
+
+_THREADS = 256
+
+
+def image_constants(problem: StemProblem) -> dict[str, Constant]:
+    """What kernels/stem/shape.cuh leaves open, and the element type."""
+    return {
+        "Source": element(problem.source),
+        "SOURCE_NHWC": problem.source_layout == "nhwc",
+        "CHANNELS": problem.channels,
+        "NORMALISE": problem.normalise,
+        "Element": element(problem.storage),
+        "HAS_RELU": problem.relu,
+    }
+
+
+def shape(problem: StemProblem, row_tiles: int = 1, column_tiles: int = 1) -> Ints:
+    """`StemShape` of kernels/stem/shape.cuh."""
+    p = problem
+    return Ints(
+        (
+            p.batch, p.height, p.width, p.filters, p.filter_height, p.filter_width, *p.stride, *p.padding,
+            p.conv_height, p.conv_width, p.output_height, p.output_width, row_tiles, column_tiles,
+        )
+    )  # fmt: skip
+
+
+def tensors(weight: Buffer, y: Buffer, bias_optional: bool = False) -> tuple[Argument, ...]:
+    """The pointers that come first in every kernel that convolves."""
+    return (
+        Buffer("x"),
+        weight,
+        Buffer("bias", optional=bias_optional),
+        Buffer("scale", optional=True),
+        Buffer("shift", optional=True),
+        y,
+    )
+
+
+def unpooled(problem: StemProblem) -> Workspace:
+    """The result of the convolution, where pooling is a launch of its own."""
+    return Workspace("unpooled", max(1, problem.conv_elements * ELEMENT_BYTES[problem.storage]))
+
+
+def pool(problem: StemProblem) -> KernelCall:
+    """The launch that pools `unpooled` into y."""
+    p = problem
+    assert p.pool is not None
+    vector = widest_vector(p.storage, p.filters)
+    return KernelCall(
+        Program.of("stem/pool.cu", "stem_pool", {"Element": element(p.storage), "VECTOR": vector}),
+        (blocks(p.output_elements, vector * _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        (
+            Buffer("unpooled"), Buffer("y"), p.conv_height, p.conv_width, p.filters, p.output_height, p.output_width,
+            *p.pool, Int64(p.output_elements),
+        ),
+        overlap=True,
+    )  # fmt: skip
+
+
+def then_pool(
+    problem: StemProblem, steps: tuple[KernelCall, ...], workspaces: tuple[Workspace, ...]
+) -> Recipe:
+    """Pooling by a launch of its own, if there is any."""
+    if problem.pool is None:
+        return Recipe(steps, workspaces)
+    return Recipe((*steps, pool(problem)), (*workspaces, unpooled(problem)))

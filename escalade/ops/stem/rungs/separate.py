@@ -1,0 +1,35 @@
+"""The stem by one thread an output, and pooling by a launch of its own."""
+
+from __future__ import annotations
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.stem.problem import StemProblem
+from escalade.ops.stem.rungs import arguments
+
+
+class Separate(Rung[StemProblem]):
+    def supports(self, problem: StemProblem) -> str | None:
+        return None
+
+    def configs(self, problem: StemProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+
+    def recipe(self, problem: StemProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        target = Buffer("unpooled" if problem.pool else "y")
+        convolution = KernelCall(
+            Program.of("stem/separate.cu", "stem_separate", arguments.image_constants(problem)),
+            (blocks(problem.conv_elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (*arguments.tensors(Buffer("weight"), target), arguments.shape(problem)),
+            overlap=True,
+        )
+        return arguments.then_pool(problem, (convolution,), ())
+
+
+RUNGS: tuple[Rung[StemProblem], ...] = (
+    Separate("separate", "one thread an output, converting as it reads; then pooling", None, None),
+)

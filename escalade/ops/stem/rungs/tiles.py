@@ -1,0 +1,97 @@
+"""How the tensor-core rungs cut a stem into tiles, and which cut suits a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant
+from escalade.ops.base.card import Card
+from escalade.ops.base.grid import blocks
+from escalade.ops.stem.problem import Pool, StemProblem
+from escalade.ops.stem.rungs import arguments
+
+POOLS: dict[Pool | None, int] = {None: 0, (2, 2, 0): 2, (3, 2, 1): 3}
+"""What is pooled in registers, and its number in kernels/stem/tile.cuh."""
+PIXEL_BYTES = 8
+MOST_WIDTH = 8
+"""A filter row is one or two steps of 4 taps."""
+STAGING_CLOCKS = 3000
+"""An estimate of how long a block waits for its first pixels, converts and stores them, and starts."""
+
+
+def filter_steps(problem: StemProblem) -> int:
+    """Steps of the product, 16 values of k each: 4 taps of a filter row by 4 channels."""
+    return problem.filter_height * blocks(problem.filter_width, 4)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of `rows` rows of y by `columns` columns of the convolution."""
+
+    problem: StemProblem
+    rows: int
+    columns: int
+
+    @property
+    def pool(self) -> int:
+        return POOLS[self.problem.pool]
+
+    @property
+    def halo(self) -> int:
+        """Pooling windows overlap by a column: where there are several tiles in a row, each computes it."""
+        needed = min(self.problem.conv_width, 2 * self.problem.output_width)
+        return int(self.pool == 3 and self.columns < needed)
+
+    @property
+    def row_tiles(self) -> int:
+        return blocks(self.problem.output_height, self.rows)
+
+    @property
+    def column_tiles(self) -> int:
+        return blocks(self.problem.output_width, self.columns // (2 if self.pool else 1) - self.halo)
+
+    @property
+    def tiles(self) -> int:
+        return max(1, self.problem.batch) * self.row_tiles * self.column_tiles
+
+    def conv_rows(self, rows: int) -> int:
+        return rows * (2 if self.pool else 1) + int(self.pool == 3)
+
+    @property
+    def staged_pixels(self) -> int:
+        p = self.problem
+        rows = (self.conv_rows(self.rows) - 1) * p.stride[0] + p.filter_height
+        columns = (self.columns - 1) * p.stride[1] + 4 * blocks(p.filter_width, 4)
+        return rows * 2 * blocks(columns, 2)
+
+    def constants(self) -> dict[str, Constant]:
+        """What kernels/stem/staged.cuh leaves open."""
+        p = self.problem
+        return {
+            **self.column_constants(),
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "TILE_ROWS": self.rows,
+        }
+
+    def column_constants(self) -> dict[str, Constant]:
+        """What kernels/stem/tile.cuh leaves open, and the filter."""
+        p = self.problem
+        return {
+            **arguments.image_constants(p),
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "FILTERS": p.filters,
+            "POOL": self.pool,
+            "COLUMNS": self.columns,
+            "HALO": self.halo,
+            "MASK_COLUMNS": self.pool == 3 and (bool(self.halo) or p.conv_width % 2 == 1),
+        }
+
+    def clocks(self, busy: float, alone: float, sharing: int, card: Card) -> float:
+        """How long, about, the busiest multiprocessor takes.
+
+        A tile keeps its tensor cores `busy`, and takes `alone` if no other is there; `sharing` tiles can be.
+        """
+        each = blocks(self.tiles, card.multiprocessors)
+        return max(each * busy, blocks(each, min(each, sharing)) * alone)
