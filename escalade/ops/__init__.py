@@ -13,7 +13,8 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.batch_norm import BATCH_NORM, BATCH_STATISTICS, batch_norm, batch_statistics
+from escalade.ops.batch_norm import BATCH_NORM, batch_norm
+from escalade.ops.batch_statistics import BATCH_STATISTICS, batch_statistics
 from escalade.ops.conv2d import CONV2D, conv2d
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient

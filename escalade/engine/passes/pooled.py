@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.ops.linear import LinearProblem
-from escalade.ops.linear.pooled import one_launch_pays
+from escalade.ops.linear.rungs.pooled import one_launch_pays
 
 
 def fuse_pooled(graph: Graph, dtype: str) -> None:

@@ -4,7 +4,7 @@
 // loads of a warp lie in 32 different sectors. What bounds it: those sectors, and the divisions that find a place.
 #include "convert/convert.cuh"
 
-struct Shape {  // filled by escalade/ops/convert/operation.py, in this order
+struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order
     int batch, channels, stored_channels, padded_channels, pixels;
 };
 

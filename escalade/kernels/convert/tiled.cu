@@ -8,7 +8,7 @@
 // miss each other's banks. Elements of 16 bits are written in pairs of rows. What bounds it: memory.
 #include "convert/convert.cuh"
 
-struct Shape {  // filled by escalade/ops/convert/operation.py, in this order
+struct Shape {  // filled by escalade/ops/convert/rungs/tiled.py, in this order
     int batch, rows, columns;
     int padded_rows;   // y's; also the distance of its columns
     int source_pitch;  // the distance of x's rows

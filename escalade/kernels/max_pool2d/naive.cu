@@ -5,7 +5,7 @@
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 
-struct Windows {  // filled by escalade/ops/max_pool2d/operation.py, in this order
+struct Windows {  // filled by escalade/ops/max_pool2d/rungs/naive.py, in this order
     int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
 };
 

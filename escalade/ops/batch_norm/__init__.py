@@ -1,16 +1,7 @@
-"""Batch normalisation and the statistics of a batch: two operators, and two operations with their ladders."""
+"""Batch normalisation: `batch_norm` is the operator, `BatchNorm` the operation with its ladder."""
 
-from escalade.ops.batch_norm.op import batch_norm, batch_statistics
-from escalade.ops.batch_norm.operation import BATCH_NORM, BATCH_STATISTICS, BatchNorm, BatchStatistics
-from escalade.ops.batch_norm.problem import BatchNormProblem, BatchStatisticsProblem
+from escalade.ops.batch_norm.op import batch_norm
+from escalade.ops.batch_norm.operation import BATCH_NORM, BatchNorm
+from escalade.ops.batch_norm.problem import BatchNormProblem
 
-__all__ = [
-    "BATCH_NORM",
-    "BATCH_STATISTICS",
-    "BatchNorm",
-    "BatchNormProblem",
-    "BatchStatistics",
-    "BatchStatisticsProblem",
-    "batch_norm",
-    "batch_statistics",
-]
+__all__ = ["BATCH_NORM", "BatchNorm", "BatchNormProblem", "batch_norm"]

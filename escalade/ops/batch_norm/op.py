@@ -1,4 +1,4 @@
-"""`batch_norm` and `batch_statistics` as PyTorch operators: on CUDA tensors the chosen rung, on CPU tensors the twin.
+"""`batch_norm` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the twin.
 
 `batch_norm` updates its running statistics, and an operator that changes its arguments can have no
 gradient of its own; so it is put together from two that change nothing, `batch_norm_inference` and
@@ -11,9 +11,10 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.batch_norm.operation import BATCH_NORM, BATCH_STATISTICS
-from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem, BatchStatisticsProblem
-from escalade.ops.batch_norm.reference import empty_batch_norm, empty_statistics
+from escalade.ops.batch_norm.operation import BATCH_NORM
+from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem
+from escalade.ops.batch_norm.reference import empty_output
+from escalade.ops.batch_statistics.op import fake_statistics, run_statistics
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import (
     define,
@@ -53,11 +54,6 @@ def batch_norm(
     )
 
 
-def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
-    """[2, C] in float32: mean and biased variance of each channel of x [N, C, H, W]. The same bits in every run."""
-    return torch.ops.escalade.batch_statistics(x, rung)
-
-
 # --- tensors to problems
 
 
@@ -88,37 +84,6 @@ def _check_training(x: torch.Tensor) -> None:
         )
 
 
-# --- statistics
-
-
-def _statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
-    check_images("batch_statistics", x)
-    batch, channels, height, width = x.shape
-    problem = BatchStatisticsProblem(
-        batch, channels, height, width, dtype_of("batch_statistics", x), layout_of(x)
-    )
-    y = empty_statistics(problem, x.device)
-    ready(BATCH_STATISTICS, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
-    return y
-
-
-def _fake_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
-    check_images("batch_statistics", x)
-    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
-
-
-def _setup_statistics(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0], output)
-
-
-def _backward_statistics(ctx, gradient):  # type: ignore[no-untyped-def]
-    """d mean / dx = 1/n, d variance / dx = 2 (x - mean) / n."""
-    x, y = ctx.saved_tensors
-    mean, of_mean, of_variance = (each.view(1, -1, 1, 1) for each in (y[0], gradient[0], gradient[1]))
-    count = x.shape[0] * x.shape[2] * x.shape[3]
-    return ((of_mean + 2 * (x - mean) * of_variance) / count).to(x.dtype), None
-
-
 # --- normalisation
 
 
@@ -145,7 +110,7 @@ def _normalise(
         layout_of(x),
         eps,
     )
-    y = empty_batch_norm(problem, x.device)
+    y = empty_output(problem, x.device)
     if problem.elements == 0:
         require_rung(BATCH_NORM, rung)
         return y
@@ -225,8 +190,8 @@ def _training(
     _check(x, {"weight": weight, "bias": bias}, residual)
     _check_training(x)
     if not launch:
-        return empty_beside(x, x.shape), _fake_statistics(x)
-    statistics = _statistics(x)
+        return empty_beside(x, x.shape), fake_statistics(x)
+    statistics = run_statistics(x)
     y = _normalise(x, weight, bias, statistics[0], statistics[1], eps, relu, residual, rung)
     return y, statistics
 
@@ -300,10 +265,6 @@ def _move(running: Optional, towards: torch.Tensor, momentum: float) -> None:
         running.mul_(1 - momentum).add_(towards.to(running.dtype), alpha=momentum)
 
 
-define(
-    "batch_statistics(Tensor x, str? rung=None) -> Tensor",
-    _statistics, _fake_statistics, setup=_setup_statistics, backward=_backward_statistics,
-)  # fmt: skip
 define(
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
     "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",

@@ -1,40 +1,14 @@
-"""The ladder of linear, foot to summit."""
+"""The operation linear, with its ladder."""
 
 from __future__ import annotations
 
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
-from escalade.ops.linear import cuda_core, pooled, reference, tensor_core
+from escalade.ops.linear import reference
 from escalade.ops.linear.problem import DTYPES, LinearProblem
+from escalade.ops.linear.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.linear.rungs import cuda_core, pooled, tensor_core
 from escalade.ops.shared.rows import LAYOUTS
-
-PROBLEMS = (
-    *(LinearProblem(batch, 512, 1000, bias=True) for batch in (1, 8, 32, 256)),
-    *(LinearProblem(batch, 25088, 4096, bias=True, relu=True) for batch in (1, 32)),
-    LinearProblem(10_000, 1296, 32, bias=True, relu=True),
-    *(LinearProblem(batch, 512, 1000, bias=True, pixels=49) for batch in (1, 2, 4)),
-    LinearProblem(1, 2048, 1000, bias=True, pixels=49),
-)
-"""The heads of ResNet and of VGG, the first layer of a small autoencoder, and ResNet's heads with the mean before."""
-
-SMALL_PROBLEMS = (
-    LinearProblem(1, 64, 40, bias=True),
-    LinearProblem(3, 520, 33, bias=True, relu=True),
-    LinearProblem(8, 36, 20),
-    LinearProblem(13, 130, 9, relu=True),
-    LinearProblem(2, 2056, 5, bias=True),
-    LinearProblem(37, 48, 68, bias=True),
-    LinearProblem(70, 31, 130, relu=True),
-    LinearProblem(1, 1, 1),
-    LinearProblem(1, 64, 40, bias=True, pixels=49),
-    LinearProblem(3, 200, 33, bias=True, relu=True, pixels=35),
-    LinearProblem(4, 31, 17, relu=True, pixels=2),
-    LinearProblem(1, 1040, 3, bias=True, pixels=29),
-    LinearProblem(18, 40, 9, bias=True, pixels=4),
-)
-"""Small problems that between them have one row and more than a block's, odd features in and out, k in one piece and in
-several; means over two pixels and over more than are loaded at once, of more features than a block has threads and of
-more rows than one launch takes."""
 
 
 class Linear(Operation[LinearProblem]):

@@ -1,38 +1,20 @@
-"""The ladder of mlp, foot to summit."""
+"""The operation mlp, with its ladder."""
 
 from __future__ import annotations
 
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
-from escalade.ops.mlp import cuda_core, persistent, reference, tensor_core
-from escalade.ops.mlp.problem import MlpProblem, parse_layers
+from escalade.ops.mlp import reference
+from escalade.ops.mlp.problem import MlpProblem
+from escalade.ops.mlp.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.mlp.rungs import cuda_core, persistent, tensor_core
 from escalade.ops.shared.rows import LAYOUTS
-
-AUTOENCODER = parse_layers("5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b")
-"""The spectral autoencoder of 5 frames of 64 bands."""
-
-PROBLEMS = (
-    *(MlpProblem(batch, AUTOENCODER) for batch in (32, 64, 128, 256, 512, 4096, 65536, 1048576)),
-    *(MlpProblem(batch, AUTOENCODER, "error") for batch in (512, 1048576)),
-)
 
 FEW_ROWS_OF_CLUSTERS = 1024
 """Rows up to which `clustered_rows` was the faster in fp32: 8.0 us against 9.1, and 30 against 18 at 4,096."""
 FEW_ROWS = 4096
 """Rows up to which `shared_rows` was the faster: 6 us against 8 at 4,096 rows, 67 against 37 at 65,536."""
-
-SMALL_PROBLEMS = (
-    MlpProblem(3, AUTOENCODER),
-    MlpProblem(9, parse_layers("13-7br_7-5b")),
-    MlpProblem(5, parse_layers("3x10n-6bt_18n-11g_11-30b"), "error"),
-    MlpProblem(2, parse_layers("2x40n-40bg_80-16_16n-16bg_16-80_2x40-40b"), "error"),
-    MlpProblem(37, parse_layers("24-20bt_20-16_2x8n1e-3-4r")),
-    MlpProblem(2, parse_layers("242n-240bg_240-6")),
-    MlpProblem(1, parse_layers("1-1b")),
-)
-"""Small problems that between them have every activation, norm, both outputs, groups that split and join, odd sizes,
-one row and many, and weights that do not fit in shared memory."""
 
 
 class Mlp(Operation[MlpProblem]):

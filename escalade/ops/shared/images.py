@@ -152,6 +152,11 @@ def empty_images(problem: Problem, size: tuple[int, int, int, int], device: torc
     )
 
 
+def stored_images(problem: Problem, values: torch.Tensor) -> torch.Tensor:
+    """Values [N, C, H, W] in the dtype and layout of a problem."""
+    return values.to(STORAGE[problem.dtype]).contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+
+
 def empty_beside(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """Room for a result beside x, which may be fake and have symbols for sizes."""
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])

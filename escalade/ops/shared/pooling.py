@@ -9,11 +9,10 @@ import torch
 
 from escalade.device.recipe import Ints
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.operation import Operation
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import require_rung
-from escalade.ops.shared.images import MEMORY_FORMAT, ImageProblem, empty_images, laid_out
+from escalade.ops.shared.images import ImageProblem, empty_images, laid_out, stored_images
 
 
 class Pooling(ImageProblem, Protocol):
@@ -35,7 +34,7 @@ def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
-    return {"x": x.to(STORAGE[p.dtype]).contiguous(memory_format=MEMORY_FORMAT[p.layout])}
+    return {"x": stored_images(p, x)}
 
 
 def empty_output(problem: Pooling, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The ladder of softmax, foot to summit."""
+"""The operation softmax, with its ladder."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.shared.rows import LAYOUTS
 from escalade.ops.softmax import reference
 from escalade.ops.softmax.problem import SoftmaxProblem
-from escalade.ops.softmax.rungs import RUNGS
-
-PROBLEMS = tuple(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000))
-
-SMALL_PROBLEMS = (
-    SoftmaxProblem(5, 1000),
-    SoftmaxProblem(3, 33),
-    SoftmaxProblem(1, 2310),
-    SoftmaxProblem(2, 33_002),
-    SoftmaxProblem(600, 24),
-    SoftmaxProblem(4, 1),
-)
-"""Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
-divides."""
+from escalade.ops.softmax.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.softmax.rungs.block_per_row import BLOCK_PER_ROW
+from escalade.ops.softmax.rungs.per_row import NAIVE, WARP_PER_ROW
 
 
 class Softmax(Operation[SoftmaxProblem]):
     name = "softmax"
     problem = SoftmaxProblem
     in_pytorch = reference
-    ladder = Ladder("softmax", RUNGS)
+    ladder = Ladder("softmax", (NAIVE, WARP_PER_ROW, BLOCK_PER_ROW))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES

@@ -1,4 +1,4 @@
-"""The ladder of top_k, foot to summit."""
+"""The operation top_k, with its ladder."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.shared.rows import LAYOUTS
 from escalade.ops.top_k import reference
 from escalade.ops.top_k.problem import TopKProblem
-from escalade.ops.top_k.rungs import RUNGS
-
-PROBLEMS = tuple(TopKProblem(batch, 1000, 5) for batch in (1, 32, 256, 10_000))
-
-SMALL_PROBLEMS = (
-    TopKProblem(5, 1000, 5),
-    TopKProblem(3, 33, 4),
-    TopKProblem(2, 2310, 32),
-    TopKProblem(600, 24, 1),
-    TopKProblem(3, 7, 7),
-    TopKProblem(1, 1, 1),
-)
-"""Small problems that between them have one warp a row and several, all classes asked for, widths that no vector
-divides, lists not filled."""
+from escalade.ops.top_k.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.top_k.rungs.block_per_row import BLOCK_PER_ROW
+from escalade.ops.top_k.rungs.per_row import NAIVE, WARP_PER_ROW
 
 
 class TopK(Operation[TopKProblem]):
     name = "top_k"
     problem = TopKProblem
     in_pytorch = reference
-    ladder = Ladder("top_k", RUNGS)
+    ladder = Ladder("top_k", (NAIVE, WARP_PER_ROW, BLOCK_PER_ROW))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES

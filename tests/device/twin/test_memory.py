@@ -12,8 +12,8 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError, Unwritten, build
 from escalade.errors import LaunchError
 from escalade.ops import OPERATIONS
-from escalade.ops.batch_norm import BatchStatisticsProblem
-from escalade.ops.batch_norm.statistics import SplitConfig
+from escalade.ops.batch_statistics import BatchStatisticsProblem
+from escalade.ops.batch_statistics.rungs.statistics import SplitConfig
 from tests.device.twin.support import ORDERS, arguments, launch, planted, report_of
 
 COPY = r"""

@@ -9,10 +9,9 @@ from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, 
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.batch_norm import launches
-from escalade.ops.batch_norm.launches import Rows, channels_innermost
 from escalade.ops.batch_norm.problem import BatchNormProblem
-from escalade.ops.shared import pointwise
+from escalade.ops.shared import channels, pointwise
+from escalade.ops.shared.channels import Rows, channels_innermost
 from escalade.ops.shared.pointwise import ElementAThread
 
 _MOST_TURNS = 4
@@ -27,7 +26,7 @@ class PacksConfig(pointwise.PacksConfig):
 
 
 def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
-    return {**launches.constants(problem), "HAS_RESIDUAL": problem.residual, "HAS_RELU": problem.relu}
+    return {**channels.constants(problem), "HAS_RESIDUAL": problem.residual, "HAS_RELU": problem.relu}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
-from escalade.ops.mlp import chain
-from escalade.ops.mlp.chain import ChainRung
-from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import Layer, MlpProblem
+from escalade.ops.mlp.rungs import chain
+from escalade.ops.mlp.rungs.chain import ChainRung
+from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
 
 MOST_BATCH = 2**30
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)

@@ -8,8 +8,8 @@ from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.linear.arguments import refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.linear.rungs.arguments import refuses_pixels
 
 
 def as_convolution(problem: LinearProblem) -> Conv2dProblem:

@@ -1,28 +1,17 @@
-"""Softmax: a thread a row, a warp a row, and a row in the registers of as many warps as it takes."""
+"""Softmax with a row in the registers of as many warps as it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Recipe
-from escalade.ops.base.dtypes import element, widest_vector
+from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared import row_rungs
 from escalade.ops.softmax.problem import SoftmaxProblem
-
-
-def _constants(problem: SoftmaxProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype)}
-
-
-@dataclass(frozen=True)
-class PerRow(row_rungs.PerRow[SoftmaxProblem]):
-    operation = "softmax"
-
-    def constants(self, problem: SoftmaxProblem) -> dict[str, Constant]:
-        return _constants(problem)
+from escalade.ops.softmax.rungs import per_row
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class BlockPerRow(Rung[SoftmaxProblem]):
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, BlockConfig)
         constants = {
-            **_constants(problem),
+            **per_row.constants(problem),
             "VECTOR": widest_vector(problem.dtype, problem.classes),
             "WARPS": config.warps,
             "PACKS": config.packs,
@@ -73,23 +62,10 @@ class BlockPerRow(Rung[SoftmaxProblem]):
 
 
 # Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at the rate of a copy.
-RUNGS: tuple[Rung[SoftmaxProblem], ...] = (
-    PerRow("naive", "one thread a row, in three passes", None, None, row_threads=1, threads=(64, 32, 128)),
-    PerRow(
-        "warp_per_row",
-        "a warp a row: largest and sum in one pass, merged by shuffles, then a pass that writes",
-        below="naive",
-        # naive: 157 blocks on 132 multiprocessors, 2 warps each with one load of L1 or L2 at a time, 3,000 times some
-        # 200 clocks, in two rounds: 0.7 ms. A warp a row: 10 M elements, two exponentials each: 25 us.
-        predicted_gain=28.0,
-        row_threads=32,
-        threads=(256, 128, 512),
-    ),
-    BlockPerRow(
-        "block_per_row",
-        "16 bytes a load and the row in the registers of as many warps as it takes: read once, each exponential once",
-        below="warp_per_row",
-        # 11 us, near the copy, against 25.
-        predicted_gain=2.2,
-    ),
+BLOCK_PER_ROW = BlockPerRow(
+    "block_per_row",
+    "16 bytes a load and the row in the registers of as many warps as it takes: read once, each exponential once",
+    below="warp_per_row",
+    # 11 us, near the copy, against 25.
+    predicted_gain=2.2,
 )

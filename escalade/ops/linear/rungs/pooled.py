@@ -12,10 +12,10 @@ from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.linear.arguments import constants
-from escalade.ops.linear.cuda_core import TILED, WARP_PER_OUTPUT
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.linear.tensor_core import TENSOR_CORE
+from escalade.ops.linear.rungs.arguments import constants
+from escalade.ops.linear.rungs.cuda_core import TILED, WARP_PER_OUTPUT
+from escalade.ops.linear.rungs.tensor_core import TENSOR_CORE
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
 """Rows up to which the weights' way from memory takes longer than the products of a warp an output."""

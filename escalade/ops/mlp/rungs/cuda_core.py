@@ -10,10 +10,10 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.mlp import chain
-from escalade.ops.mlp.chain import ChainRung
-from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
+from escalade.ops.mlp.rungs import chain
+from escalade.ops.mlp.rungs.chain import ChainRung
+from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from escalade.ops.base.card import BLOCK_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.mlp.gelu import gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
-from escalade.ops.mlp.stages import BLOCK, Stages, foldable, folded, stages_of
+from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
+from escalade.ops.mlp.rungs.stages import BLOCK, Stages, foldable, folded, stages_of
 
 SET_ROWS = 16
 MOST_WARPS = 20

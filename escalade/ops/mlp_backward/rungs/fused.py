@@ -11,8 +11,8 @@ from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer
-from escalade.ops.mlp_backward.layers import PARTS, sum_parts
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
+from escalade.ops.mlp_backward.rungs.layers import PARTS, sum_parts
 
 MOST_LAYERS = 16
 """Layers at most: each is unrolled into the kernel."""

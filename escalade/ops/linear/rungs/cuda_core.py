@@ -10,8 +10,8 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.linear.arguments import arguments, constants, refuses_pixels
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.linear.rungs.arguments import arguments, constants, refuses_pixels
 
 
 @dataclass(frozen=True)

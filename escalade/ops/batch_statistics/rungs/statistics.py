@@ -9,9 +9,9 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.batch_norm import launches
-from escalade.ops.batch_norm.launches import Rows, channels_innermost
-from escalade.ops.batch_norm.problem import BatchStatisticsProblem
+from escalade.ops.batch_statistics.problem import BatchStatisticsProblem
+from escalade.ops.shared import channels
+from escalade.ops.shared.channels import Rows, channels_innermost
 from escalade.ops.shared.pointwise import PacksConfig
 
 _MERGE_THREADS, _MERGE_CHANNELS = 256, 8
@@ -40,7 +40,7 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
 
     def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
-        constants = {**launches.constants(problem), "THREADS": config.threads}
+        constants = {**channels.constants(problem), "THREADS": config.threads}
         call = KernelCall(
             Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
             (problem.channels, 1, 1),
@@ -89,7 +89,7 @@ class Split(Rung[BatchStatisticsProblem]):
 
     def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
-        constants = {**launches.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
+        constants = {**channels.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
         split = _rows if channels_innermost(problem) else _planes
         first, splits, per_split = split(problem, config, constants)
         merge = KernelCall(

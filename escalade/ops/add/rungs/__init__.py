@@ -1,0 +1,1 @@
+"""The rungs of add, a module a family."""

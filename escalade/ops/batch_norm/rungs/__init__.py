@@ -1,0 +1,1 @@
+"""The rungs of batch_norm, a module a family."""

@@ -1,0 +1,1 @@
+"""The rungs of batch_statistics, a module a family."""

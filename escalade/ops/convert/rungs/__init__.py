@@ -1,0 +1,1 @@
+"""The rungs of convert, a module a family."""

@@ -1,0 +1,1 @@
+"""The rungs of linear, a module a family."""

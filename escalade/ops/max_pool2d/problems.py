@@ -1,0 +1,31 @@
+"""The problems of max_pool2d: those that `escalade ladder` measures, and small ones for the twin."""
+
+from __future__ import annotations
+
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+
+
+def _square(
+    channels: int, size: int, kernel: int, stride: int, padding: int, batch: int = 1, ceil: bool = False
+) -> MaxPool2dProblem:
+    return MaxPool2dProblem(
+        batch, channels, size, size, (kernel, kernel), (stride, stride), (padding, padding), ceil
+    )
+
+
+PROBLEMS = tuple(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256))
+"""What `escalade ladder max_pool2d` measures: ResNet's, in every dtype and layout that a rung supports."""
+
+SMALL_PROBLEMS = (
+    _square(16, 13, 3, 2, 1, batch=2),
+    _square(8, 10, 2, 2, 0),
+    _square(12, 9, 3, 1, 1),
+    _square(3, 11, 3, 2, 0, batch=2, ceil=True),
+    _square(5, 6, 2, 3, 1, ceil=True),
+    MaxPool2dProblem(1, 24, 7, 37, (3, 5), (2, 3), (1, 2)),
+    MaxPool2dProblem(2, 8, 2, 5, (3, 1), (2, 1), ceil_mode=True),
+    _square(8, 14, 12, 4, 6),
+    _square(1, 1, 1, 1, 0),
+)
+"""Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
+not square, odd sizes."""

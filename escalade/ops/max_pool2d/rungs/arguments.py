@@ -1,0 +1,20 @@
+"""How max_pool2d reaches a kernel: the constants, arguments and refusals that its rungs share."""
+
+from __future__ import annotations
+
+from escalade.device.program import Constant
+from escalade.ops.base.dtypes import element
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+
+
+def constants(problem: MaxPool2dProblem) -> dict[str, Constant]:
+    p = problem
+    return {
+        "Element": element(p.dtype),
+        "KERNEL_H": p.kernel[0],
+        "KERNEL_W": p.kernel[1],
+        "STRIDE_H": p.stride[0],
+        "STRIDE_W": p.stride[1],
+        "PAD_H": p.padding[0],
+        "PAD_W": p.padding[1],
+    }

@@ -1,0 +1,36 @@
+"""One thread an output."""
+
+from __future__ import annotations
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.shared import pooling
+
+
+class Naive(Rung[MaxPool2dProblem]):
+    def supports(self, problem: MaxPool2dProblem) -> str | None:
+        return None
+
+    def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+    def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        p = problem
+        constants: dict[str, Constant] = {"Element": element(p.dtype), "NHWC": p.layout == "nhwc"}
+        call = KernelCall(
+            Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
+            (blocks(p.output_elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), pooling.shape(p), Ints((*p.kernel, *p.stride, *p.padding))),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
+NAIVE = Naive("naive", "one thread an output, every window read from global memory", None, None)

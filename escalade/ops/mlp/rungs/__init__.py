@@ -1,0 +1,1 @@
+"""The rungs of mlp, a module a family."""

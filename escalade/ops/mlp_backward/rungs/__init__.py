@@ -1,0 +1,1 @@
+"""The rungs of mlp_backward, a module a family."""

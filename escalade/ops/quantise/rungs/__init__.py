@@ -1,0 +1,1 @@
+"""The rungs of quantise, a module a family."""

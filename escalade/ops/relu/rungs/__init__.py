@@ -1,0 +1,1 @@
+"""The rungs of relu, a module a family."""

@@ -1,0 +1,1 @@
+"""The rungs of softmax, a module a family."""

@@ -1,0 +1,1 @@
+"""The rungs of top_k, a module a family."""
