@@ -5,7 +5,7 @@
 // mostly stands in one plane, so that the numbers of its channel are one cached load for all lanes. What bounds it:
 // memory. A thread has read all that it writes, so y may be x or the residual.
 #include "batch_norm/batch_norm.cuh"
-#include "common/ptx.cuh"
+#include "common/packs.cuh"
 
 struct Line {
     float mean, scale, bias;
@@ -26,21 +26,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                       Element* y, float epsilon, int channels, int plane, long long elements) {
     wait_for_previous_launch();
     const Channels all{weight, bias, mean, variance, epsilon};
-    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
-    const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
-
-    Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};
+    const Packs packs(elements);
+    Values values[PACKS], others[PACKS] = {};
+    packs.load(values, others, x, residual);
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-        const long long pack = first + i * THREADS;
-        if (pack >= whole) continue;
-        values[i] = load_pack<Element, VECTOR>(x + pack * VECTOR);
-        if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + pack * VECTOR);
-    }
-#pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-        const long long pack = first + i * THREADS;
-        if (pack >= whole) continue;
+        const long long pack = packs.first + i * THREADS;
+        if (pack >= packs.whole) continue;
         const Index at = static_cast<Index>(pack * VECTOR), in_plane = at / plane;
         const int c = static_cast<int>(in_plane % channels);
         const Line line = all.line(c);
@@ -58,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         store_pack(y + pack * VECTOR, values[i]);
     }
 
-    const long long last = whole * VECTOR + threadIdx.x;
+    const long long last = packs.whole * VECTOR + threadIdx.x;
     if (blockIdx.x == 0 && last < elements) {
         const Line line = all.line(channel_of(static_cast<Index>(last), channels, plane));
         y[last] = normalised(x[last], line.mean, line.scale, line.bias, HAS_RESIDUAL ? residual[last] : Element());

@@ -75,15 +75,20 @@ __device__ __forceinline__ void in_registers(const Element* x, Element* y, int p
         if (i * THREADS + thread < packs) store_scaled(y + 1LL * (i * THREADS + thread) * VECTOR, values[i], scale);
 }
 
+// IN_FLIGHT packs of the row, from `first` on; what lies outside is read from inside.
+__device__ __forceinline__ void load_in_flight(Values (&loaded)[IN_FLIGHT], const Element* x, int first, int packs) {
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; ++i) {
+        const int pack = first + i * THREADS;
+        loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : first) * VECTOR);
+    }
+}
+
 __device__ __forceinline__ void read_twice(const Element* x, Element* y, int packs, int thread) {
     SoftmaxSums sums;
     for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
         Values loaded[IN_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; ++i) {
-            const int pack = first + i * THREADS;
-            loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : first) * VECTOR);
-        }
+        load_in_flight(loaded, x, first, packs);
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; ++i) {
             float values[VECTOR];
@@ -98,11 +103,7 @@ __device__ __forceinline__ void read_twice(const Element* x, Element* y, int pac
     // Each thread writes over what it reads itself, should y be x.
     for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
         Values loaded[IN_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; ++i) {
-            const int pack = first + i * THREADS;
-            loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : first) * VECTOR);
-        }
+        load_in_flight(loaded, x, first, packs);
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; ++i) {
             float values[VECTOR];
