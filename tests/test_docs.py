@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from escalade.cli import app
+from escalade.cli import COMMANDS, app
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -118,11 +118,13 @@ def test_names_are_in_the_sources(page: pathlib.Path) -> None:
 def commands() -> dict[str, set[str]]:
     """The options of each command."""
     group: Any = typer.main.get_command(app)
-    return {
-        name: {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-        | {"--help"}
-        for name, command in group.commands.items()
-    }
+    found = {}
+    for name in COMMANDS:
+        _, command, _ = group.resolve_command(group.make_context("escalade", [name]), [name])
+        found[name] = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {
+            "--help"
+        }
+    return found
 
 
 def lines_of(page: pathlib.Path) -> list[str]:
