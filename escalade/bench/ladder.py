@@ -74,7 +74,7 @@ def ablate(
 
 
 def ablations(operation: Operation[Any]) -> dict[str, dict[str, Rung[Any]]]:
-    """By rung: idea -> the rung without it, from the `ablations()` of the modules that define the rungs."""
+    """Each rung's ideas and the rung without each, from the `ablations()` of the modules that define the rungs."""
     found: dict[str, dict[str, Rung[Any]]] = {}
     for module in dict.fromkeys(type(rung).__module__ for rung in operation.ladder):
         offered = getattr(sys.modules[module], "ablations", None)

@@ -69,7 +69,7 @@ VerifiedPeer = tuple[LayerPeer, float]
 def verified_peers(
     peers: Iterable[LayerPeer], operation: Operation[Any], case: Case
 ) -> tuple[list[VerifiedPeer], list[Record]]:
-    """Those that do the problem, and right; and of each of the others a record that says why it has no time."""
+    """The peers that do the problem, and right; and of each of the others a record that says why it has no time."""
     right: list[VerifiedPeer] = []
     refused: list[Record] = []
     for peer in peers:
@@ -113,7 +113,7 @@ class Bench:
         self.settings = settings
         self.ceilings = ceilings
         self.left_out: list[str] = []
-        """Which configs are not in the records because what was timed of them is wrong, and how."""
+        """The configs that are not in the records because what was timed of them is wrong, and how."""
         l2_bytes = ceilings.l2_bytes if ceilings else properties(device).l2_bytes if self.on_gpu else 0
         self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}

@@ -153,7 +153,7 @@ def _show(records: list[store.Record], console: Console) -> None:
 def _save(
     records: list[store.Record], json: pathlib.Path | None, results: pathlib.Path | None, console: Console
 ) -> None:
-    """After every problem, so that a run that is stopped keeps what it has."""
+    """Saves after every problem, so that a run that is stopped keeps what it has."""
     if json:
         store.write(json, records)
     if results:

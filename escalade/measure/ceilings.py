@@ -97,7 +97,7 @@ def _matmul(dtype: str, device: torch.device) -> Subject:
 
 
 def _fp8_matmul(device: torch.device) -> Subject:
-    """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    """PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
     size = (MATMUL_SIZE, MATMUL_SIZE)
     a, b = (to_e4m3(torch.randn(size, device=device)) for _ in range(2))
     one = torch.ones((), device=device)

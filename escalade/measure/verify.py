@@ -34,10 +34,11 @@ Sums of rounded terms reach 6 or 8. The rounding of the result itself is in prop
 larger than the root mean square: softmax's 60 times, among ten thousand rows.
 """
 WORST_ROW = 8.0
-"""The same of a row, what belongs to one index of the first dimension: an image's, a sample's. Where one element has
-room for 32, a row of fewer than 16 has room for that one."""
+"""How far a row may be off, in tolerances of a typical element: what belongs to one index of the first dimension, an
+image's, a sample's. Where one element has room for 32, a row of fewer than 16 has room for that one."""
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-10, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 0.0}
-"""Of values on the way to the result, and in TF32 of operands that are cut off. Nothing on the way is kept in FP8."""
+"""The rounding of values on the way to the result, and in TF32 of operands that are cut off. Nothing on the way is kept
+in FP8."""
 GUARD_BYTES = 4096
 _CANARY = 0xA5
 
@@ -110,7 +111,8 @@ class Case:
         return self._judge(inputs, outputs, guards, tolerance, outcome)
 
     def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
-        """After an illegal access every further call of the process fails: better to stop than to blame others."""
+        """Raises if the device no longer answers: after an illegal access every further call of the process fails, and
+        it is better to stop than to blame others."""
         if self.device.type != "cuda":
             return
         try:
@@ -215,7 +217,7 @@ def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float
 
 
 def _row_means(tensor: torch.Tensor) -> torch.Tensor:
-    """Of each index of the first dimension the root of the mean square."""
+    """The root of the mean square of each index of the first dimension."""
     if tensor.dim() < 2:
         return tensor.abs().view(-1)
     norms = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())))
@@ -223,7 +225,7 @@ def _row_means(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """From a number to the next that the type has, relative to it: what two roundings may come to."""
+    """The distance from a number to the next that the type has, relative to it: what two roundings may come to."""
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 

@@ -82,7 +82,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
 
 
 def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
-    """Of every rung that has estimates, from every config that was measured and still exists."""
+    """A calibration of every rung that has estimates, from every config that was measured and still exists."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for samples in swept.values():
         card = typical(samples[0].architecture or None)

@@ -23,7 +23,7 @@ from escalade.ops.choose.table import Entry
 from escalade.tune.samples import Sample
 
 SCREENING_SECONDS = 0.004
-"""For each candidate of the first pass."""
+"""Seconds for each candidate of the first pass."""
 FINAL_SECONDS = 0.05
 _FINALISTS = 4
 HOPELESS = 4.0
@@ -73,7 +73,8 @@ def programs(operation: str, problems: Iterable[Problem], card: Card) -> list[Pr
 
 
 def fastest(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> Entry:
-    """By time in a network: inputs where the step before left them, launches that follow each other.
+    """The fastest rung and config by time in a network: inputs where the step before left them, launches that follow
+    each other.
 
     Steps that only pack weights are not part of it: a plan does them once.
     """

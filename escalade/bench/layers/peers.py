@@ -15,7 +15,8 @@ from escalade.measure.records import Record
 
 
 def candidates(layer: Layer, names: Sequence[str]) -> tuple[list[LayerPeer], list[Record]]:
-    """Those that may be able to do a layer, and records of those that refuse it; pooling is a second step of theirs."""
+    """The peers that may be able to do a layer, and records of those that refuse it; pooling is a second step of
+    theirs."""
     stem = layer.operation == "stem"
     operation = ops.operation("conv2d" if stem else layer.operation)
     found: list[LayerPeer] = []

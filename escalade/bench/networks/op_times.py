@@ -27,7 +27,8 @@ FORMS = {
 """The first and the second convolution, by themselves and with what follows them."""
 _DTYPES = ("fp32", "fp16")
 _SECONDS = 0.1
-"""For each subject at most: there are many, and the slow ones take a tenth of a second for their five rounds."""
+"""Seconds for each subject at most: there are many, and the slow ones take a tenth of a second for their five
+rounds."""
 
 
 def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
@@ -59,7 +60,7 @@ def _problems(operation: Operation[Any], setting: Setting) -> list[Any]:
 def _compile(
     operation: Operation[Any], asked: Mapping[Any, Mapping[str, tuple[str, ...]]], setting: Setting
 ) -> None:
-    """On all cores, before the climbs would do it one by one. What fails is told by them."""
+    """Compiles on all cores, before the climbs would do it one by one. What fails is told by them."""
     here = architecture(setting.device.index or 0)
     planned = [
         job
@@ -71,7 +72,7 @@ def _compile(
 
 
 def _asked(operation: Operation[Any], problem: Any, setting: Setting) -> dict[str, tuple[str, ...]]:
-    """By dtype the rungs to be measured; those that refuse are left out by the climb."""
+    """The rungs to be measured, by dtype; those that refuse are left out by the climb."""
     preferred = operation.preferred(problem)
     if not setting.on_gpu:
         return {

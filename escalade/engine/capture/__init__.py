@@ -1,1 +1,1 @@
-"""From a PyTorch module to a graph, without touching the module."""
+"""Makes a graph of a PyTorch module, without touching the module."""
