@@ -75,6 +75,7 @@ def test_the_layout_has_every_folder() -> None:
 @written
 def test_files_are_there(page: pathlib.Path) -> None:
     """As named, from the repository, from `escalade/` or from the page on; a name without a folder anywhere."""
+    missing = []
     for text in quoted(page):
         is_file = re.fullmatch(rf"[\w./*-]+\.(?:{'|'.join(SUFFIXES)})", text)
         if not is_file and not re.fullmatch(r"(?:[\w-]+/)+", text):
@@ -82,7 +83,9 @@ def test_files_are_there(page: pathlib.Path) -> None:
         bases = (ROOT, ROOT / "escalade", page.parent)
         found = any(next(base.glob(text), None) for base in bases)
         alone = "/" not in text.rstrip("/") and any(next((ROOT / top).rglob(text), None) for top in TOP)
-        assert found or alone, f"{page.name} names {text}, which is not there"
+        if not found and not alone:
+            missing.append(text)
+    assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
 
 
 def test_the_engines_passes_are_there() -> None:
