@@ -43,8 +43,6 @@ LATE_MODULES = {
     "escalade": "the public names come when they are first used: compiler processes and --help do without PyTorch",
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
     "escalade.device.precompile": "the processes that compile for a GPU do without the twin and PyTorch",
-    "escalade.measure.records": "tables are written without a compiler",
-    "escalade.report.tables": "plots take seconds to load, and --check draws none",
 }
 """Modules that import others of the package inside functions, and why."""
 LATE_PACKAGES = {

@@ -16,7 +16,7 @@ from escalade.classify.images import Crop, Unreadable, find
 from escalade.classify.labels import labels as class_labels
 from escalade.classify.predict import Prediction, example, first_images, predict
 from escalade.commands.devices import engine_device
-from escalade.commands.options import EngineDevice
+from escalade.commands.options import EngineOn
 from escalade.commands.progress import progress_bar
 from escalade.engine import compile
 from escalade.engine.graph.forms import require_dtype
@@ -52,14 +52,7 @@ def command(
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8 (ranges from the first batch)."),
     ] = "fp16",
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
-    device: Annotated[
-        EngineDevice | None,
-        typer.Option(
-            help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU: slow). "
-            "Without it: cuda if there is a GPU, else cpu.",
-            show_default=False,
-        ),
-    ] = None,
+    device: EngineOn = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 5,
     mean: Annotated[
         tuple[float, float, float] | None,

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files, models
-from escalade.bench.networks.steps import time_steps
-from escalade.commands.devices import network_device
-from escalade.commands.options import NetworkOn
+from escalade.bench.networks.steps import step_records, time_steps
+from escalade.commands.devices import engine_device
+from escalade.commands.options import EngineOn
 from escalade.engine import compile, load
 from escalade.engine.engine import Engine
-from escalade.engine.explain import explain_plan
+from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.graph import fixed
 from escalade.engine.plan.program import KernelProgram
 from escalade.errors import UnsupportedError
-from escalade.measure import ceilings as card
+from escalade.measure import ceilings, records
 
 
 def command(
@@ -36,42 +36,62 @@ def command(
             "--dtype", "-t", help="fp32, tf32, fp16 (the default), bf16 or fp8.", show_default=False
         ),
     ] = None,
-    device: NetworkOn = None,
+    device: EngineOn = None,
     time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
     json: Annotated[pathlib.Path | None, typer.Option(help="Write the plan to this file too.")] = None,
+    results: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="With --time and a model by name: file the steps under this folder, as "
+            "FOLDER/<gpu>/<model>_steps.jsonl."
+        ),
+    ] = None,
 ) -> None:
     """The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to PyTorch."""
     console = Console()
-    where = network_device(device)
-    if time and where.type != "cuda":
+    where = engine_device(device)
+    if time and where != "cuda":
         raise UnsupportedError("--time measures on a GPU, and there is none")
+    if results and not (time and model in models.MODELS):
+        raise UnsupportedError(
+            f"--results files times of a model: it takes --time and one of {', '.join(models.MODELS)}"
+        )
     if batch < 1:
         raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
     engine, inputs = _network(model, batch, dtype, where)
-    program = engine.program(*inputs)
-    if isinstance(program, KernelProgram) and time:
+    if time:
         console.print("measuring the card's ceilings, then the steps")
-        explanation = explain_plan(program.plan, card.measure(where).floor_us)
-        explanation = explanation.with_times(*time_steps(program, inputs, where))
+        explanation = _timed(engine, inputs)
     else:
-        explanation = explain_plan(program.plan)
-    if where.type != "cuda":
-        note = "This is the plan without a GPU's limits; on the CPU PyTorch runs every step of it."
-        explanation = replace(explanation, notes=(*explanation.notes, note))
+        explanation = engine.explain(*inputs)
     explanation = replace(explanation, title=model)
     console.print(explanation)
     if json:
         files.replace(json, (explanation.to_json() + "\n").encode())
         console.print(f"wrote {escape(str(json))}")
+    if results:
+        origin = records.provenance(engine.device)
+        for path in records.file_away(results, [r.stamped(origin) for r in step_records(explanation)]):
+            console.print(f"wrote {escape(str(path))}")
+
+
+def _timed(engine: Engine, inputs: tuple[torch.Tensor, ...]) -> Explanation:
+    """The plan with the floor of every step and its time, over memory of the plan's own."""
+    program = engine.program(*inputs)
+    if not isinstance(program, KernelProgram):
+        raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
+    explanation = explain_plan(program.plan, ceilings.measure(engine.device).floor_us)
+    return explanation.with_times(*time_steps(program, inputs, engine.device))
 
 
 def _network(
-    name: str, batch: int, dtype: str | None, device: torch.device
+    name: str, batch: int, dtype: str | None, device: str
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
     """A network of that name with random weights, or the engine of a file."""
+    home = torch.device("cpu" if device == "twin" else device)
     if name in models.MODELS:
         model, _ = models.model(name)
-        x = models.example(name, batch).to(device)
+        x = models.example(name, batch).to(home)
         dtype = dtype or "fp16"
         calibration = [x] if dtype == "fp8" else None
         return compile(model, x, dtype=dtype, device=device, calibration=calibration), (x,)
@@ -83,7 +103,7 @@ def _network(
     if dtype not in (None, engine.dtype):
         raise UnsupportedError(f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again")
     inputs = tuple(
-        torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=device)
+        torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
         for given in engine.graph.inputs
     )
     return engine, inputs

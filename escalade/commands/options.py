@@ -57,6 +57,15 @@ NetworkOn = Annotated[
         show_default=False,
     ),
 ]
+EngineOn = Annotated[
+    EngineDevice | None,
+    typer.Option(
+        "--device",
+        help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU: slow). "
+        "Without it: cuda if there is a GPU, else cpu.",
+        show_default=False,
+    ),
+]
 InputSeed = Annotated[int, typer.Option("--seed", help="Of the random inputs.")]
 RecordsFile = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Write the records to this file too.")

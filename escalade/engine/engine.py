@@ -89,6 +89,11 @@ class Engine:
         self._said_no_gradients = False
 
     @property
+    def in_kernels(self) -> bool:
+        """Whether kernels run the plans, on a GPU or the twin; on the CPU PyTorch's operators do."""
+        return self.on_twin or self.device.type == "cuda"
+
+    @property
     def graph(self) -> Graph:
         """The graph as it was captured."""
         return self._captured
@@ -132,12 +137,12 @@ class Engine:
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
         if arguments or keywords:
-            return explain_plan(self.plan(*arguments, **keywords))
+            return explain_plan(self.plan(*arguments, **keywords), in_kernels=self.in_kernels)
         with self._lock:
             latest = max(self._plans.values(), key=lambda kept: kept.turn, default=None)
         if latest is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
-        return explain_plan(latest.calls.plan)
+        return explain_plan(latest.calls.plan, in_kernels=self.in_kernels)
 
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
@@ -260,7 +265,7 @@ class Engine:
         while True:
             plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.fusion)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
-            if device.type == "cpu" and not self.on_twin:
+            if not self.in_kernels:
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
                 if plan.is_direct:

@@ -19,6 +19,14 @@ from escalade.engine.graph.graph import ATEN
 from escalade.engine.plan.plan import Plan, Step
 
 PYTORCH = "PyTorch"
+ON_THE_CPU = (
+    "On the CPU PyTorch computes every step of this plan: no kernel of Escalade's runs, so no rung is chosen. "
+    "device='twin' runs the kernels themselves on the CPU, device='cuda' on a GPU."
+)
+SLOWER_IN_FP8 = (
+    "On an H200 networks take longer in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, and are "
+    "not the way to speed yet (docs/engine.md)."
+)
 _TEXT_WIDTH = 200
 _WIDE = 150
 """Characters that a terminal needs for all columns; a narrower one gets the first few, and JSON has them all."""
@@ -41,6 +49,8 @@ class ExplainedStep:
     rung: str
     """The rung of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
     config: dict[str, Any]
+    kernels: tuple[str, ...]
+    """The sources of what a call launches, from `escalade/kernels` on."""
     why: str
     launches: int
     flops: int
@@ -69,10 +79,12 @@ class Explanation:
     time_us: float | None = None
     """Microseconds of the whole plan, in one go."""
     title: str = "plan"
+    in_kernels: bool = True
+    """Whether Escalade's kernels run the plan; else PyTorch computes every step, on the CPU."""
 
     @property
     def fallbacks(self) -> tuple[ExplainedStep, ...]:
-        """What PyTorch does, for want of a kernel."""
+        """What PyTorch does: every step on the CPU; else what there is no kernel for."""
         return tuple(step for step in self.steps if step.rung == PYTORCH)
 
     @property
@@ -122,6 +134,8 @@ class Explanation:
 
     def summary(self) -> list[str]:
         """The totals, a sentence each."""
+        if not self.in_kernels:
+            return [f"{len(self.steps)} steps, {self.flops / 1e9:.2f} GFLOP.", ON_THE_CPU, *self.notes]
         lines = [
             f"{len(self.steps)} steps, {self.launches} kernel launches, {self.flops / 1e9:.2f} GFLOP.",
             f"Memory: {mebibytes(self.total_bytes)}: arena {mebibytes(self.arena_bytes)}, "
@@ -130,9 +144,11 @@ class Explanation:
         if self.dtype == "fp8":
             convolutions = [step for step in self.steps if step.operation == "conv2d"]
             quantised = sum(step.dtype == "fp8" for step in convolutions)
-            lines.append(
-                f"{quantised} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16."
-            )
+            only = sum(step.operation == "quantise" for step in self.steps)
+            lines += [
+                f"{quantised} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16.",
+                f"{only} of the steps do nothing but bring values to 8 bits. {SLOWER_IN_FP8}",
+            ]
         if self.floor_us is not None:
             lines.append(f"Floor, each step at its own: {self.floor_us:.1f} µs.")
         timed = [step.time_us for step in self.steps if step.time_us is not None]
@@ -150,20 +166,33 @@ class Explanation:
         return lines + list(self.notes)
 
 
-def explain_plan(plan: Plan, floor: Floor | None = None) -> Explanation:
-    """The plan's steps and totals; with floors if the card's ceilings are known."""
+def explain_plan(plan: Plan, floor: Floor | None = None, *, in_kernels: bool = True) -> Explanation:
+    """The plan's steps and totals; with floors if the card's ceilings are known.
+
+    Where PyTorch computes a plan, on the CPU, the rungs that kernels would take are not `in_kernels`, and not named.
+    """
     batch = plan.graph.inputs[0].shape[0] if plan.graph.inputs and plan.graph.inputs[0].shape else 1
     assert isinstance(batch, int)
+    steps = tuple(_explained(plan, number, step, floor) for number, step in enumerate(plan.steps, start=1))
     return Explanation(
         plan.dtype,
         batch,
         tuple(f"{given.name} {_form(plan.forms[given.name])}" for given in plan.graph.inputs),
-        tuple(_explained(plan, number, step, floor) for number, step in enumerate(plan.steps, start=1)),
+        steps if in_kernels else tuple(map(_in_pytorch, steps)),
         plan.arena_bytes,
         plan.constant_bytes,
         plan.lasting_bytes,
         tuple(plan.graph.notes),
+        in_kernels=in_kernels,
     )
+
+
+def _in_pytorch(step: ExplainedStep) -> ExplainedStep:
+    """The step where PyTorch computes it, whatever kernel there may be."""
+    if not step.rung:
+        return step
+    why = "on the CPU PyTorch computes every step"
+    return replace(step, rung=PYTORCH, config={}, kernels=(), why=why, launches=0, offset=None)
 
 
 def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> ExplainedStep:
@@ -175,6 +204,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         moved = _moved(plan, step)
     dtype = step.lowered.problem.dtype if step.lowered else str(form.dtype).removeprefix("torch.")
     calls = step.recipe.steps if step.recipe else ()
+    launched = [call for call in calls if isinstance(call, KernelCall) and not call.weights_only]
     return ExplainedStep(
         number=number,
         name=node.name,
@@ -184,8 +214,9 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         dtype=dtype,
         rung=step.choice.rung.name if step.choice else PYTORCH if step.in_pytorch else "",
         config=step.choice.config.as_dict() if step.choice else {},
+        kernels=tuple(dict.fromkeys(call.program.source for call in launched)),
         why=_why(step),
-        launches=sum(isinstance(call, KernelCall) and not call.weights_only for call in calls),
+        launches=len(launched),
         flops=flops,
         bytes=moved,
         offset=plan.places.get(node.name),
@@ -234,19 +265,21 @@ def _table(explanation: Explanation, width: int) -> Table:
         "in the model": lambda step: step.source,
         "operation": lambda step: step.operation,
         "problem": lambda step: step.problem,
-        "rung": lambda step: step.rung,
     }
+    if explanation.in_kernels:
+        texts["rung"] = lambda step: step.rung
     if explanation.dtype == "fp8":
         texts["dtype"] = lambda step: step.dtype
     figures: dict[str, Callable[[ExplainedStep], str]] = {
         "MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else "",
     }
     if width >= _WIDE:
-        texts |= {"config": _config, "why": lambda step: step.why}
-        figures |= {
-            "MB": lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else "",
-            "arena at": lambda step: "" if step.offset is None else str(step.offset),
-            "KiB": lambda step: f"{step.result_bytes / 2**10:.1f}",
+        figures["MB"] = lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else ""
+    if width >= _WIDE and explanation.in_kernels:
+        texts |= {
+            "config": _config,
+            "source": lambda step: ", ".join(step.kernels),
+            "why": lambda step: step.why,
         }
     if any(step.floor_us is not None for step in steps):
         figures["floor µs"] = lambda step: _microseconds(step.floor_us)

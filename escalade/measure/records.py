@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from escalade import files, outside, parsing
+from escalade.device.nvrtc import compiler_version
 from escalade.errors import EscaladeError
 from escalade.version import VERSION
 
@@ -261,8 +262,6 @@ def _without_outputs(arguments: Sequence[str]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    from escalade.device.nvrtc import compiler_version
-
     found = {
         "escalade": VERSION,
         "python": platform.python_version(),

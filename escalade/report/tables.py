@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.ops import OPERATIONS
-from escalade.report import cells, gpu_tests, layer_pages, network_pages
+from escalade.report import cells, gpu_tests, layer_pages, network_pages, step_pages
 from escalade.report.markdown import origin, table
+from escalade.report.network_plot import network_plot
+from escalade.report.plot import ladder_plot
 
 NETWORKS = "networks"
 """The generated part of the README, by the markers around it."""
@@ -37,14 +39,10 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
         written.append(path)
     climb = _climb(_workload(_chosen(records), "conv2d"))
     if climb:
-        from escalade.report.plot import ladder_plot
-
         written.append(ladder_plot(climb, CLIMB_PROBLEM, root / PLOT))
     for name in network_pages.networks(_chosen(records)):
         if not network_pages.has_plot(_chosen(records), name):
             continue
-        from escalade.report.network_plot import network_plot
-
         written.append(network_plot(_chosen(records), name, root / "docs" / network_pages.plot(name)))
     return written
 
@@ -73,6 +71,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         root / "docs" / "ladder.md": ladder_page(measured),
         root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
         root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
+        root / "docs" / step_pages.PAGE: step_pages.steps_page(measured, PREFERRED_GPU),
     }
 
 

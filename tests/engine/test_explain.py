@@ -11,9 +11,10 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli
+from escalade.device.program import KERNELS
 from escalade.engine import compile
 from escalade.engine.engine import Engine
-from escalade.engine.explain import PYTORCH, explain_plan
+from escalade.engine.explain import PYTORCH, Explanation, explain_plan
 from escalade.errors import EscaladeError, UnsupportedError
 
 
@@ -37,15 +38,21 @@ def engine() -> Engine:
     return compile(Small(), torch.randn(2, 8, 4, 4), dtype="fp16", device="cpu")
 
 
-def shown(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["explain", *arguments, "--device", "cpu"])
+@pytest.fixture(scope="module")
+def explanation(engine: Engine) -> Explanation:
+    """The plan as kernels run it."""
+    return explain_plan(engine.plan(torch.randn(2, 8, 4, 4)))
 
 
-def test_steps_say_who_does_what_and_why(engine: Engine) -> None:
-    explanation = engine.explain()
+def shown(*arguments: str, device: str = "cpu") -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["explain", *arguments, "--device", device])
+
+
+def test_steps_say_who_does_what_and_why(explanation: Explanation) -> None:
     steps = {step.source: step for step in explanation.steps}
     conv = steps["conv"]
     assert conv.operation == "conv2d" and conv.rung not in ("", PYTORCH) and conv.why and conv.launches > 0
+    assert all((KERNELS / source).is_file() for source in conv.kernels) and conv.kernels
     assert conv.flops == 2 * (2 * 16 * 4 * 4) * 8 * 9
     assert conv.result_bytes == 2 * 16 * 4 * 4 * 2 and conv.offset is not None
     (fallback,) = explanation.fallbacks
@@ -56,7 +63,8 @@ def test_steps_say_who_does_what_and_why(engine: Engine) -> None:
 
 def test_totals_are_those_of_the_plan(engine: Engine) -> None:
     x = torch.randn(3, 8, 4, 4)
-    plan, explanation = engine.plan(x), engine.explain(x)
+    plan = engine.plan(x)
+    explanation = explain_plan(plan)
     assert explanation.batch == 3 and explanation.total_bytes == plan.bytes
     assert explanation.flops == sum(step.lowered.problem.flops for step in plan.steps if step.lowered)
     assert explanation.floor_us is None
@@ -68,8 +76,7 @@ def plan_flops(explanation: object) -> int:
     return sum(step.flops for step in explanation.steps)  # type: ignore[attr-defined]
 
 
-def test_text_and_json_have_it_all(engine: Engine) -> None:
-    explanation = engine.explain()
+def test_text_and_json_have_it_all(explanation: Explanation) -> None:
     text = str(explanation)
     assert "conv2d" in text and "aten::cumsum" in text and "PyTorch runs 1 of the steps" in text
     assert "floor µs" not in text
@@ -78,12 +85,31 @@ def test_text_and_json_have_it_all(engine: Engine) -> None:
     assert data["totals"]["fallbacks"] == ["aten::cumsum"] and data["arena_bytes"] == explanation.arena_bytes
 
 
-def test_times_are_shown_where_they_are_known(engine: Engine) -> None:
-    explanation = engine.explain()
+def test_times_are_shown_where_they_are_known(explanation: Explanation) -> None:
     conv = next(step for step in explanation.steps if step.source == "conv")
     timed = explanation.with_times({conv.name: 12.25}, 20.0)
     assert "12.25" in str(timed) and "20.0 µs" in str(timed)
     assert [step.time_us for step in timed.steps if step.name != conv.name] == [None] * (len(timed.steps) - 1)
+
+
+def test_on_the_cpu_pytorch_computes_everything(engine: Engine, explanation: Explanation) -> None:
+    """Neither a rung nor a launch is named where no kernel runs, nor is what PyTorch does a fallback among kernels."""
+    here = engine.explain()
+    assert not here.in_kernels and here.launches == 0
+    assert {step.rung for step in here.steps} == {PYTORCH, ""}
+    assert not any(step.config or step.kernels for step in here.steps)
+    text = str(here)
+    assert "PyTorch computes every step" in text and "device='twin'" in text
+    rungs = {step.rung for step in explanation.steps} - {"", PYTORCH}
+    assert rungs and not any(rung in text for rung in rungs)
+    assert "falls back" not in text and "for want of a kernel" not in text and "launches" not in text
+    assert [step.operation for step in here.steps] == [step.operation for step in explanation.steps]
+
+
+def test_on_the_twin_kernels_run(engine: Engine) -> None:
+    on_twin = Engine(engine.graph, "fp16", "twin").explain(torch.randn(2, 8, 4, 4))
+    assert on_twin.in_kernels and on_twin.launches > 0 and "PyTorch computes every step" not in str(on_twin)
+    assert "conv2d/" in str(on_twin)  # the source
 
 
 def test_an_engine_without_a_plan_asks_for_inputs(engine: Engine) -> None:
@@ -98,17 +124,22 @@ def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib
     result = shown("lenet", "--batch", "4", "--dtype", "fp32", "--json", str(written))
     assert result.exit_code == 0, result.output
     assert "few_channels" in result.output and "mlp" in result.output
-    assert "Nothing falls back" in result.output and "on the CPU PyTorch runs every step" in result.output
+    assert "PyTorch computes every step" in result.output and "Nothing falls back" not in result.output
     data = json.loads(written.read_text())
     assert data["batch"] == 4 and data["dtype"] == "fp32" and data["title"] == "lenet"
-    result = shown("spectral_autoencoder", "--batch", "4")
-    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
+    assert not data["in_kernels"]
     file = tmp_path / "small.engine"
     engine.save(file)
     result = shown(str(file), "--json", str(tmp_path / "no" / "such" / "folder.json"))
     assert isinstance(result.exception, EscaladeError) and "cannot be written" in str(result.exception)
     result = shown(str(file), "--batch", "5")
     assert result.exit_code == 0 and "5×8×4×4" in result.output and "aten::cumsum" in result.output
+
+
+def test_the_command_explains_what_the_twin_runs() -> None:
+    result = shown("spectral_autoencoder", "--batch", "4", device="twin")
+    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
+    assert "Nothing falls back" in result.output and "mlp/" in result.output
 
 
 @pytest.mark.parametrize(
@@ -118,6 +149,7 @@ def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib
         (("lenet", "--batch", "0"), "a batch of 0"),
         (("lenet", "--dtype", "fp64"), "dtype 'fp64'"),
         (("lenet", "--time"), "--time measures on a GPU"),
+        (("lenet", "--results", "."), "--results files times of a model"),
     ],
 )
 def test_the_command_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:

@@ -17,6 +17,7 @@ from escalade.engine import compile
 from escalade.engine.backend import escalade_backend
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
+from escalade.engine.explain import explain_plan
 from escalade.engine.passes import fuse, optimise
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -108,8 +109,13 @@ def test_values_between_convolutions_are_stored_as_e4m3(network: nn.Module) -> N
 
 def test_explain_says_what_is_quantised(network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
-    explanation = compile(network, x, dtype="fp8", device="cpu", calibration=batches()).explain(x)
+    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    explanation = explain_plan(engine.plan(x))
     assert "4 of 4 convolutions multiply in FP8 (e4m3)" in str(explanation)
+    assert "1 of the steps do nothing but bring values to 8 bits" in str(explanation)
+    assert "longer in fp8 than in fp16" in str(explanation)
+    half = compile(network, x, dtype="fp16", device="cpu")
+    assert "fp8" not in str(explain_plan(half.plan(x)))
     assert [step.dtype for step in explanation.steps[:3]] == ["fp16", "fp16", "fp8"]
 
 
@@ -120,7 +126,7 @@ def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16() -> None:
     ).eval()
     x = torch.randn(2, 5, 9, 9)
     engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
-    assert "1 of 3 convolutions multiply in FP8" in str(engine.explain(x))
+    assert "1 of 3 convolutions multiply in FP8" in str(explain_plan(engine.plan(x)))
     with torch.no_grad():
         assert difference(engine(x), model(x)) < 0.05
 
