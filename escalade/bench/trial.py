@@ -11,8 +11,8 @@ import torch
 
 from escalade.bench.peers.layer import AGREEMENT, LayerPeer, WrongPeer, error_of
 from escalade.device import cuda
+from escalade.device.packing import Prepared
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.device.run import Executable
 from escalade.measure.ceilings import Ceilings, properties
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
@@ -235,24 +235,15 @@ class Bench:
     def _subject(self, one: Verified) -> Subject:
         recipe = one.rung.recipe(one.problem, one.config)
         stay = self.operation.weights_stay or self.settings.weights_stay
-        packed = stay and bool(recipe.packing.steps)
-        executable = Executable(
-            recipe.after_packing if packed else recipe,
-            self.device,
-            one.name,
-            weights_ready=stay,
-            release_dependents=stay and recipe.may_come_early,
-        )
-        workspaces = self._workspaces(recipe)
+        prepared = Prepared(recipe, self.device, one.name, weights_stay=stay, behind=recipe)
+        # What is packed stays in memory of its own for every set; all else may be shared.
+        workspaces = {} if prepared.packs else self._workspaces(recipe)
 
         def call_over(tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
-            everything = {**tensors, **workspaces}
-            if packed:  # what stays needs memory of its own
-                everything |= {place.name: place.allocate(self.device) for place in recipe.workspaces}
-                Executable(recipe.packing, self.device, one.name).bind(everything)()
+            everything = prepared.pack({**tensors, **workspaces})
 
             def call() -> None:  # a launch takes its arguments along, so one executable serves all sets
-                executable.bind(everything)()
+                prepared.executable.bind(everything)()
 
             return call
 

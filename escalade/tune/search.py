@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from escalade import ops
+from escalade.device.packing import Prepared
 from escalade.device.program import Program
-from escalade.device.run import Executable
 from escalade.errors import CompileError, UnsupportedError
 from escalade.measure.timing import Proof, Subject, time_interleaved
 from escalade.measure.verify import Case, compare, outputs_of
@@ -190,17 +190,5 @@ def _subject(
 ) -> Subject:
     """As in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
-    bound = {**tensors, **{w.name: w.allocate(device) for w in recipe.workspaces}}
-    bound |= {name: None for name in ("bias", "residual") if name not in bound}  # type: ignore[misc]
-    if not weights_stay:
-        return Subject(candidate.name, [Executable(recipe, device, candidate.name).bind(bound)], proof)
-    if recipe.packing.steps:
-        Executable(recipe.packing, device, candidate.name).bind(bound)()
-    executable = Executable(
-        recipe.after_packing,
-        device,
-        candidate.name,
-        weights_ready=True,
-        release_dependents=recipe.may_come_early,
-    )
-    return Subject(candidate.name, [executable.bind(bound)], proof)
+    prepared = Prepared(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
+    return Subject(candidate.name, [prepared.bind(tensors)], proof)

@@ -11,6 +11,7 @@ import torch
 from escalade.bench import ladder, trial
 from escalade.bench.ladder import climb
 from escalade.bench.trial import Settings
+from escalade.device import packing
 from escalade.measure import figures
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
@@ -143,7 +144,7 @@ def test_a_climb_on_the_gpu_has_peers_and_speeds() -> None:
 
 @pytest.mark.gpu
 def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = trial.Executable
+    real = packing.Executable
 
     class Idle(real):  # type: ignore[valid-type, misc]
         def __init__(self, recipe: Any, device: Any, label: str = "", **flags: Any) -> None:
@@ -153,7 +154,7 @@ def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.Monkey
         def bind(self, tensors: Any) -> Any:
             return (lambda: tensors["x"].neg()) if self.idle else super().bind(tensors)
 
-    monkeypatch.setattr(trial, "Executable", Idle)
+    monkeypatch.setattr(packing, "Executable", Idle)
     operation = Scale(rung("one"), rung("suspect", below="one"))
     records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_each=0.02))
     by_name = {r.rung or r.system: r for r in records}

@@ -21,6 +21,7 @@ from escalade.bench.peers.layer import LayerPeer
 from escalade.bench.peers.stem import convolution, in_two_steps
 from escalade.bench.trial import Settings, verified_peers
 from escalade.commands import layers as command
+from escalade.device import packing
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
@@ -280,7 +281,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     """The stem packs its weights and then convolves. What is timed may take weights that stay for ready."""
     ran: list[tuple[int, bool]] = []
 
-    class Spy(trial.Executable):
+    class Spy(packing.Executable):
         def __init__(self, recipe: Recipe, *rest: Any, **flags: Any) -> None:
             self._logged = (len(recipe.steps), flags.get("weights_ready", False))
             super().__init__(recipe, *rest, **flags)
@@ -289,7 +290,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
             ran.append(self._logged)
             return super().bind(tensors)
 
-    monkeypatch.setattr(trial, "Executable", Spy)
+    monkeypatch.setattr(packing, "Executable", Spy)
     stem = ops.operation("stem")
     problem = StemProblem(1, 3, 16, 16, 16, 3, 3, (1, 1), (1, 1), "fp16", "nhwc")
     best = stem.ladder.rung("tensor_core")

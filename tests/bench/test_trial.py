@@ -17,6 +17,7 @@ from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import torch_conv2d
 from escalade.bench.peers.layer import LayerPeer, WrongPeer, error_of
 from escalade.bench.trial import Bench, Settings, Verified, verified_peers
+from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.timing import L2_MULTIPLE, Subject, Timing
@@ -138,7 +139,7 @@ def test_what_is_verified_but_does_nothing_when_it_is_timed_is_a_failure(
     operation = Scale(rung("one"))
     offered = verified(operation)[:1]
     assert offered[0].outcome.passed
-    monkeypatch.setattr(trial, "Executable", Idle)
+    monkeypatch.setattr(packing, "Executable", Idle)
     made = with_scratch(operation)
     (record,) = made.measure(offered, [])
     assert "what is timed is wrong: input set 0 of 1 has results that are not written" in record.failure
@@ -152,7 +153,7 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
     operation = Scale(rung("one"))
     offered = verified(operation)[:1]
     made = with_scratch(operation, L2)
-    real = trial.Executable
+    real = packing.Executable
 
     class Careless(real):  # type: ignore[valid-type, misc]
         def bind(self, tensors: Any) -> Callable[[], None]:
@@ -165,7 +166,7 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
 
             return run
 
-    monkeypatch.setattr(trial, "Executable", Careless)
+    monkeypatch.setattr(packing, "Executable", Careless)
     (record,) = made.measure(offered, [])
     assert "what is timed is wrong: " in record.failure and record.median_us is None
 
@@ -185,14 +186,14 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
         return Bench(operation, problem, CPU, [recipe], Settings(), None).measure(offered, [])[0].failure
 
     assert outcome.passed and measured() == ""
-    real = trial.Executable
+    real = packing.Executable
 
     class Forgetful(real):  # type: ignore[valid-type, misc]
         def bind(self, tensors: Any) -> Callable[[], None]:
             (name,) = operation.further_outputs(problem, CPU)
             return super().bind({**tensors, name: torch.empty_like(tensors[name])})
 
-    monkeypatch.setattr(trial, "Executable", Forgetful)
+    monkeypatch.setattr(packing, "Executable", Forgetful)
     assert "what is timed is wrong: input set 0 of 1 has results that are not written" in measured()
 
 
@@ -297,7 +298,7 @@ def test_resources_are_those_of_the_kernel_with_the_most_registers(monkeypatch: 
     config = rung("one").configs(PROBLEM)[2]
     (call,), (other,) = (one.recipe(PROBLEM, config).steps for one in (rung("one"), rung("two", slip=2.0)))
     assert isinstance(call, KernelCall) and isinstance(other, KernelCall)
-    packing = replace(call, weights_only=True)
+    once = replace(call, weights_only=True)
     fat, thin = (
         SimpleNamespace(
             resources=SimpleNamespace(registers=registers, spill_bytes=spilt),
@@ -307,6 +308,6 @@ def test_resources_are_those_of_the_kernel_with_the_most_registers(monkeypatch: 
     )
     loaded = {call.program: fat, other.program: thin}
     monkeypatch.setattr(trial.cuda, "load", lambda program, index: loaded[program])
-    found = trial.resources(Recipe((packing, other, call)), torch.device("cuda", 0))
+    found = trial.resources(Recipe((once, other, call)), torch.device("cuda", 0))
     assert found == (60, 16, 3 * 128 / 2048)
-    assert trial.resources(Recipe((packing,)), torch.device("cuda", 0)) == (None, None, None)
+    assert trial.resources(Recipe((once,)), torch.device("cuda", 0)) == (None, None, None)

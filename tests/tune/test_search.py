@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.device import packing
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.measure.timing import Subject, Timing
@@ -37,19 +38,19 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
     asked = ops.operation(operation)
     problem = replace(asked.parse(name), dtype="fp16", layout="nhwc")
     candidate = Candidate(asked.ladder.rung(rung), asked.ladder.rung(rung).configs(problem)[0])
-    packing = candidate.rung.recipe(problem, candidate.config).packing
-    assert packing.steps
+    once = candidate.rung.recipe(problem, candidate.config).packing
+    assert once.steps
     ran: list[Recipe] = []
 
-    class Spy(search.Executable):
+    class Spy(packing.Executable):
         def __init__(self, recipe: Recipe, *rest: Any, **flags: Any) -> None:
             ran.append(recipe)
             super().__init__(recipe, *rest, **flags)
 
-    monkeypatch.setattr(search, "Executable", Spy)
+    monkeypatch.setattr(packing, "Executable", Spy)
     trial = Trial(operation, problem, CPU, [candidate], seed=0)
     assert trial.right == [candidate.name]
-    assert [packing.steps[0] in recipe.steps for recipe in ran if recipe != packing] == timed
+    assert [once.steps[0] in recipe.steps for recipe in ran if recipe != once] == timed
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_samples_are_the_times_of_their_own_candidates(
     ] * 3
 
 
-class Idle(search.Executable):
+class Idle(packing.Executable):
     """What does nothing when it is timed; plain runs are not made by it."""
 
     def bind(self, tensors: Any) -> Any:
@@ -117,9 +118,9 @@ class Idle(search.Executable):
 def test_what_does_nothing_when_it_is_timed_does_not_win(
     scales: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = search.Executable
+    real = packing.Executable
     monkeypatch.setattr(
-        search, "Executable", lambda recipe, device, name, **flags: (Idle if "one" in name else real)(
+        packing, "Executable", lambda recipe, device, name, **flags: (Idle if "one" in name else real)(
             recipe, device, name, **flags
         )
     )  # fmt: skip
@@ -128,7 +129,7 @@ def test_what_does_nothing_when_it_is_timed_does_not_win(
     by_rung = {sample.rung: sample for sample in search.samples("scale", PROBLEM, CPU)}
     assert by_rung["one"].us is None and "what is timed is wrong: 100 of 100" in by_rung["one"].failure
     assert by_rung["two"].us is not None and not by_rung["two"].failure
-    monkeypatch.setattr(search, "Executable", Idle)
+    monkeypatch.setattr(packing, "Executable", Idle)
     with pytest.raises(
         UnsupportedError, match="nothing that scale has does scale_100: one .*what is timed is wrong"
     ):
