@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,17 +80,22 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf3
         raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; weight is {weight.dtype}")
 
 
-def _run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    padding: Sequence[int] = (0, 0),
-    relu: bool = False,
-    pool: int = 1,
-    ceil_mode: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
+class _Call(NamedTuple):
+    """What the operator is called with: PyTorch leaves out arguments at the end that have their defaults."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    padding: Sequence[int] = (0, 0)
+    relu: bool = False
+    pool: int = 1
+    ceil_mode: bool = False
+    tf32: bool = False
+    rung: str | None = None
+
+
+def _run(*given: Any) -> torch.Tensor:
+    x, weight, bias, padding, relu, pool, ceil_mode, tf32, rung = _Call(*given)
     _check(x, weight, bias, tf32)
     batch, channels, height, width = x.shape
     filters, _, filter_height, filter_width = weight.shape
@@ -112,17 +117,8 @@ def _run(
     return y
 
 
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    padding: Sequence[int] = (0, 0),
-    relu: bool = False,
-    pool: int = 1,
-    ceil_mode: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
+def _fake(*given: Any) -> torch.Tensor:
+    x, weight, bias, padding, _, pool, ceil_mode, tf32, _ = _Call(*given)
     _check(x, weight, bias, tf32)
     if pool < 1:
         raise UnsupportedError(f"pooling window of {pool}: it must be at least 1")
