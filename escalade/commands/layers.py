@@ -38,7 +38,7 @@ from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.ops.conv2d.problem import ELEMENT_BYTES
+from escalade.ops.conv2d.problem import DTYPES
 from escalade.report import terminal
 from escalade.report.layers import table as layers_table
 
@@ -131,8 +131,8 @@ def wanted_parts(
 ) -> tuple[Part, ...]:
     """The layers to measure, in parts that have a table each; empty batches and dtypes stand for the usual."""
     for dtype in dtypes:
-        if dtype not in ELEMENT_BYTES:
-            raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(ELEMENT_BYTES)}")
+        if dtype not in DTYPES:
+            raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
     return sets.parts(tuple(names), batches or (256,), dtypes or ("fp16",), direction)
 
 

@@ -10,8 +10,9 @@ import torch
 from escalade.measure.verify import compare
 from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.conv2d.reference import MEMORY_FORMAT, STORAGE
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
+from escalade.ops.shared.images import MEMORY_FORMAT
 from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits
 from tests.support import label, with_batch
 

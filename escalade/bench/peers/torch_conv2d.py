@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from escalade.bench.peers.layer import LayerPeer
+from escalade.ops.base.precision import with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.reference import with_cudnn
 
 Inputs = Mapping[str, torch.Tensor]
 

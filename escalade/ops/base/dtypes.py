@@ -6,12 +6,14 @@ import torch
 
 from escalade.device.program import Type
 from escalade.errors import UnsupportedError
+from escalade.ops.base.e4m3 import E4M3
 
 STORAGE = {
     "fp32": torch.float32,
     "tf32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
+    "fp8": E4M3,
     "uint8": torch.uint8,
 }
 ELEMENT_BYTES = {name: storage.itemsize for name, storage in STORAGE.items()}
@@ -26,6 +28,7 @@ _DECLARED = {
     "tf32": "float",
     "fp16": "__half",
     "bf16": "__nv_bfloat16",
+    "fp8": "e4m3",
     "uint8": "unsigned char",
 }
 

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import NAMES, dtype_of
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, library, require_alike, require_rung
 from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.reference import MEMORY_FORMAT, empty_output
+from escalade.ops.conv2d.reference import empty_output
+from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
+from escalade.ops.shared.pooling import two
 
-_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[2] stride=1, "
     "int[2] padding=0, int[2] dilation=1, int groups=1, bool relu=False, bool tf32=False, str? rung=None) -> Tensor"
@@ -46,18 +48,9 @@ def conv2d(
     one rung of the ladder instead of the chosen one.
     """
     return torch.ops.escalade.conv2d(
-        x, weight, bias, residual, _two(stride, "stride"), _two(padding, "padding"),
-        _two(dilation, "dilation"), groups, relu, tf32, rung,
+        x, weight, bias, residual, two(stride, "stride"), two(padding, "padding"),
+        two(dilation, "dilation"), groups, relu, tf32, rung,
     )  # fmt: skip
-
-
-def _two(value: int | Sequence[int], what: str) -> list[int]:
-    values = list(value) if isinstance(value, Sequence) else [value]
-    if len(values) == 1:
-        values *= 2
-    if len(values) != 2 or not all(isinstance(v, int) for v in values):
-        raise UnsupportedError(f"{what} of {value!r}: it is one integer, or two (height, width)")
-    return values
 
 
 def problem_of(
@@ -79,7 +72,7 @@ def problem_of(
     problem = Conv2dProblem(
         batch, channels, height, width, filters, filter_height, filter_width,
         (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
-        "tf32" if tf32 else _DTYPES[x.dtype], layout_of(x), bias is not None, residual is not None, relu,
+        "tf32" if tf32 else NAMES[x.dtype], layout_of(x), bias is not None, residual is not None, relu,
     )  # fmt: skip
     expected = (batch, filters, problem.output_height, problem.output_width)
     if residual is not None and residual.shape != expected:
@@ -103,8 +96,7 @@ def _check_tensors(
             f"x has {x.dim()} dimensions and weight {weight.dim()}; conv2d takes 4 each: x [N, C, H, W], "
             "weight [K, C/groups, R, S]"
         )
-    if x.dtype not in _DTYPES:
-        raise UnsupportedError(f"x is {x.dtype}; conv2d takes float32, float16 and bfloat16")
+    dtype_of("conv2d", x)
     require_alike(x, {"weight": weight, "bias": bias, "residual": residual})
     if groups < 1 or x.shape[1] != weight.shape[1] * groups:
         raise UnsupportedError(
@@ -120,13 +112,6 @@ def _check_tensors(
         )
     if residual is not None and residual.dim() != 4:
         raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must be the output's")
-
-
-def layout_of(x: torch.Tensor) -> str:
-    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
-    if x.is_contiguous():
-        return "nchw"
-    return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
 
 
 def _run(
@@ -187,11 +172,7 @@ def _fake(
 
 
 def _cast(argument: object, device_type: str, dtype: torch.dtype) -> object:
-    if (
-        isinstance(argument, torch.Tensor)
-        and argument.dtype in _DTYPES
-        and argument.device.type == device_type
-    ):
+    if isinstance(argument, torch.Tensor) and argument.dtype in NAMES and argument.device.type == device_type:
         return argument.to(dtype)
     return argument
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-import torch
 
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d import reference
-from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.problem import DTYPES, Conv2dProblem
 from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d.rungs import (
     depthwise,
@@ -29,6 +26,7 @@ from escalade.ops.conv2d.rungs import (
     tensor_core,
     winograd,
 )
+from escalade.ops.shared.images import LAYOUTS
 
 HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
@@ -80,6 +78,8 @@ def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
 
 class Conv2d(Operation[Conv2dProblem]):
     name = "conv2d"
+    problem = Conv2dProblem
+    in_pytorch = reference
     ladder = Ladder(
         "conv2d",
         (
@@ -103,8 +103,8 @@ class Conv2d(Operation[Conv2dProblem]):
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     crossover = CROSSOVER
-    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")
-    layouts = ("nchw", "nhwc")
+    dtypes = DTYPES
+    layouts = LAYOUTS
 
     def preferred(self, problem: Conv2dProblem) -> tuple[str, ...]:
         if problem.shortcut_channels:
@@ -118,21 +118,6 @@ class Conv2d(Operation[Conv2dProblem]):
             return (problem,)
         others = (layout for layout in self.layouts if layout != problem.layout)
         return (problem, *(replace(problem, layout=layout) for layout in others))
-
-    def parse(self, name: str) -> Conv2dProblem:
-        return Conv2dProblem.parse(name)
-
-    def inputs(self, problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 CONV2D = Conv2d()

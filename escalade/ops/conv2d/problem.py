@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.images import LAYOUTS, spell_pair
 
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 OUTPUTS = ("", "fp16")
-LAYOUTS = ("nchw", "nhwc")
 
 _NAME = re.compile(
     r"(?P<channels>\d+)to(?P<filters>\d+)_(?P<height>\d+)(x(?P<width>\d+))?"
@@ -124,10 +126,10 @@ class Conv2dProblem:
         """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         padding = ""
         if self.padding != (self.filter_height // 2, self.filter_width // 2):
-            padding = f"p{_pair(self.padding)}"
-        dilation = f"d{_pair(self.dilation)}" if self.dilation != (1, 1) else ""
+            padding = f"p{spell_pair(self.padding)}"
+        dilation = f"d{spell_pair(self.dilation)}" if self.dilation != (1, 1) else ""
         groups = f"g{self.groups}" if self.groups > 1 else ""
-        size = f"i{_pair(self.shortcut_size)}" if self.shortcut_size != self._usual_shortcut_size else ""
+        size = f"i{spell_pair(self.shortcut_size)}" if self.shortcut_size != self._usual_shortcut_size else ""
         shortcut = f"short{self.shortcut_channels}s{self.shortcut_stride}{size}"
         epilogue = {
             "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu,
@@ -135,9 +137,9 @@ class Conv2dProblem:
         }  # fmt: skip
         parts = [part for part, on in epilogue.items() if on]
         return (
-            f"{self.channels}to{self.filters}_{_pair((self.height, self.width))}"
-            f"_k{_pair((self.filter_height, self.filter_width))}s{_pair(self.stride)}{padding}{dilation}{groups}"
-            f"_b{self.batch}" + (f"_{'+'.join(parts)}" if parts else "")
+            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
+            f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
+            f"{padding}{dilation}{groups}_b{self.batch}" + (f"_{'+'.join(parts)}" if parts else "")
         )
 
     @property
@@ -171,9 +173,14 @@ class Conv2dProblem:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def stored(self) -> str:
+        """What y is stored as."""
+        return self.output or self.dtype
+
+    @property
     def output_bytes(self) -> int:
         """Bytes of an element of y."""
-        return ELEMENT_BYTES[self.output or self.dtype]
+        return ELEMENT_BYTES[self.stored]
 
     @property
     def depth(self) -> int:
@@ -225,19 +232,13 @@ class Conv2dProblem:
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)
 
 
-def _pair(values: tuple[int, int]) -> str:
-    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
-
-
 def _output_size(size: int, filter_size: int, stride: int, padding: int, dilation: int) -> int:
     return (size + 2 * padding - dilation * (filter_size - 1) - 1) // stride + 1
 
 
 def _check(p: Conv2dProblem) -> None:
-    if p.dtype not in ELEMENT_BYTES:
-        raise UnsupportedError(f"dtype {p.dtype!r}: conv2d takes {', '.join(ELEMENT_BYTES)}")
-    if p.layout not in LAYOUTS:
-        raise UnsupportedError(f"layout {p.layout!r}: conv2d takes {', '.join(LAYOUTS)}")
+    require("conv2d", "dtype", p.dtype, DTYPES)
+    require("conv2d", "layout", p.layout, LAYOUTS)
     if p.output not in OUTPUTS:
         raise UnsupportedError(f"output {p.output!r}: conv2d stores y in its dtype ('') or in fp16")
     if p.batch < 0:
@@ -247,9 +248,7 @@ def _check(p: Conv2dProblem) -> None:
         "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
         "dilation": min(p.dilation), "groups": p.groups,
     }  # fmt: skip
-    for what, value in positive.items():
-        if value < 1:
-            raise UnsupportedError(f"{what} of {value}: it must be at least 1")
+    require_at_least(1, positive)
     if min(p.padding) < 0:
         raise UnsupportedError(f"padding of {p.padding}: it cannot be negative")
     if p.channels % p.groups or p.filters % p.groups:
@@ -285,8 +284,8 @@ def _check_shortcut(p: Conv2dProblem) -> None:
     )
     if reached != (p.output_height, p.output_width):
         raise UnsupportedError(
-            f"a shortcut of {_pair(p.shortcut_size)} pixels with stride {p.shortcut_stride} gives {_pair(reached)}; "
-            f"it must give the output's {_pair((p.output_height, p.output_width))}"
+            f"a shortcut of {spell_pair(p.shortcut_size)} pixels with stride {p.shortcut_stride} gives "
+            f"{spell_pair(reached)}; it must give the output's {spell_pair((p.output_height, p.output_width))}"
         )
 
 

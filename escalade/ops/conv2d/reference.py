@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.e4m3 import E4M3, to_e4m3
-from escalade.ops.base.precision import precision
+from escalade.ops.base.precision import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
-
-STORAGE = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8": E4M3,
-}
-MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-
-
-def storage(problem: Conv2dProblem) -> torch.dtype:
-    return STORAGE[problem.dtype]
-
-
-def output_storage(problem: Conv2dProblem) -> torch.dtype:
-    return STORAGE[problem.output or problem.dtype]
+from escalade.ops.shared.images import MEMORY_FORMAT
 
 
 def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -39,7 +24,7 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
         values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
-        values = values.to(storage(p))
+        values = values.to(STORAGE[p.dtype])
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
 
     scaled = p.dtype == "fp8"
@@ -66,7 +51,7 @@ def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
     p = problem
     return torch.empty(
         (p.batch, p.filters, p.output_height, p.output_width),
-        dtype=output_storage(p), device=device, memory_format=MEMORY_FORMAT[p.layout],
+        dtype=STORAGE[p.stored], device=device, memory_format=MEMORY_FORMAT[p.layout],
     )  # fmt: skip
 
 
@@ -123,7 +108,7 @@ def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     sum 16-bit products in 16 bits. Convolutions in FP8 it has nowhere: fp32 does them, and the result is rounded.
     """
     y = _compute_as_peer(problem, inputs)
-    return to_e4m3(y) if output_storage(problem) == E4M3 else y.to(output_storage(problem))
+    return to_e4m3(y) if STORAGE[problem.stored] == E4M3 else y.to(STORAGE[problem.stored])
 
 
 def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -137,17 +122,4 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
         rounded = {name: round_to_tf32(inputs[name]) for name in factors if name in inputs}
         return compute(problem, {**inputs, **rounded})
     wide = {name: tensor.float() for name, tensor in inputs.items()}
-    return _finish(problem, [term.to(storage(problem)) for term in _convolve(problem, wide)], inputs)
-
-
-def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What it gives with cuDNN at its best, and TF32 products only where asked for."""
-    with precision(dtype):
-        return compute()
-
-
-def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
-    """Rounds to 10 bits of mantissa, nearest, as the tensor cores' conversion does; infinities and NaN stay."""
-    bits = values.view(torch.int32)
-    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(values.isfinite(), rounded, values)
+    return _finish(problem, [term.to(STORAGE[problem.dtype]) for term in _convolve(problem, wide)], inputs)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-import torch
 
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
-from escalade.ops.conv2d.problem import LAYOUTS
 from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
@@ -17,6 +13,7 @@ from escalade.ops.conv2d_input_gradient.rungs import duality
 from escalade.ops.conv2d_input_gradient.rungs import sm90_jobs as jobs
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import PERSISTENT
+from escalade.ops.shared.images import LAYOUTS
 
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
@@ -38,6 +35,8 @@ WORTH_CONVERTING = (*HOPPER, "tma_wgmma", "tensor_core")
 
 class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
+    problem = Conv2dInputGradientProblem
+    in_pytorch = reference
     ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *jobs.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -53,25 +52,6 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
             return (problem,)
         others = (layout for layout in self.layouts if layout != problem.layout)
         return (problem, *(replace(problem, layout=layout) for layout in others))
-
-    def parse(self, name: str) -> Conv2dInputGradientProblem:
-        return Conv2dInputGradientProblem.parse(name)
-
-    def inputs(
-        self, problem: Conv2dInputGradientProblem, device: torch.device, seed: int
-    ) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: Conv2dInputGradientProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(
-        self, problem: Conv2dInputGradientProblem, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: Conv2dInputGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 CONV2D_INPUT_GRADIENT = Conv2dInputGradient()

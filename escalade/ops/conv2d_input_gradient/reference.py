@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import precision
-from escalade.ops.conv2d.reference import round_to_tf32
+from escalade.ops.base.precision import precision, round_to_tf32
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 

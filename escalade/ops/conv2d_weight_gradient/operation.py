@@ -22,6 +22,8 @@ from escalade.ops.shared.images import LAYOUTS
 
 class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
+    problem = Conv2dWeightGradientProblem
+    in_pytorch = reference
     ladder = Ladder("conv2d_weight_gradient", (DIRECT, FEW_CHANNELS, WGMMA, WINDOW))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -40,17 +42,6 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
             return (problem,)
         return (problem, replace(problem, layout="nhwc"))
 
-    def parse(self, name: str) -> Conv2dWeightGradientProblem:
-        return Conv2dWeightGradientProblem.parse(name)
-
-    def inputs(
-        self, problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
-    ) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
     def further_outputs(
         self, problem: Conv2dWeightGradientProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
@@ -60,14 +51,6 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
         self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return reference.further_references(problem, inputs)
-
-    def reference(
-        self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.conv2d.reference import with_cudnn
+from escalade.ops.base.precision import with_cudnn
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import precision
-from escalade.ops.conv2d.reference import round_to_tf32
+from escalade.ops.base.precision import precision, round_to_tf32
 from escalade.ops.linear.problem import LinearProblem
 
 

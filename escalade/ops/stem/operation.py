@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.stem import reference
@@ -16,6 +12,8 @@ from escalade.ops.stem.rungs import separate, sm90_streamed, sm90_warpgroup, ten
 
 class Stem(Operation[StemProblem]):
     name = "stem"
+    problem = StemProblem
+    in_pytorch = reference
     ladder = Ladder(
         "stem", (*separate.RUNGS, *tensor_core.RUNGS, *sm90_warpgroup.RUNGS, *sm90_streamed.RUNGS)
     )
@@ -26,21 +24,6 @@ class Stem(Operation[StemProblem]):
 
     def preferred(self, problem: StemProblem) -> tuple[str, ...]:
         return ("streamed", "warpgroup", "pooled", "tensor_core", "separate")
-
-    def parse(self, name: str) -> StemProblem:
-        return StemProblem.parse(name)
-
-    def inputs(self, problem: StemProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        return reference.random_inputs(problem, device, seed)
-
-    def output(self, problem: StemProblem, device: torch.device) -> torch.Tensor:
-        return reference.empty_output(problem, device)
-
-    def reference(self, problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.reference(problem, inputs)
-
-    def peer(self, problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return reference.peer(problem, inputs)
 
 
 STEM = Stem()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.conv2d.reference import round_to_tf32, with_cudnn
+from escalade.ops.base.precision import round_to_tf32, with_cudnn
 from escalade.ops.stem.problem import StemProblem
 
 

@@ -9,8 +9,8 @@ import torch
 
 from escalade.device.run import bind
 from escalade.ops import OPERATIONS, Rung
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.ops.conv2d.reference import STORAGE
 from tests import formulas
 from tests.support import all_rungs, cover, label, supported
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.precision import round_to_tf32
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.ops.conv2d.reference import peer, random_inputs, reference, round_to_tf32
+from escalade.ops.conv2d.reference import peer, random_inputs, reference
 
 CPU = torch.device("cpu")
 PLAIN = Conv2dProblem.square(8, 16, 9, 3)

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant, Type
+from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer, Ints
 from escalade.ops.conv2d.problem import Conv2dProblem
-
-ELEMENTS = {"fp32": "float", "tf32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "fp8": "e4m3"}
-
-
-def element(problem: Conv2dProblem) -> Type:
-    return Type(ELEMENTS[problem.dtype])
-
-
-def output_element(problem: Conv2dProblem) -> Type:
-    return Type(ELEMENTS[problem.output or problem.dtype])
 
 
 def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import SMS
-from escalade.ops.base.dtypes import VECTOR_BYTES
+from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -155,7 +155,7 @@ class Depthwise(Conv2dRung):
         assert isinstance(config, DepthwiseConfig)
         p = problem
         constants: dict[str, Constant] = {
-            "Element": arguments.element(p),
+            "Element": element(p.dtype),
             "NHWC": p.layout == "nhwc",
             "IMAGE_CHANNELS": p.channels,
             "FILTER_HEIGHT": p.filter_height,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.ops.base import card as machine
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -57,7 +58,7 @@ class Direct(Conv2dRung):
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(problem),
+            "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
             **arguments.epilogue_constants(problem),
         }
@@ -167,7 +168,7 @@ def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Consta
     p, shape = problem, tile(problem, config)
     constant = config.weights == "constant"
     return {
-        "Element": arguments.element(p),
+        "Element": element(p.dtype),
         "NHWC": p.layout == "nhwc",
         **arguments.epilogue_constants(p),
         "FILTER_HEIGHT": p.filter_height,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Type
 from escalade.device.recipe import Ints
+from escalade.ops.base.dtypes import element
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
 
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
 """`Placement` of kernels/conv2d/placement.cuh where y is a whole image. Otherwise it is a part of a larger one:
@@ -46,5 +46,5 @@ class Epilogue:
 
     def constants(self, dtype: str) -> dict[str, Constant]:
         """The constants of a kernel whose products are of that type."""
-        output = Type(arguments.ELEMENTS[self.output])
+        output = element(self.output)
         return {"Output": output, "Bias": Type("float") if dtype == "fp8" else output, **self.flags}

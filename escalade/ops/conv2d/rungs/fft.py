@@ -13,9 +13,10 @@ from math import ceil, prod
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.arguments import element, epilogue_constants
+from escalade.ops.conv2d.rungs.arguments import epilogue_constants
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
@@ -197,7 +198,7 @@ def _transform(
         "PLANES": config.planes,
         "THREADS": config.threads,
         "NHWC": problem.layout == "nhwc",
-        "Element": element(problem),
+        "Element": element(problem.dtype),
     }
     return KernelCall(
         Program.of(f"conv2d/{kernel}.cu", f"conv2d_{kernel}", chosen | constants),

@@ -14,6 +14,7 @@ from escalade.device.recipe import (
     Workspace,
 )
 from escalade.ops.base import card as machine
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -127,7 +128,7 @@ class FusedEpilogue(Conv2dRung):
         operands = Operands.stored(problem)
         prepared = prepare(operands)
         tiles = config.grid(problem)[0]
-        output = arguments.output_element(problem)
+        output = element(problem.stored)
         constants = {
             **operands.constants(config, output),
             "Bias": Type("float") if problem.dtype == "fp8" else output,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -55,26 +56,24 @@ class Im2colGemm(Conv2dRung):
 def _im2col_steps(chunk: Conv2dProblem, first_image: int) -> list[KernelCall]:
     """The three kernels over the images of `chunk`, which begin at `first_image`."""
     p = chunk
-    element: dict[str, Constant] = {"Element": arguments.element(p)}
+    types: dict[str, Constant] = {"Element": element(p.dtype)}
     depth = p.channels * p.taps
     image_bytes = p.channels * p.height * p.width * p.element_bytes
     offset = first_image * p.filters * p.output_height * p.output_width * p.element_bytes
     im2col = KernelCall(
-        Program.of("conv2d/gemm_im2col.cu", "conv2d_gemm_im2col", element),
+        Program.of("conv2d/gemm_im2col.cu", "conv2d_gemm_im2col", types),
         (ceil_div(p.output_pixels * p.channels, 256), 1, 1),
         (256, 1, 1),
         (Buffer("x", first_image * image_bytes), Buffer("columns"), arguments.shape(p)),
     )
     gemm = KernelCall(
-        Program.of("conv2d/gemm.cu", "conv2d_gemm", element),
+        Program.of("conv2d/gemm.cu", "conv2d_gemm", types),
         (ceil_div(p.filters, 64) * ceil_div(p.output_pixels, 64), 1, 1),
         (256, 1, 1),
         (Buffer("weight"), Buffer("columns"), Buffer("product"), p.filters, p.output_pixels, depth),
     )
     permute = KernelCall(
-        Program.of(
-            "conv2d/gemm_permute.cu", "conv2d_gemm_permute", element | arguments.epilogue_constants(p)
-        ),
+        Program.of("conv2d/gemm_permute.cu", "conv2d_gemm_permute", types | arguments.epilogue_constants(p)),
         (ceil_div(p.output_elements, 256), 1, 1),
         (256, 1, 1),
         (

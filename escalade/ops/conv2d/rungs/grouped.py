@@ -9,6 +9,7 @@ from math import lcm
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -294,7 +295,7 @@ class Grouped(Conv2dRung):
         assert isinstance(config, GroupedConfig)
         p, tiling = problem, _Tiling(problem, config)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(p),
+            "Element": element(p.dtype),
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
             "STRIDE_H": p.stride[0],

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Type
 from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
 
 MOST_SPLITS = 32
 PRODUCT_RATE = 2200
@@ -122,7 +122,7 @@ class Operands:
     @staticmethod
     def stored(problem: Conv2dProblem) -> Operands:
         """The operands as the problem stores them."""
-        return Operands(problem, arguments.element(problem), problem.element_bytes)
+        return Operands(problem, element(problem.dtype), problem.element_bytes)
 
     @staticmethod
     def halves(problem: Conv2dProblem) -> Operands:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Workspace
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import Operands
 
 COPY_BYTES = 16
@@ -69,16 +69,15 @@ class Conversion:
 
 def rounded(source: str, rows: int, channels: int) -> Conversion:
     """A conversion of fp32 to values of TF32: what `prepare_for_copies` does to weights."""
-    element = Type("float")
-    return Conversion(source, rows, channels, channels, element, element, 4, rounded=True)
+    return Conversion(source, rows, channels, channels, element("fp32"), element("fp32"), 4, rounded=True)
 
 
 def prepare(operands: Operands) -> Prepared:
     """Puts x and the weights into the form that `operands` has."""
     p = operands.problem
-    if not operands.padded and operands.element == arguments.element(p):
+    if not operands.padded and operands.element == element(p.dtype):
         return _prepared(p, {})
-    size = (p.channels, operands.channels, arguments.element(p), operands.element, operands.element_bytes)
+    size = (p.channels, operands.channels, element(p.dtype), operands.element, operands.element_bytes)
     return _prepared(
         p,
         {
@@ -104,8 +103,7 @@ def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
     """
     p, channels = problem, copied_channels(problem)
     padded, tf32 = channels != p.channels, p.dtype == "tf32"
-    element = arguments.element(p)
-    kind = (element, element, p.element_bytes, tf32)
+    kind = (element(p.dtype), element(p.dtype), p.element_bytes, tf32)
     conversions = {}
     if padded or tf32:
         conversions["weight"] = Conversion("weight", p.filters * p.taps, p.channels, channels, *kind)

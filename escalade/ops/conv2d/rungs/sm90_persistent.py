@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Constant, Program
 from escalade.device.recipe import (
     Buffer,
     Ints,
@@ -17,10 +17,10 @@ from escalade.device.recipe import (
     WeightsReady,
 )
 from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d.problem import ELEMENT_BYTES, Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.prepare import prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
@@ -197,7 +197,7 @@ def product(
     wg_pixels, wg_filters = config.warpgroup_tile
     dtype, output_bytes = windows.dtype, ELEMENT_BYTES[epilogue.output]
     constants: dict[str, Constant] = {
-        "Element": Type(arguments.ELEMENTS[dtype]),
+        "Element": element(dtype),
         "WG_PIXELS": wg_pixels,
         "WG_FILTERS": wg_filters,
         "SHARE": (PING_PONG, PIXELS, FILTERS, DEPTH).index(config.share),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -104,9 +105,9 @@ class Hopper(HopperRung):
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)
         p, prepared = problem, prepare_for_copies(problem)
-        output = arguments.output_element(p)
+        output = element(p.stored)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(p),
+            "Element": element(p.dtype),
             "Output": output,
             "Bias": Type("float") if p.dtype == "fp8" else output,
             "TILE_M": config.pixels,

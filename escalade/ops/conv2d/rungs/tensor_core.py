@@ -12,6 +12,7 @@ from escalade.device.recipe import (
     Recipe,
 )
 from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -51,7 +52,7 @@ def _epilogue(problem: Conv2dProblem) -> KernelCall:
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
     constants: dict[str, Constant] = {
-        "Element": arguments.element(problem),
+        "Element": element(problem.dtype),
         "VECTOR": vector,
         **arguments.epilogue_constants(problem),
     }
@@ -84,7 +85,7 @@ class TensorCore(Conv2dRung):
         assert isinstance(config, MmaConfig)
         operands = self._operands(problem)
         prepared = prepare(operands)
-        output = arguments.element(problem)
+        output = element(problem.dtype)
         constants = operands.constants(config, output) | {"FILTERS_EVEN": problem.filters % 2 == 0}
         product = KernelCall(
             Program.of("conv2d/tensor_core.cu", "conv2d_tensor_core", constants),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Type
+from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.base.card import SMS
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.job import Job, JobRung
 
@@ -117,7 +117,7 @@ class Tiling:
         w = self.job.windows
         assert self.width
         return {
-            "Element": Type(arguments.ELEMENTS[w.dtype]),
+            "Element": element(w.dtype),
             "FILTER_HEIGHT": w.taps[0],
             "FILTER_WIDTH": w.taps[1],
             "DILATION_H": w.dilation[0],

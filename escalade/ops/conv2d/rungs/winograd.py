@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base import card as machine
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -24,7 +26,6 @@ from escalade.ops.conv2d.rungs.winograd_config import (
     FusedConfig,
     StagedConfig,
     Tiles,
-    ceil,
     gemm,
     gemm_constants,
     transform_blocks,
@@ -69,14 +70,14 @@ class Winograd(Conv2dRung):
     def _filter_transform(self, problem: Conv2dProblem, channels_inside: bool) -> KernelCall:
         tiles = Tiles.of(problem, self.tile)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(problem),
+            "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
             "TILE": self.tile,
             "CHANNELS_INSIDE": channels_inside,
         }
         return KernelCall(
             Program.of("conv2d/winograd_filter.cu", "conv2d_winograd_filter", constants),
-            (ceil(tiles.channels * tiles.filters, 128), 1, 1),
+            (ceil_div(tiles.channels * tiles.filters, 128), 1, 1),
             (128, 1, 1),
             (Buffer("weight"), Buffer(WEIGHTS), arguments.shape(problem)),
             weights_only=True,
@@ -114,8 +115,8 @@ class Staged(Winograd):
         products = 4 * tiles.points * tiles.count * tiles.filters
         x = problem.input_elements * problem.element_bytes
         rate = SPLIT_RATE if config.split else PRODUCT_RATE
-        whole_tiles = ceil(tiles.count, config.block_tiles) * config.block_tiles
-        whole_filters = ceil(tiles.filters, config.block_filters) * config.block_filters
+        whole_tiles = ceil_div(tiles.count, config.block_tiles) * config.block_tiles
+        whole_filters = ceil_div(tiles.filters, config.block_filters) * config.block_filters
         multiplied = 2 * tiles.points * whole_tiles * tiles.channels * whole_filters / rate
         stages = (
             machine.passing(x + inputs)
@@ -242,7 +243,7 @@ class Fused(Winograd):
         assert isinstance(config, FusedConfig)
         tiles = Tiles.of(problem, self.tile)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(problem),
+            "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
             "TILE": self.tile,
             "WARP_POINTS": config.warp_points,
@@ -253,11 +254,11 @@ class Fused(Winograd):
             "FILTERS": problem.filters,
             **arguments.epilogue_constants(problem),
         }
-        filter_blocks = ceil(problem.filters, config.block_filters)
+        filter_blocks = ceil_div(problem.filters, config.block_filters)
         x, _, *rest = arguments.tensors()
         call = KernelCall(
             Program.of("conv2d/winograd_fused.cu", "conv2d_winograd_fused", constants),
-            (ceil(tiles.count, 32) * filter_blocks, 1, 1),
+            (ceil_div(tiles.count, 32) * filter_blocks, 1, 1),
             (config.threads(tiles.points), 1, 1),
             (
                 x,

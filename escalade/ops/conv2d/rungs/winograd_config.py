@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Ints, Workspace
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -85,10 +87,10 @@ class Tiles:
 
     @staticmethod
     def of(problem: Conv2dProblem, tile: int) -> Tiles:
-        rows, columns = ceil(problem.output_height, tile), ceil(problem.output_width, tile)
+        rows, columns = ceil_div(problem.output_height, tile), ceil_div(problem.output_width, tile)
         return Tiles(
             tile, rows, columns, problem.batch * rows * columns,
-            4 * ceil(problem.channels, 4), 4 * ceil(problem.filters, 4),
+            4 * ceil_div(problem.channels, 4), 4 * ceil_div(problem.filters, 4),
         )  # fmt: skip
 
     @property
@@ -103,11 +105,11 @@ class Tiles:
         """Chunks of tiles: as few as fit, all of one size but the last."""
         tile_bytes = 4 * self.points * (self.channels + self.filters)
         most = max(1, config.chunk_megabytes * 2**20 // (tile_bytes * config.block_tiles))
-        blocks = ceil(self.count, config.block_tiles)
-        size = ceil(blocks, ceil(blocks, most)) * config.block_tiles
+        blocks = ceil_div(self.count, config.block_tiles)
+        size = ceil_div(blocks, ceil_div(blocks, most)) * config.block_tiles
         counts = ((first, min(size, self.count - first)) for first in range(0, self.count, size))
         return tuple(
-            Chunk(first, count, ceil(count, config.block_tiles) * config.block_tiles)
+            Chunk(first, count, ceil_div(count, config.block_tiles) * config.block_tiles)
             for first, count in counts
         )
 
@@ -121,10 +123,6 @@ class Tiles:
         )
 
 
-def ceil(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _lanes(problem: Conv2dProblem, groups: int) -> int:
     """Threads along channels: in NHWC as many as there is work for, in NCHW a 32-byte sector's worth."""
     return min(32 if problem.layout == "nhwc" else 4, 1 << (groups - 1).bit_length())
@@ -134,7 +132,7 @@ def transform_constants(
     problem: Conv2dProblem, config: StagedConfig, tiles: Tiles, threads: int
 ) -> dict[str, Constant]:
     return {
-        "Element": arguments.element(problem),
+        "Element": element(problem.dtype),
         "NHWC": problem.layout == "nhwc",
         "TILE": tiles.tile,
         "STAGE_THREADS": threads,
@@ -151,8 +149,8 @@ def transform_blocks(constants: dict[str, Constant], lanes: str, width: int, til
     """Blocks of a transform in all, and how many of them side by side cover the channels of one tile."""
     threads, vector, along = constants["STAGE_THREADS"], constants["VECTOR"], constants[lanes]
     assert isinstance(threads, int) and isinstance(vector, int) and isinstance(along, int)
-    across = ceil(width, along * vector)
-    return across * ceil(tiles, threads // along), across
+    across = ceil_div(width, along * vector)
+    return across * ceil_div(tiles, threads // along), across
 
 
 def gemm_constants(config: StagedConfig) -> dict[str, Constant]:
@@ -168,6 +166,9 @@ def gemm_constants(config: StagedConfig) -> dict[str, Constant]:
 
 def gemm(config: StagedConfig, tiles: Tiles, chunk: Chunk) -> tuple[int, Ints]:
     """Blocks of the matrix products, and `GemmShape` of kernels/conv2d/winograd_gemm.cuh."""
-    tile_blocks, filter_blocks = chunk.room // config.block_tiles, ceil(tiles.filters, config.block_filters)
+    tile_blocks, filter_blocks = (
+        chunk.room // config.block_tiles,
+        ceil_div(tiles.filters, config.block_filters),
+    )
     shape = Ints((tiles.channels, tiles.filters, tile_blocks, filter_blocks))
     return tiles.points * tile_blocks * filter_blocks, shape

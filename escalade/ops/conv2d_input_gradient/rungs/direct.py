@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
@@ -23,7 +24,7 @@ class Direct(Rung[Conv2dInputGradientProblem]):
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         constants: dict[str, Constant] = {
-            "Element": arguments.element(problem.forward),
+            "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
             "HAS_MASK": problem.mask,
         }

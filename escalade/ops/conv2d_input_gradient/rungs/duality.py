@@ -10,11 +10,10 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base import card as machine
-from escalade.ops.base.dtypes import widest_vector
+from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.classes import PixelClass, pixel_classes
 
@@ -36,7 +35,7 @@ def flip(one: PixelClass, flipped: str, lane: int) -> KernelCall:
     """The filter of a class: the taps backwards, channels and filters in each other's place."""
     f = one.forward
     constants: dict[str, Constant] = {
-        "Element": arguments.element(f),
+        "Element": element(f.dtype),
         "NHWC": f.layout == "nhwc",
         "ROWS": FLIP_ROWS,
     }
@@ -57,7 +56,7 @@ def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
     f, nhwc = one.forward, one.forward.layout == "nhwc"
     vector = widest_vector(f.dtype, f.channels) if nhwc else 1
     constants: dict[str, Constant] = {
-        "Element": arguments.element(f),
+        "Element": element(f.dtype),
         "NHWC": nhwc,
         "HAS_MASK": mask,
         "NO_SOURCE": one.taps == 0,
