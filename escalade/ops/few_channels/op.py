@@ -94,8 +94,8 @@ class _Call(NamedTuple):
     rung: str | None = None
 
 
-def _run(*given: Any) -> torch.Tensor:
-    x, weight, bias, padding, relu, pool, ceil_mode, tf32, rung = _Call(*given)
+def _run(*arguments: Any) -> torch.Tensor:
+    x, weight, bias, padding, relu, pool, ceil_mode, tf32, rung = _Call(*arguments)
     _check(x, weight, bias, tf32)
     batch, channels, height, width = x.shape
     filters, _, filter_height, filter_width = weight.shape
@@ -117,8 +117,8 @@ def _run(*given: Any) -> torch.Tensor:
     return y
 
 
-def _fake(*given: Any) -> torch.Tensor:
-    x, weight, bias, padding, _, pool, ceil_mode, tf32, _ = _Call(*given)
+def _fake(*arguments: Any) -> torch.Tensor:
+    x, weight, bias, padding, _, pool, ceil_mode, tf32, _ = _Call(*arguments)
     _check(x, weight, bias, tf32)
     if pool < 1:
         raise UnsupportedError(f"pooling window of {pool}: it must be at least 1")
