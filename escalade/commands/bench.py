@@ -17,6 +17,7 @@ from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload as named_workload
 from escalade.bench.peers import registry
+from escalade.bench.peers.network import Budget
 from escalade.commands.devices import network_device
 from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
 from escalade.commands.progress import status
@@ -49,7 +50,8 @@ def command(
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="torch-eager, torch-graph, torch-compile (90 s a batch), jax; all, none. Without it: the quick ones.",
+            help="torch-eager, torch-graph, torch-compile (max-autotune: 90 s a batch and more), "
+            "torch-compile-default, jax; all, none. Without it: the quick ones.",
             show_default=False,
         ),
     ] = None,
@@ -63,6 +65,14 @@ def command(
     ] = None,
     device: NetworkOn = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.3,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds in which torch.compile may be begun; what it is too late for is recorded as that.",
+            show_default=False,
+        ),
+    ] = None,
     phases: Annotated[bool, typer.Option(help="One image from the naive kernels to the engine.")] = True,
     stream: Annotated[
         bool, typer.Option(help="Also uint8 images from host memory, as a part of its own.")
@@ -119,6 +129,7 @@ def command(
             seconds,
             seed,
             run.ceilings(say),
+            Budget(budget),
         )
         for name in measured:
             for records in chosen.parts[name].measure(setting, say):

@@ -119,6 +119,11 @@ class Record:
         return (self.workload, self.problem, self.dtype, layout, self.system, self.rung)
 
     @property
+    def comparison(self) -> tuple[str, str, str]:
+        """What its time is compared with: all records of this are of one commit, or they say nothing."""
+        return self.workload, self.problem, self.dtype
+
+    @property
     def time(self) -> float:
         """The median, of a record that was timed."""
         if self.median_us is None:
@@ -174,18 +179,22 @@ def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
     return {gpu: records for gpu, records in found.items() if records}
 
 
-def write(path: pathlib.Path, records: Sequence[Record]) -> None:
+def write(path: pathlib.Path, records: Sequence[Record], one_commit: bool = False) -> None:
     """Adds the records to a file, in place of older ones of the same key; other lines stay as and where they are.
 
-    Several processes may write to a file at once: none loses what another has written.
+    With `one_commit` they also take the place of what is compared with them and is of another commit. Several
+    processes may write to a file at once: none loses what another has written.
     """
 
     newest = {record.key: to_line(record).encode() for record in records}
+    commits = {record.comparison: record.commit for record in records} if one_commit else {}
 
     def merge(contents: bytes | None) -> bytes:
         # A key's first line has its place; one that was there twice is not afterwards.
         lines: dict[object, bytes] = {}
         for number, (old, line) in enumerate(_lines(path, contents or b"")):
+            if old.key not in newest and commits.get(old.comparison, old.commit) != old.commit:
+                continue
             lines[old.key if old.key in newest else number] = line
         return b"".join(line + b"\n" for line in (lines | newest).values())
 
@@ -193,13 +202,13 @@ def write(path: pathlib.Path, records: Sequence[Record]) -> None:
 
 
 def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.Path]:
-    """Each record into the file of its GPU and workload; the files that changed."""
+    """Each record into the file of its GPU and workload, where what is compared is of one commit; the files."""
     groups: dict[pathlib.Path, list[Record]] = {}
     for record in records:
         path = folder / gpu_folder(record.gpu) / file_name(record.workload)
         groups.setdefault(path, []).append(record)
     for path, group in groups.items():
-        write(path, group)
+        write(path, group, one_commit=True)
     return list(groups)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+
+from escalade.bench.peers.comparison import Against, Clock
 from escalade.measure.records import Record
 
 
@@ -63,3 +66,26 @@ def config(record: Record) -> str:
         elif value is not False:
             parts.append(f"{name}={value}")
     return " ".join(parts)
+
+
+_REASON = 40
+"""Letters of a reason that a cell has room for; the record has the rest."""
+
+
+def reason(record: Record) -> str:
+    """Why a record has no time, in a few words."""
+    return (
+        textwrap.shorten(record.failure.splitlines()[0], _REASON, placeholder=" …") if record.failure else ""
+    )
+
+
+def time_or_reason(record: Record | None, clock: Clock) -> str:
+    """The time by one clock, or why there is none; nothing if it was not tried."""
+    if record is None:
+        return ""
+    return figure(clock(record)) or reason(record)
+
+
+def against(found: Against) -> str:
+    """The ratio over the best peer, or what is missing for it."""
+    return times(found.ratio) or found.why

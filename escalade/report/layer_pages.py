@@ -12,6 +12,7 @@ from escalade.bench.layers.sets import DIRECTIONS, SETS, Layer, Part, parts
 from escalade.bench.layers.summary import Row
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
+from escalade.report.commits import newest
 from escalade.report.layers import TEXTS, shown
 from escalade.report.markdown import origin, table
 
@@ -28,13 +29,15 @@ _HEADER = (*TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
 _LEGEND = (
     "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has "
     "the layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest "
-    "peer's time over ours: above 1 we are faster. Of a layer that was measured more than once the last run counts.\n"
+    "peer's time over ours: above 1 we are faster. A layer with an epilogue has a ratio only beside a peer that does "
+    "it in one launch (cuDNN's fused call or graph, torch.compile); without one it says so, and is in no mean. A table "
+    "is of one commit.\n"
 )
 
 
 @dataclass(frozen=True)
 class Found:
-    """The records of one direction on one GPU: of every layer those of its last run."""
+    """The records of one direction on one GPU: of every layer those of its last commit."""
 
     direction: str
     records: dict[tuple[str, str], list[Record]]
@@ -46,13 +49,21 @@ class Found:
         for record in records:
             if record.workload == WORKLOADS[direction]:
                 groups.setdefault((record.problem, record.dtype), []).append(record)
-        return cls(direction, {key: _last_run(group) for key, group in groups.items()})
+        return cls(direction, {key: newest(group) for key, group in groups.items()})
 
     def of_layer(self, layer: Layer) -> list[Record]:
         return self.records.get((layer.problem.name, layer.problem.dtype), [])
 
     def rows(self, part: Part) -> list[Row]:
-        return summary.rows(part.layers, {layer.key: self.of_layer(layer) for layer in part.layers})
+        """All of one commit: what was last measured of the set."""
+        shown = newest([record for layer in part.layers for record in self.of_layer(layer)])
+        by_layer: dict[tuple[str, str], list[Record]] = {}
+        for record in shown:
+            by_layer.setdefault((record.problem, record.dtype), []).append(record)
+        return summary.rows(
+            part.layers,
+            {layer.key: by_layer.get((layer.problem.name, layer.problem.dtype), []) for layer in part.layers},
+        )
 
     def parts(self) -> list[Part]:
         """The sets that were asked for or are all here, in every dtype and batch; then what is in none of them."""
@@ -85,11 +96,6 @@ class Found:
             alone = parts(names, (0,), (dtype,), self.direction)  # a convolution's name has its batch
             title = f"others, {self.direction.replace('_', ' ')}, {dtype}"
             yield Part("", title, tuple(layer for part in alone for layer in part.layers))
-
-
-def _last_run(records: Sequence[Record]) -> list[Record]:
-    last = max(record.date for record in records)
-    return [record for record in records if record.date == last]
 
 
 def layers_page(records: dict[str, list[Record]], preferred: str) -> str:

@@ -22,7 +22,7 @@ def shown(row: Row) -> dict[str, str]:
         "% of floor": cells.percent(100 * ours.floor_us / ours.time if ours and ours.floor_us else None),
         "peer": peer.system if peer else "",
         "peer's µs": cells.figure(peer.median_us if peer else None),
-        "ratio": cells.times(row.ratio),
+        "ratio": cells.times(row.ratio) or row.why,
     }
 
 

@@ -8,9 +8,11 @@ from escalade.measure.records import Record
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """The first `left` columns are text, the others figures."""
-    rules = ["---"] * left + ["---:"] * (len(header) - left)
-    lines = [header, rules, *rows]
+    """The first `left` columns are text, the others figures; one without any figure is left out."""
+    found = list(rows)
+    kept = [n for n in range(len(header)) if n < left or not found or any(row[n] for row in found)]
+    rules = ["---" if n < left else "---:" for n in kept]
+    lines = [[header[n] for n in kept], rules, *([row[n] for n in kept] for row in found)]
     return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from escalade.bench.peers.comparison import by_clock, on_device
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.report.op_times import OpTimes, op_times
@@ -17,6 +18,7 @@ _COLOURS = {
     "torch-eager": "#b9bdc4",
     "torch-graph": "#2f6db5",
     "torch-compile": "#7a52a8",
+    "torch-compile-default": "#b79ad6",
     "jax": "#3d8f5f",
 }
 
@@ -66,11 +68,16 @@ def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
     """Draws times on the device with a line, by the clock with a dotted one."""
     for system in dict.fromkeys(record.system for record in records):
         own = sorted((r for r in records if r.system == system), key=lambda r: r.batch)
-        batches = [r.batch for r in own]
         colour = _COLOURS.get(system)
-        axes.plot(batches, [r.time for r in own], marker="o", markersize=4, label=system, color=colour)
-        calls = [r.wall_us or r.time for r in own]
-        axes.plot(batches, calls, linestyle=":", marker=".", markersize=3, color=colour)
+        times = [(r.batch, time) for r in own if (time := on_device(r)) is not None]
+        calls = [(r.batch, time) for r in own if (time := by_clock(r)) is not None]
+        if times:
+            axes.plot(*zip(*times, strict=True), marker="o", markersize=4, label=system, color=colour)
+        if calls:
+            label = None if times else f"{system}, by the clock"
+            axes.plot(
+                *zip(*calls, strict=True), linestyle=":", marker=".", markersize=3, color=colour, label=label
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("batch")
@@ -81,7 +88,8 @@ def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
 
 
 def _bars(axes: Any, records: Sequence[Record], dtype: str) -> None:
-    """Draws the bars of one batch."""
+    """Draws the rates on the device at one batch."""
+    records = [record for record in records if on_device(record) is not None]
     rates = [record.images_per_s or 0.0 for record in records]
     systems = [record.system for record in records]
     bars = axes.bar(systems, rates, color=[_COLOURS.get(system) for system in systems])
@@ -110,10 +118,15 @@ def _op_times(axes: Any, found: OpTimes) -> None:
 
 
 def _throughput(axes: Any, records: Sequence[Record], dtype: str) -> None:
+    """On the device with a line; what has no time there by the clock, with a dotted one."""
     for system in dict.fromkeys(record.system for record in records):
         points = sorted((r.batch, r.images_per_s or 0.0) for r in records if r.system == system)
         batches, rates = zip(*points, strict=True)
-        axes.plot(batches, rates, marker="o", markersize=4, label=system, color=_COLOURS.get(system))
+        timed = any(on_device(r) is not None for r in records if r.system == system)
+        axes.plot(
+            batches, rates, marker="o", markersize=4, color=_COLOURS.get(system), linestyle="-" if timed else ":",
+            label=system if timed else f"{system}, by the clock",
+        )  # fmt: skip
     ticks = sorted({record.batch for record in records})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from escalade.bench.networks.op_times import OPERATION
+from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.op_times import HEADER, op_times
@@ -62,7 +63,8 @@ def _table(title: str, names: Sequence[str], columns: Sequence[Column], records:
     for record in records:
         shown = [escape(cell(record)) for _, cell in columns]
         if record.failure:
-            shown = [*shown[: len(names)], "[red]failed[/]"]
+            why = escape(cells.reason(record)) if record.is_peer else "[red]failed[/]"
+            shown = [*shown[: len(names)], why]
         table.add_row(*shown)
     return table
 
@@ -94,29 +96,25 @@ def _batches(records: Sequence[Record]) -> Table:
         columns.append(("µs of this CPU", lambda r: _microseconds(r.wall_us)))
     else:
         columns += [
-            ("µs", lambda r: _microseconds(r.median_us)),
-            ("p20–p80", _spread),
-            ("µs a call", lambda r: _microseconds(r.wall_us)),
+            ("µs", lambda r: _microseconds(on_device(r))),
+            ("p20–p80", lambda r: _spread(r) if on_device(r) else ""),
+            ("vs best peer", _over_best(records, on_device)),
+            ("µs a call", lambda r: _microseconds(by_clock(r))),
+            ("calls vs best peer", _over_best(records, by_clock)),
         ]
     columns.append(("rows/s" if rows else "images/s", lambda r: cells.whole(r.images_per_s)))
     if rows and not on_cpu:
-        faster, sooner = _over_ours(records, _device_time), _over_ours(records, lambda r: r.wall_us)
         columns += [
-            ("Escalade is", faster),
-            ("its calls are", sooner),
             ("GB/s", lambda r: cells.whole(r.gbps)),
             ("% of a copy", lambda r: cells.percent(r.copy_pct)),
-            ("× floor", cells.over_floor),
-            ("MiB", _mebibytes),
         ]
     elif not on_cpu:
         columns += [
             ("TFLOP/s", lambda r: "" if r.tflops is None else f"{r.tflops:.1f}"),
             ("% ceiling", lambda r: cells.percent(r.peak_pct)),
-            ("× floor", cells.over_floor),
-            ("vs best peer", lambda r: cells.times(r.peer_gain)),
-            ("MiB", _mebibytes),
         ]
+    if not on_cpu:
+        columns += [("× floor", cells.over_floor), ("MiB", _mebibytes)]
     columns.append(("error", lambda r: cells.error(r.error)))
     size = records[0].problem.partition("_")[0]
     title = f"{records[0].workload}, " + (f"rows of {size}" if rows else f"{size}² images")
@@ -124,17 +122,13 @@ def _batches(records: Sequence[Record]) -> Table:
     return _table(title, ("dtype", "batch", "system", "layout"), columns, ordered)
 
 
-def _device_time(record: Record) -> float | None:
-    return record.median_us
-
-
-def _over_ours(records: Sequence[Record], time: Callable[[Record], float | None]) -> Callable[[Record], str]:
-    """How many times faster Escalade is than a peer at the same batch and dtype."""
-    ours = {(r.dtype, r.batch): time(r) for r in records if r.system == "escalade"}
+def _over_best(records: Sequence[Record], clock: Clock) -> Callable[[Record], str]:
+    """On our own row how many times as fast as the best peer we are; on a peer's nothing."""
 
     def cell(record: Record) -> str:
-        own, mine = time(record), ours.get((record.dtype, record.batch))
-        return cells.times(own / mine) if record.system != "escalade" and own and mine else ""
+        if record.is_peer:
+            return ""
+        return cells.against(against_best([r for r in records if r.comparison == record.comparison], clock))
 
     return cell
 
@@ -171,29 +165,30 @@ def _stream(records: Sequence[Record]) -> Table:
         ("batch", lambda r: str(r.batch)),
         ("µs a batch", lambda r: _microseconds(r.median_us)),
         ("images/s", lambda r: cells.whole(r.images_per_s)),
-        ("of the slower alone", _share_of_bound),
+        ("of the slower alone", lambda r: cells.share(share_of_slower(r, records))),
         ("of the copies alone", lambda r: cells.share(share_of_copies(r, records))),
     ]
     title = f"{records[0].workload.removesuffix('_stream')}: uint8 images from host memory"
     return _table(title, ("dtype", "what"), columns, records)
 
 
-def _share_of_bound(record: Record) -> str:
-    """Compute and copies overlap: neither can be beaten."""
-    return (
-        "" if not record.floor_us or not record.median_us else cells.share(record.floor_us / record.median_us)
-    )
+def share_of_slower(record: Record, records: Sequence[Record]) -> float | None:
+    """The rate of a stream over that of the slower of compute and copies: they overlap, and neither can be beaten."""
+    return _share_of(record, records, ("compute alone", "copies alone"))
 
 
 def share_of_copies(record: Record, records: Sequence[Record]) -> float | None:
     """The rate of a stream over that of plain copies of the same bytes."""
+    return _share_of(record, records, ("copies alone",))
+
+
+def _share_of(record: Record, records: Sequence[Record], bounds: Sequence[str]) -> float | None:
+    """None where one of them was not timed, or by another clock."""
     if record.rung.endswith("alone") or record.median_us is None:
         return None
-    for other in records:
-        same = (other.dtype, other.batch) == (record.dtype, record.batch)
-        if same and other.rung == "copies alone" and other.median_us:
-            return other.median_us / record.median_us
-    return None
+    same = [r for r in records if (r.dtype, r.batch, r.timing) == (record.dtype, record.batch, record.timing)]
+    found = [r.time for r in same if r.rung in bounds and r.median_us is not None]
+    return max(found) / record.median_us if len(found) == len(bounds) else None
 
 
 def _right_answers(records: Sequence[Record]) -> Table:

@@ -322,6 +322,7 @@ def timed(system: str, us: float, problem: Conv2dProblem) -> Record:
         problem.batch,
         system,
         rung,
+        timing="graph",
         median_us=us,
         floor_us=us / 2,
     )
@@ -337,21 +338,21 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
         {
             layers[0].key: [
                 timed("escalade", 10.0, one),
-                timed("torch", 40.0, one),
-                timed("cudnn", 20.0, one),
+                timed("torch-nhwc", 40.0, one),
+                timed("cudnn-graph", 20.0, one),
             ],
-            layers[1].key: [timed("escalade", 8.0, two), timed("torch", 4.0, two)],
+            layers[1].key: [timed("escalade", 8.0, two), timed("torch-nhwc", 4.0, two)],
             layers[2].key: [timed("escalade", 8.0, alone)],
         },
     )
     assert [row.ratio for row in found] == [2.0, 0.5, None]
-    assert found[0].peer is not None and found[0].peer.system == "cudnn"
+    assert found[0].peer is not None and found[0].peer.system == "cudnn-graph"
     total = summary.summary(found)
     assert total is not None and total.layers == 2
     assert total.geomean == pytest.approx(1.0) and total.worst.layer.problem == two
     assert (total.ours_us, total.peers_us) == (38.0, 64.0)
     assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
-    assert "2 layers" in str(total) and "0.500×" in str(total)
+    assert "2 layers (without the 1 that have no such ratio)" in str(total) and "0.500×" in str(total)
     assert layers_table("a set", found).row_count == 3
     assert summary.summary(found[2:]) is None
 
@@ -360,11 +361,11 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
     problem = Conv2dProblem.square(64, 64, 8, 3, layout="nhwc", dtype="fp16")
     layer = Layer("conv2d", problem, 3)
     ours = [replace(timed("escalade", us, problem), tflops=us) for us in (12.0, 8.0, 10.0)]
-    peers = [timed("slow", 40.0, problem), timed("fast", 20.0, problem)]
+    peers = [timed("torch-nhwc", 40.0, problem), timed("cudnn-graph", 20.0, problem)]
     (row,) = summary.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
     cells = shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
-    assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "fast"
+    assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "cudnn-graph"
     assert (
         cells["µs"].startswith("8")
         and cells["peer's µs"].startswith("20")

@@ -36,7 +36,7 @@ def line(text: str, problem: str) -> str:
 
 
 LAYERS = sets.named("resnet18", 32, "fp16")
-FIRST, SECOND, THIRD = (layer.problem.name for layer in LAYERS[:3])
+FIRST, SECOND, THIRD, FOURTH = (layer.problem.name for layer in LAYERS[:4])
 
 
 def test_without_records_the_page_says_so(tmp_path: pathlib.Path) -> None:
@@ -50,17 +50,21 @@ def test_a_set_that_was_asked_for_has_all_its_layers() -> None:
         record(FIRST, 30.0, "torch-nhwc"),
         record(FIRST, 20.0, "cudnn-graph"),
         record(SECOND, 8.0),
-        record(SECOND, 4.0, "torch-nhwc"),
+        record(SECOND, 4.0, "cudnn-fused-nhwc"),
+        record(FOURTH, 8.0),
+        record(FOURTH, 90.0, "torch-nhwc"),
         record(THIRD, None, failure="its error is 3\nand more"),
     )
     assert "## NVIDIA H200" in text and f"- `{COMMAND}`" in text
     assert "#### resnet18, forward, fp16, batch 32" in text and "resnet50" not in text
     assert line(text, FIRST).endswith("| window | cudnn-graph | 1 | 10.00 | 400 | 25.0 | 20.00 | 2.00× |")
     count = next(layer.count for layer in LAYERS if layer.problem.name == SECOND)
-    assert f"| torch-nhwc | {count} | 8.00 |" in line(text, SECOND) and "0.50×" in line(text, SECOND)
+    assert f"| cudnn-fused-nhwc | {count} | 8.00 |" in line(text, SECOND) and "0.50×" in line(text, SECOND)
+    assert line(text, FOURTH).endswith("| 90.00 | no fused peer |"), "two launches are no peer of one"
     assert "failed: its error is 3 |" in line(text, THIRD) and "and more" not in text
-    assert text.count("| not measured |") == len(LAYERS) - 3
-    assert "2 layers: 1.000× the fastest peer's speed in the geometric mean; worst 0.500×" in text
+    assert text.count("| not measured |") == len(LAYERS) - 4
+    assert "2 layers (without the 1 that have no such ratio): 1.000× the fastest peer's speed" in text
+    assert "in the geometric mean; worst 0.500×" in text
 
 
 def test_layers_named_one_by_one_stand_by_themselves() -> None:
@@ -80,8 +84,9 @@ def test_a_set_that_is_all_here_is_shown_whoever_asked(command: str) -> None:
     assert "#### others" not in text
 
 
-def test_the_last_run_of_a_layer_counts() -> None:
+def test_the_last_commit_of_a_set_counts() -> None:
     later = {
+        "commit": "def",
         "date": "2026-02-02T03:04:05+00:00",
         "rung": "streamed_window",
         "command": "escalade layers resnet18",
@@ -89,6 +94,8 @@ def test_the_last_run_of_a_layer_counts() -> None:
     text = page(record(FIRST, 5.0), record(FIRST, 6.0, "torch-nhwc"), record(FIRST, 7.0, **later))
     assert "| streamed_window |  | 1 | 7.00 |" in line(text, FIRST)
     assert "-b 32" not in text, "nor is the first one's command named"
+    mixed = page(record(SECOND, 5.0), record(FIRST, 7.0, **later))
+    assert "| not measured |" in line(mixed, SECOND), "a table is of one commit"
 
 
 def test_gradients_have_tables_of_their_own_and_fp8_is_compared_with_fp16() -> None:

@@ -10,10 +10,10 @@ import pytest
 from escalade.errors import EscaladeError
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.report import tables
+from escalade.report import ladder_pages, tables
 
 DIRECT = Record(
-    "conv2d", tables.CLIMB_PROBLEM, "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256},
+    "conv2d", ladder_pages.CLIMB_PROBLEM, "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256},
     timing="graph", samples=9, median_us=60000.0, p20_us=59000.0, p80_us=61000.0, tflops=1.0, gbps=7.0, floor_us=1200.0,
     peak_pct=2.0, error=1.5e-7, registers=40, occupancy=0.75, gpu="NVIDIA H200", driver="580.1", commit="abc",
     date="2026-01-02T03:04:05+00:00", command="escalade ladder conv2d", versions={"torch": "2.11"},
@@ -53,11 +53,13 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     ]
     written = tables.write(root / "results", root)
     assert tables.stale(root / "results", root) == []
-    assert (root / tables.PLOT) in written and (root / tables.PLOT).read_text().startswith("<?xml")
+    assert (root / ladder_pages.PLOT) in written and (root / ladder_pages.PLOT).read_text().startswith(
+        "<?xml"
+    )
     page = (root / "docs/ladder.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| input_tile |"))
     assert "30,000" in row and "2,000" in row and "2.00×" in row and "1.50×" in row
-    assert f"](images/{tables.PLOT.name})" in page
+    assert f"](images/{ladder_pages.PLOT.name})" in page
     assert "rows=8 padded" in page and "vector" not in page
     assert "failed: its error is 3 |" in page and "and more" not in page
     assert "tuned-without-padded_tile" in page and "1.30×" in page
@@ -94,22 +96,29 @@ NETWORK = Record(
 
 def test_networks_have_a_table_a_page_and_a_plot(root: pathlib.Path) -> None:
     graph = replace(NETWORK, system="torch-graph", median_us=400.0, peak_bytes=128 << 20, wall_us=410.0)
-    jax = replace(NETWORK, system="jax", median_us=300.0, peak_bytes=None)
+    compiled = replace(NETWORK, system="torch-compile", median_us=300.0, peak_bytes=None, wall_us=390.0)
+    jax = replace(NETWORK, system="jax", timing="calls", median_us=350.0, peak_bytes=None, wall_us=360.0)
     accuracy = replace(
         NETWORK, workload="resnet18_accuracy", note="the same top-1 on 54 of 54", median_us=None
     )
     phase = replace(NETWORK, workload="resnet18_phases", rung="naive", batch=1, median_us=9000.0, gain=4.0)
     alone = replace(NETWORK, workload="resnet18_stream", rung="compute alone", median_us=100.0)
+    copies = replace(alone, rung="copies alone", median_us=60.0)
     streamed = replace(alone, rung="stream, pinned", median_us=125.0)
-    store.file_away(root / "results", [NETWORK, graph, jax, accuracy, phase, alone, streamed])
+    store.file_away(
+        root / "results", [NETWORK, graph, compiled, jax, accuracy, phase, alone, copies, streamed]
+    )
     written = tables.write(root / "results", root)
     assert root / "docs/images/resnet18.svg" in written
     assert tables.stale(root / "results", root) == []
     readme = (root / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n")
     row = next(line for line in readme.splitlines() if line.startswith("| fp16 | 8 |"))
-    assert "**200.0**" in row and "400.0" in row and "300.0" in row and "1.50×" in row and "5.00" in row
+    assert "| **200.0** | 300.0 (torch.compile max-autotune) | 1.50× |" in row
+    assert "| **240.0** | 360.0 (JAX) | 1.50× |" in row
     page = (root / "docs/networks.md").read_text()
-    assert "| fp16 | 8 | 32.0 | 128.0 | 25% | 240 | 410 |" in page
+    assert "| fp16 | 8 | **200.0** | 400.0 | 300.0 | 1.50× | 40,000 | 5.00 | 8.0e-04 |" in page
+    assert "| fp16 | 8 | **240.0** | 410.0 | 390.0 | 360.0 | 1.50× |" in page
+    assert "| fp16 | 8 | 32.0 | 128.0 | 25% |" in page
     assert "54 of 54" in page and "4.00×" in page
     assert "| fp16 | stream, pinned | 8 | 125.0 | 40,000 | 80% |" in page

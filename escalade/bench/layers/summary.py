@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from escalade.bench.layers.sets import Layer
+from escalade.bench.peers.comparison import against_best
 from escalade.measure.records import Record
 
 Measured = Mapping[tuple[str, object], Sequence[Record]]
@@ -20,11 +21,9 @@ class Row:
     layer: Layer
     ours: Record | None
     peer: Record | None
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times as fast as the fastest peer we are."""
-        return self.peer.time / self.ours.time if self.ours and self.peer else None
+    ratio: float | None = None
+    """How many times as fast as the fastest peer we are; None where `why` says what is missing for it."""
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,13 @@ class Summary:
     """Microseconds of all the layers that a network has, one after another."""
     peers_us: float
     tflops: float
+    left_out: int = 0
+    """Layers whose peers all take several launches, or were not measured."""
 
     def __str__(self) -> str:
+        without = f" (without the {self.left_out} that have no such ratio)" if self.left_out else ""
         return (
-            f"{self.layers} layers: {self.geomean:.3f}× the fastest peer's speed in the geometric mean; worst "
+            f"{self.layers} layers{without}: {self.geomean:.3f}× the fastest peer's speed in the geometric mean; worst "
             f"{self.worst.ratio or 0.0:.3f}× ({self.worst.layer.problem.name}); in all {self.ours_us:,.0f} µs "
             f"({self.tflops:.0f} TFLOP/s) against {self.peers_us:,.0f} µs, {self.peers_us / self.ours_us:.3f}×"
         )
@@ -52,12 +54,8 @@ def rows(layers: Iterable[Layer], measured: Measured) -> list[Row]:
 
 
 def _row(layer: Layer, records: Sequence[Record]) -> Row:
-    timed = [record for record in records if record.median_us is not None]
-    ours = [record for record in timed if record.system == "escalade"]
-    peers = [record for record in timed if record.system != "escalade"]
-    return Row(
-        layer, min(ours, key=lambda r: r.time, default=None), min(peers, key=lambda r: r.time, default=None)
-    )
+    found = against_best(records)
+    return Row(layer, found.ours, found.peer, found.ratio, found.why)
 
 
 def summary(found: Sequence[Row]) -> Summary | None:
@@ -75,6 +73,7 @@ def summary(found: Sequence[Row]) -> Summary | None:
         ours_us,
         sum(row.layer.count * peer.time for row, _, peer, _ in compared),
         flops / ours_us / 1e6,
+        sum(row.ours is not None for row in found) - len(compared),
     )
 
 

@@ -93,7 +93,7 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
                 failures.append(_wrong(case, one.peer, error, f"after it was timed {failure}"))
             else:
                 records.append(_record(case, one, *timed[one.peer.name]))
-    return _with_peer_gain(_fastest_layouts(records)) + failures
+    return _with_refusals(_fastest_layouts(records), failures)
 
 
 def _label(case: Case) -> str:
@@ -203,6 +203,7 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
         error=ready.error,
         tolerance=case.allowance(one.system) * case.standard.tolerance,
         peak_bytes=one.peak_bytes,
+        config=dict(one.config),
         note=one.note,
     )
     if case.ceilings is None:
@@ -227,12 +228,15 @@ def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
     return list(best.values())
 
 
-def _with_peer_gain(records: Sequence[Record]) -> list[Record]:
-    peers = [record for record in records if record.system != "escalade"]
-    best = min(peers, key=lambda record: record.time, default=None)
-    return [
-        replace(record, peer=best.system, peer_gain=best.time / record.time)
-        if best and record.system == "escalade"
-        else record
-        for record in records
-    ]
+def _with_refusals(records: Sequence[Record], failures: Sequence[Record]) -> list[Record]:
+    """A system that failed in one layout and was timed in another has a note of it; one without a time is a failure."""
+    found = {record.system: record for record in records}
+    alone: dict[str, Record] = {}
+    for failed in failures:
+        if failed.system in found:
+            timed = found[failed.system]
+            note = f"{failed.layout}: {failed.failure}"
+            found[failed.system] = replace(timed, note="; ".join(filter(None, (timed.note, note))))
+        else:
+            alone.setdefault(failed.system, failed)
+    return [*found.values(), *alone.values()]

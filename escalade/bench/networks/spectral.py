@@ -64,9 +64,7 @@ def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
     for batch in setting.among(_TRAINING_BATCHES):
         x = setting.inputs(batch, 5)
         expected = training.gradients(setting.model, x, _loss, setting.workload.chunk)
-        peers = {
-            name: make for name, make in registry.trainers(_loss).items() if name in setting.peers_at(batch)
-        }
+        peers = setting.peers_at(batch, registry.trainers(_loss))
         makers: dict[str, Maker] = {"escalade": torch_training.fused("escalade", fused, _loss), **peers}
         for dtype in setting.dtypes:
             task = Task(setting.model, x, dtype)

@@ -16,15 +16,7 @@ from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
-from escalade.measure.timing import (
-    EventSampler,
-    ReplaySampler,
-    Sampler,
-    Timing,
-    interleave,
-    keep_busy,
-    summarize,
-)
+from escalade.measure.timing import Timing, summarize
 
 _DISTINCT = 4
 """Host batches that are given in turns; each is larger than a CPU's caches."""
@@ -77,9 +69,12 @@ def measure_stream(
     failures = wrong()
     if failures:
         return failures
-    compute, copy = bounds.time(seconds)
-    slower = max(compute.median_us, copy.median_us)
+    alone = {name: _clocked(bounds.repeated(name, 2 * _DISTINCT), 2 * _DISTINCT, 1) for name in bounds.calls}
+    slower = max(timing.median_us for timing in alone.values())
     count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
+    # By the same clock and over as many batches as the streams that they bound.
+    alone = {name: _clocked(bounds.repeated(name, count), count, _REPETITIONS) for name in bounds.calls}
+    slower = max(timing.median_us for timing in alone.values())
 
     def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
         def run() -> None:
@@ -90,8 +85,7 @@ def measure_stream(
         return _clocked(run, count, repetitions)
 
     subjects = {
-        "compute alone": compute,
-        "copies alone": copy,
+        **alone,
         "stream, pinned": streamed(pinned, count),
         "stream, pageable": streamed(pageable, count),
     }
@@ -111,32 +105,42 @@ class _Bounds:
     """One batch's compute by the engine's graph, and its copy to the device."""
 
     def __init__(self, engine: Engine, images: torch.Tensor) -> None:
-        x = images.to(engine.device)
+        self._x = x = images.to(engine.device)
         self._program = program = engine.program(x)
         self._images = images
         self._room = room = torch.empty_like(x)
-        self._samplers: dict[str, Sampler] = {
-            "compute alone": ReplaySampler(lambda: program.inputs[0].copy_(x), program.run),
-            "copies alone": EventSampler(lambda: room.copy_(images, non_blocking=True), 1, "eager"),
+        self.calls: dict[str, Callable[[], object]] = {
+            "compute alone": program.run,
+            "copies alone": lambda: room.copy_(images, non_blocking=True),
         }
 
     def wrong(self, standard: Standard) -> dict[str, str]:
-        """What is wrong with either, by name, or nothing."""
+        """By name what is wrong with either, or nothing."""
         spoil((*self._program.inputs, *self._program.outputs, self._room))
-        for sampler in self._samplers.values():
-            sampler.start()
-            sampler.finish()
+        self._fill()
+        for call in self.calls.values():
+            call()
         arrived = torch.equal(self._room.cpu(), self._images)
         return {
             "compute alone": standard.judge(self._program.outputs)[1],
             "copies alone": "" if arrived else "what was copied did not arrive",
         }
 
-    def time(self, seconds: float) -> tuple[Timing, Timing]:
-        found = interleave(
-            self._samplers, seconds_each=seconds, min_rounds=5, max_rounds=200, before_round=keep_busy
-        )
-        return found["compute alone"], found["copies alone"]
+    def repeated(self, name: str, count: int) -> Callable[[], None]:
+        """So many calls in a row, as a stream makes them. Replays go on over what the last one left of its inputs:
+        they may share memory with later values, and time does not depend on them."""
+        call = self.calls[name]
+
+        def run() -> None:
+            self._fill()
+            for _ in range(count):
+                call()
+            torch.cuda.synchronize(self._x.device)
+
+        return run
+
+    def _fill(self) -> None:
+        self._program.inputs[0].copy_(self._x)
 
 
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from escalade.bench.networks.judging import LEAST_ROWS, own_error
-from escalade.bench.peers.network import Maker
+from escalade.bench.peers.network import Budget, Maker
 from escalade.bench.peers.registry import SLOW
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
@@ -96,6 +96,7 @@ class Setting:
     seconds: float
     seed: int
     ceilings: Ceilings | None = None
+    budget: Budget = field(default_factory=Budget)
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     @property
@@ -138,10 +139,15 @@ class Setting:
         """The run's batches that a part is for; the largest if it has none of them."""
         return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
 
-    def peers_at(self, batch: int) -> dict[str, Maker]:
-        """Without those that are slow to make, where they would be one batch too many."""
+    def peers_at(self, batch: int, known: Mapping[str, Maker] | None = None) -> dict[str, Maker]:
+        """Those of the known peers that take part: the slow ones within the budget, where they are not one batch too
+        many."""
         everyone = not self.slow_batches or batch in self.slow_batches
-        return {name: make for name, make in self.peers.items() if everyone or name not in SLOW}
+        return {
+            name: self.budget.limited(name, make) if name in SLOW else make
+            for name, make in (known or self.peers).items()
+            if name in self.peers and (everyone or name not in SLOW)
+        }
 
 
 def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class NetworkPeer:
     """Puts back what a call or a replay changes, so that the next one gives what is expected."""
     peak_bytes: int | None = None
     note: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What it was told: the mode of a compiler, the seconds that it took."""
 
     @property
     def name(self) -> str:
@@ -79,6 +82,32 @@ class NetworkPeer:
 
 Maker = Callable[[Task], list[NetworkPeer]]
 """Makes a system ready; several peers if it may do it in several layouts, of which the fastest counts."""
+
+
+class Budget:
+    """Seconds that peers which are slow to make may take together; without a limit, as many as they need."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._limit = seconds
+        self._spent = 0.0
+
+    def limited(self, system: str, make: Maker) -> Maker:
+        """The maker, which refuses once the budget is spent, and says in its peers' config how long they took."""
+
+        def made(task: Task) -> list[NetworkPeer]:
+            if self._limit is not None and self._spent >= self._limit:
+                raise Unavailable(f"{system} was not made: the {self._limit:g} s for slow peers were spent")
+            began = time.perf_counter()
+            try:
+                found = make(task)
+            finally:
+                seconds = time.perf_counter() - began
+                self._spent += seconds
+            return [
+                replace(peer, config={**peer.config, "seconds_to_make": round(seconds, 1)}) for peer in found
+            ]
+
+        return made
 
 
 def waiting(device: torch.device) -> Callable[[], None]:

@@ -17,9 +17,10 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 
 Known = TypeVar("Known")
-COMPILE = "torch-compile"
-SLOW = (COMPILE,)
-"""It takes up to two minutes for every batch size and dtype, so it takes part only when it is named."""
+COMPILE = torch_network.compile_system(torch_network.MAX_AUTOTUNE)
+COMPILE_DEFAULT = torch_network.compile_system(torch_network.DEFAULT)
+SLOW = (COMPILE, COMPILE_DEFAULT)
+"""Up to two minutes and more for every batch size and dtype, so they take part only when they are named."""
 
 
 def operator_peers(operation: Operation[Any], problem: Any) -> tuple[LayerPeer, ...]:
@@ -58,6 +59,7 @@ RESNETS: dict[str, Maker] = {
     "torch-eager": partial(torch_network.eager, layouts=("nhwc",)),
     "torch-graph": partial(torch_network.graph, layouts=("nchw", "nhwc")),
     COMPILE: partial(torch_network.compiled, layouts=("nhwc",)),
+    COMPILE_DEFAULT: partial(torch_network.compiled, layouts=("nhwc",), mode=torch_network.DEFAULT),
     "jax": jitted,
 }
 
@@ -68,6 +70,7 @@ def plain(*layouts: str) -> dict[str, Maker]:
         "torch-eager": partial(torch_network.eager, layouts=layouts),
         "torch-graph": partial(torch_network.graph, layouts=layouts),
         COMPILE: partial(torch_network.compiled, layouts=layouts, own_graphs=True),
+        COMPILE_DEFAULT: partial(torch_network.compiled, layouts=layouts, mode=torch_network.DEFAULT),
     }
 
 

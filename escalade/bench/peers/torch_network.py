@@ -42,28 +42,42 @@ def graph(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     return [_graphed("torch-graph", task, layout, partial(_folded, task, layout)) for layout in layouts]
 
 
-def compiled(task: Task, layouts: Sequence[str], own_graphs: bool = False) -> list[NetworkPeer]:
-    """`torch.compile` with every choice measured and the weights frozen in, one CUDA graph.
+MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
+"""Modes of `torch.compile`: with every choice measured, and as it is without being told."""
+_WITHOUT_GRAPHS = {MAX_AUTOTUNE: "max-autotune-no-cudagraphs", DEFAULT: DEFAULT}
+
+
+def compiled(
+    task: Task, layouts: Sequence[str], mode: str = MAX_AUTOTUNE, own_graphs: bool = False
+) -> list[NetworkPeer]:
+    """`torch.compile` with the weights frozen in, one CUDA graph.
 
     The graph is captured here and not by `mode="max-autotune"`, so that its replay can be timed as the others' are;
     the kernels are the same. With `own_graphs` it is compiled in that mode too, and that is what a call is.
     """
-    require_cuda("torch-compile", task.device)
+    system = compile_system(mode)
+    require_cuda(system, task.device)
     import torch._inductor.config as inductor
 
     torch._dynamo.reset()
     with inductor.patch(freezing=True), torch.no_grad():  # compiled by the first call
-        return [_compiled(task, layout, own_graphs) for layout in layouts]
+        return [_compiled(system, task, layout, mode, own_graphs) for layout in layouts]
 
 
-def _compiled(task: Task, layout: str, own_graphs: bool) -> NetworkPeer:
+def compile_system(mode: str) -> str:
+    """Each mode is a system of its own in the records; without a name it is max-autotune."""
+    return "torch-compile" if mode == MAX_AUTOTUNE else f"torch-compile-{mode}"
+
+
+def _compiled(system: str, task: Task, layout: str, mode: str, own_graphs: bool) -> NetworkPeer:
     def make(mode: str) -> Run:
         return torch.compile(_folded(task, layout), mode=mode, dynamic=False)
 
-    graphed = _graphed("torch-compile", task, layout, partial(make, "max-autotune-no-cudagraphs"))
+    graphed = _graphed(system, task, layout, partial(make, _WITHOUT_GRAPHS[mode]))
+    graphed = replace(graphed, config={"mode": _WITHOUT_GRAPHS[mode], "freezing": True})
     if not own_graphs:
         return graphed
-    run, x = make("max-autotune"), task.input(layout)
+    run, x = make(MAX_AUTOTUNE), task.input(layout)
     repeat(lambda: run(x))
     note = "a call is max-autotune's, with CUDA graphs of its own"
     return replace(graphed, call=lambda: run(x), note=note)

@@ -18,9 +18,10 @@ from escalade.bench.networks.judging import PEERS, Standard, standard
 from escalade.bench.networks.phases import Phase
 from escalade.bench.networks.steps import time_steps
 from escalade.bench.networks.workload import reference
+from escalade.bench.peers import network
 from escalade.bench.peers import registry as peers
 from escalade.bench.peers import torch_network as torch_peers
-from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task
+from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable
 from escalade.bench.peers.torch_network import alone
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
@@ -332,16 +333,30 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
     assert len(calls) == 5 * (1 + measuring.CALLS_IN_A_ROW)
 
 
-def test_the_gain_is_over_the_fastest_peer() -> None:
-    blank = Record("net", "9_b8", "fp16", "nhwc", 8, "escalade", "", median_us=10.0, wall_us=1.0)
-    others = [
-        replace(blank, system=system, median_us=us, wall_us=wall)
-        for system, us, wall in (("slow", 40.0, 1.0), ("fast", 15.0, 300.0), ("middle", 20.0, 2.0))
-    ]
-    ours, *rest = measuring._with_peer_gain([blank, *others])
-    assert (ours.peer, ours.peer_gain) == ("fast", 1.5)
-    assert all(record.peer_gain is None for record in rest)
-    assert measuring._with_peer_gain([blank])[0].peer_gain is None
+def test_a_layout_that_fails_is_a_note_and_a_system_without_a_time_a_failure() -> None:
+    blank = Record("net", "9_b8", "fp16", "nhwc", 8, "torch-graph", "", median_us=10.0)
+    failed = replace(blank, layout="nchw", median_us=None, failure="out of memory")
+    other = replace(failed, system="jax", layout="", failure="jax is not here")
+    found = measuring._with_refusals([blank], [failed, other, replace(other, failure="again")])
+    assert found == [replace(blank, note="nchw: out of memory"), other]
+
+
+def test_a_budget_refuses_what_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(network.time, "perf_counter", lambda: now[0])
+    peer = NetworkPeer("slow", "nhwc", lambda: None, lambda _: (), lambda: None, config={"mode": "most"})
+
+    def make(task: Task) -> list[NetworkPeer]:
+        now[0] += 40.0
+        return [peer]
+
+    limited = network.Budget(60.0).limited("slow", make)
+    task = Task(torch.nn.Identity(), torch.zeros(1), "fp32")
+    for _ in range(2):  # the second is begun in time
+        assert limited(task)[0].config == {"mode": "most", "seconds_to_make": 40.0}
+    with pytest.raises(Unavailable, match="the 60 s for slow peers were spent"):
+        limited(task)
+    assert network.Budget().limited("slow", make)(task)
 
 
 # Phases

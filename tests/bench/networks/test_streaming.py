@@ -99,9 +99,13 @@ def test_figures_of_a_stream(card: Card, monkeypatch: pytest.MonkeyPatch) -> Non
     clocked: list[int] = []
 
     def fake(run: Any, batches: int, repetitions: int) -> Timing:
+        """What the card says of compute and copies, which streams of this engine do not use."""
         clocked.append(batches)
+        card.synchronize()
+        began = card.gpu
         run()
-        return Timing(80.0, 70.0, 95.0, repetitions, "calls")
+        us = (card.gpu - began) / batches or 80.0
+        return Timing(us, us - 10, us + 15, repetitions, "calls")
 
     monkeypatch.setattr(streaming, "_clocked", fake)
     real = torch.Tensor.copy_
@@ -117,9 +121,10 @@ def test_figures_of_a_stream(card: Card, monkeypatch: pytest.MonkeyPatch) -> Non
         "compute alone", "copies alone", "stream, pinned", "stream, pageable", "60 images, pinned"
     ]  # fmt: skip
     compute, streamed = by_rung["compute alone"], by_rung["stream, pinned"]
-    assert compute.median_us == pytest.approx(50.0) and compute.images_per_s == pytest.approx(6 / 50e-6)
-    assert by_rung["copies alone"].images_per_s == pytest.approx(6 / 20e-6)
-    assert (streamed.median_us, streamed.p20_us, streamed.p80_us) == (80.0, 70.0, 95.0)
+    assert compute.median_us == pytest.approx(50.0, rel=0.2) and compute.timing == "calls"
+    assert compute.images_per_s == pytest.approx(6e6 / compute.time)
+    assert by_rung["copies alone"].median_us == pytest.approx(20.0, rel=0.4)
+    assert (streamed.median_us, streamed.p20_us, streamed.p80_us) == (80.0, 70.0, 95.0), "by the same clock"
     assert streamed.images_per_s == pytest.approx(6 / 80e-6) and streamed.timing == "calls"
     assert {record.floor_us for record in by_rung.values()} == {compute.median_us}, "the slower of the two"
     assert clocked[-1] == 10, "60 images in batches of 6"
