@@ -7,6 +7,7 @@ It runs on the caller's current stream and device, and works under autograd, `to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -114,19 +115,24 @@ def _check_tensors(
         raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must be the output's")
 
 
-def _run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
+class _Call(NamedTuple):
+    """What the operator is called with: PyTorch leaves out arguments at the end that have their defaults."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    stride: Sequence[int] = (1, 1)
+    padding: Sequence[int] = (0, 0)
+    dilation: Sequence[int] = (1, 1)
+    groups: int = 1
+    relu: bool = False
+    tf32: bool = False
+    rung: str | None = None
+
+
+def _run(*arguments: Any) -> torch.Tensor:
+    x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, rung = _Call(*arguments)
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
     if problem.batch == 0:
         require_rung(CONV2D, rung)
@@ -147,19 +153,8 @@ def _run(
     return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
 
 
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
+def _fake(*arguments: Any) -> torch.Tensor:
+    x, weight, bias, residual, stride, padding, dilation, groups, _, tf32, _ = _Call(*arguments)
     _check_tensors(x, weight, bias, residual, groups, tf32)
     size = [
         (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (weight.shape[2 + d] - 1) - 1) // stride[d] + 1
