@@ -306,7 +306,7 @@ class Bench:
         return timed(self._rung_facts(one), one.problem, timing, self.ceilings)
 
     def _rung_facts(self, one: Verified) -> Record:
-        """All but its time."""
+        """What a record says of a rung but for its time."""
         recipe = one.rung.recipe(one.problem, one.config)
         registers, spill_bytes, occupancy = resources(recipe, self.device)
         return replace(

@@ -39,7 +39,7 @@ class StoreError(EscaladeError, ValueError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a figure comes from, and the command that repeats it."""
+    """The circumstances that a figure comes from, and the command that repeats it."""
 
     gpu: str
     driver: str
@@ -59,9 +59,9 @@ class Record:
     layout: str
     batch: int
     system: str
-    """`escalade`, or the peer."""
+    """The system that was timed: `escalade`, or the peer."""
     rung: str
-    """Of Escalade's ladder; empty for a peer."""
+    """The rung of Escalade's ladder; empty for a peer."""
     config: dict[str, Any] = field(default_factory=dict)
     timing: str = ""
     """`graph`, `eager`, `calls`, `cpu` or `twin`: see `escalade.measure.timing`."""
@@ -213,7 +213,7 @@ def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.P
 
 
 def file_name(workload: str) -> str:
-    """Of the file for a workload's records; a name that would lead elsewhere is refused."""
+    """The name of the file for a workload's records; a name that would lead elsewhere is refused."""
     name = f"{workload}.jsonl"
     if not _WORKLOAD.fullmatch(workload) or name.endswith(SWEEPS):
         raise StoreError(
@@ -246,7 +246,7 @@ def _parse(line: bytes, where: str) -> Record:
 
 
 def provenance(device: torch.device, command: str | None = None) -> Provenance:
-    """Of what runs now, in this process."""
+    """The provenance of what runs now, in this process."""
     on_gpu = device.type == "cuda"
     return Provenance(
         gpu=torch.cuda.get_device_name(device) if on_gpu else f"twin on {platform.machine()}",
@@ -259,7 +259,7 @@ def provenance(device: torch.device, command: str | None = None) -> Provenance:
 
 
 def _without_outputs(arguments: Sequence[str]) -> list[str]:
-    """Where the records went is no part of how they were made."""
+    """The arguments without where the records went, which is no part of how they were made."""
     kept: list[str] = []
     given = iter(arguments)
     for argument in given:

@@ -19,7 +19,7 @@ SYSTEMS = {
 }
 DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
 Figures = dict[str, Callable[[Record], str]]
-"""More columns of our own record, by heading."""
+"""Further columns of our own record, by heading."""
 
 IMAGES: Figures = {
     "images/s": lambda r: cells.whole(r.images_per_s),

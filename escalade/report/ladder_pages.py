@@ -17,7 +17,7 @@ CLIMB_PROBLEM = "64to64_56_k3s1_b256"
 PLOT = pathlib.Path("docs/images/ladder.svg")
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _HOME_DTYPES = ("fp32", "fp16", "tf32", "bf16", "fp8")
-"""In which the climb shows a rung: fp32 if it can, then what tensor cores are made for."""
+"""Dtypes in which the climb shows a rung: fp32 if it can, then what tensor cores are made for."""
 
 
 def _workload(records: Iterable[Record], workload: str) -> list[Record]:

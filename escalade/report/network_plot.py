@@ -118,7 +118,7 @@ def _op_times(axes: Any, found: OpTimes) -> None:
 
 
 def _throughput(axes: Any, records: Sequence[Record], dtype: str) -> None:
-    """On the device with a line; what has no time there by the clock, with a dotted one."""
+    """Draws throughput on the device with a line; what has no time there by the clock, with a dotted one."""
     for system in dict.fromkeys(record.system for record in records):
         points = sorted((r.batch, r.images_per_s or 0.0) for r in records if r.system == system)
         batches, rates = zip(*points, strict=True)

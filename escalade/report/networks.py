@@ -123,7 +123,7 @@ def _batches(records: Sequence[Record]) -> Table:
 
 
 def _over_best(records: Sequence[Record], clock: Clock) -> Callable[[Record], str]:
-    """On our own row how many times as fast as the best peer we are; on a peer's nothing."""
+    """How many times as fast as the best peer we are, on our own row; on a peer's nothing."""
 
     def cell(record: Record) -> str:
         if record.is_peer:

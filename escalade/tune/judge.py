@@ -55,7 +55,7 @@ class Calibration:
 
 
 def judge(swept: Mapping[str, Sequence[Sample]]) -> list[Verdict]:
-    """The worst first."""
+    """The verdicts on all problems, the worst first."""
     verdicts = [_verdict(samples) for samples in swept.values()]
     return sorted(verdicts, key=lambda verdict: (-verdict.ratio, verdict.key))
 

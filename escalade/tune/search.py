@@ -188,7 +188,7 @@ def _subject(
     weights_stay: bool,
     proof: Proof,
 ) -> Subject:
-    """As in a network, where what depends on nothing but weights is done once, if they stay."""
+    """A subject that runs as in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
     prepared = Prepared(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
     return Subject(candidate.name, [prepared.bind(tensors)], proof)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 MOST_FLOPS = 200e9
 MOST_BYTES = 2e9
 DTYPES = {"fp16": 60, "bf16": 10, "fp32": 14, "tf32": 8, "fp8": 8}
-"""Shares in percent, as below."""
+"""The share of problems in each dtype, in percent."""
 FILTERS = {(1, 1): 30, (3, 3): 40, (5, 5): 8, (7, 7): 8, (1, 7): 7, (7, 1): 7}
 GROUPS = {"one": 80, "depthwise": 10, "some": 10}
 ROUNDED_TO = {64: 60, 8: 25, 1: 15}

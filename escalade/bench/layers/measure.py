@@ -27,7 +27,7 @@ from escalade.tune import search
 
 @dataclass(frozen=True)
 class Chosen:
-    """How we do a layer."""
+    """The rung and config by which we do a layer."""
 
     rung: Rung[Any]
     config: Config

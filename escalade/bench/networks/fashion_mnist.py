@@ -51,7 +51,7 @@ def missing() -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Clothes:
     images: torch.Tensor
-    """[count, 1, 86, 86], uint8."""
+    """The images, [count, 1, 86, 86], uint8."""
     labels: torch.Tensor
 
 

@@ -115,7 +115,7 @@ class _Bounds:
         }
 
     def wrong(self, standard: Standard) -> dict[str, str]:
-        """By name what is wrong with either, or nothing."""
+        """What is wrong with either, by name, or nothing."""
         spoil((*self._program.inputs, *self._program.outputs, self._room))
         self._fill()
         for call in self.calls.values():
@@ -127,8 +127,8 @@ class _Bounds:
         }
 
     def repeated(self, name: str, count: int) -> Callable[[], None]:
-        """So many calls in a row, as a stream makes them. Replays go on over what the last one left of its inputs:
-        they may share memory with later values, and time does not depend on them."""
+        """Makes so many calls in a row, as a stream makes them. Replays go on over what the last one left of its
+        inputs: they may share memory with later values, and time does not depend on them."""
         call = self.calls[name]
 
         def run() -> None:

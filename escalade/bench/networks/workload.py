@@ -140,8 +140,7 @@ class Setting:
         return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
 
     def peers_at(self, batch: int, known: Mapping[str, Maker] | None = None) -> dict[str, Maker]:
-        """Those of the known peers that take part: the slow ones within the budget, where they are not one batch too
-        many."""
+        """The known peers that take part: the slow ones within the budget, where they are not one batch too many."""
         everyone = not self.slow_batches or batch in self.slow_batches
         return {
             name: self.budget.limited(name, make) if name in SLOW else make

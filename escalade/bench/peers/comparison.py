@@ -58,7 +58,8 @@ class Against:
 
 
 def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against:
-    """Of the records of one problem in one dtype; there is a ratio only where no required peer is missing."""
+    """Our fastest record of one problem in one dtype beside the best peer's; there is a ratio only where no required
+    peer is missing."""
     ours = _fastest([r for r in records if not r.is_peer], clock)
     peers = [r for r in records if r.is_peer]
     peer = _fastest(peers, clock)

@@ -20,7 +20,8 @@ Known = TypeVar("Known")
 COMPILE = torch_network.compile_system(torch_network.MAX_AUTOTUNE)
 COMPILE_DEFAULT = torch_network.compile_system(torch_network.DEFAULT)
 SLOW = (COMPILE, COMPILE_DEFAULT)
-"""Up to two minutes and more for every batch size and dtype, so they take part only when they are named."""
+"""Peers that take up to two minutes and more for every batch size and dtype, so they take part only when they are
+named."""
 
 
 def operator_peers(operation: Operation[Any], problem: Any) -> tuple[LayerPeer, ...]:

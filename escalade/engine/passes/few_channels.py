@@ -87,7 +87,7 @@ def _take_pool(graph: Graph, node: Node) -> None:
 
 
 def _poolable(pool: Node) -> bool:
-    """Square windows side by side."""
+    """Whether the windows are square and side by side."""
     attributes = pool.attributes
     return (
         pool.op == "max_pool2d"
