@@ -11,11 +11,10 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.measure.timing import Subject, time_interleaved
-from escalade.ops.base.e4m3 import to_e4m3
+from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, to_e4m3
 
 MATMUL_SIZE = 8192
 COPY_BYTES = 2 << 30
-_STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -60,7 +59,7 @@ def properties(device: torch.device) -> Properties:
 def measure(device: torch.device, seconds_each: float = 0.3) -> Ceilings:
     """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
     card = properties(device)
-    products = [_matmul(dtype, device) for dtype in _STORAGE]
+    products = [_matmul(dtype, device) for dtype in MULTIPLIED]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
         products.append(_fp8_matmul(device))
     subjects = [_copy(device, card.memory_bytes), *products]
@@ -91,7 +90,7 @@ def _copy(device: torch.device, memory_bytes: int) -> Subject:
 
 def _matmul(dtype: str, device: torch.device) -> Subject:
     size = (MATMUL_SIZE, MATMUL_SIZE)
-    a, b = (torch.randn(size, device=device).to(_STORAGE[dtype]) for _ in range(2))
+    a, b = (torch.randn(size, device=device).to(STORAGE[dtype]) for _ in range(2))
     product = torch.empty_like(a)
     return Subject(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
 

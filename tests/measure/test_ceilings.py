@@ -10,6 +10,7 @@ import torch
 from escalade.measure import ceilings
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.timing import Subject, Timing
+from escalade.ops.base.dtypes import MULTIPLIED, STORAGE
 
 CPU = torch.device("cpu")
 MEMORY = 1 << 20
@@ -74,10 +75,10 @@ def test_products_are_of_the_size_that_is_counted_and_in_their_dtype(
         return out
 
     monkeypatch.setattr(torch, "mm", spy)
-    for dtype, storage in ceilings._STORAGE.items():
+    for dtype in MULTIPLIED:
         (multiply,) = subjects[dtype].calls
         multiply()
-        assert seen[-1] == (storage, (16, 16), (16, 16), dtype == "tf32")
+        assert seen[-1] == (STORAGE[dtype], (16, 16), (16, 16), dtype == "tf32")
 
 
 def test_the_floor_is_the_larger_of_operations_and_bytes() -> None:

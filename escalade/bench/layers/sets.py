@@ -11,7 +11,7 @@ from escalade import ops
 from escalade.errors import UnsupportedError
 from escalade.ops.base.problem import Problem
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.stem.problem import DTYPES as STEM_DTYPES
+from escalade.ops.stem.operation import STEM
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune.sweep import UNTUNED
 
@@ -89,7 +89,7 @@ def resnet50(batch: int, dtype: str) -> tuple[Layer, ...]:
 def stem(batch: int, dtype: str) -> tuple[Layer, ...]:
     """The first convolution of a ResNet; and with its pooling, as one operation of ours and two steps of the peers'."""
     first = Layer("conv2d", _conv(3, 64, 224, 7, 2, relu=True, batch=batch, dtype=dtype))
-    if dtype not in STEM_DTYPES:
+    if dtype not in STEM.dtypes:
         return (first,)
     source = "fp32" if dtype == "tf32" else dtype
     pooled = StemProblem(

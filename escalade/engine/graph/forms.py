@@ -8,16 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base import dtypes
 
-STORAGE = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8": torch.float16,
-}
+STORAGE = {**{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED}, "fp8": torch.float16}
 """What a plan of each dtype keeps its values in; in fp8 those between two convolutions are e4m3."""
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "uint8"}
+NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 
 
 @dataclass(frozen=True)

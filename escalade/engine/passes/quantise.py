@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.ops.base.e4m3 import LARGEST
+from escalade.ops.base.dtypes import E4M3_LARGEST
 
 CHANNEL_UNIT = 16
 """Channels and filters come in multiples of this: what one 16-byte copy moves."""
@@ -26,7 +26,7 @@ _VALUES = ("x", "shortcut", "residual")
 def quantise_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
     """Every convolution that can be becomes one in FP8; values between two of them are stored so."""
     chosen = {node.name for node in graph if _can(graph, node, ranges)}
-    scales = {name: max(largest / LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}
+    scales = {name: max(largest / E4M3_LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}
     stored = {name for name in chosen if _only_read_by(graph, name, chosen)}
     copies: dict[str, str] = {}
     for name in [node.name for node in graph if node.name in chosen]:
@@ -86,7 +86,7 @@ def _constants(
     unit = torch.stack(
         [weight.flatten(1).abs().amax(1) * incoming[_input_of(role)] for role, weight in weights.items()]
     ).amax(0)
-    unit = (unit / LARGEST).clamp_min(SMALLEST_SCALE)
+    unit = (unit / E4M3_LARGEST).clamp_min(SMALLEST_SCALE)
     made = {
         role: graph.add_constant(
             f"{node.name}_{role}_fp8", (weight * incoming[_input_of(role)] / unit.view(-1, 1, 1, 1)).float()

@@ -11,7 +11,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.lower import FP8, FP32, NHWC
 from escalade.engine.plan.plan import ConstantForm
 from escalade.errors import UnsupportedError
-from escalade.ops.base.e4m3 import to_e4m3
+from escalade.ops.base.dtypes import to_e4m3
 from escalade.ops.calling.executables import aligned
 
 

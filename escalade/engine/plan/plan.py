@@ -22,7 +22,7 @@ from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
 from escalade.ops.base.card import Card
-from escalade.ops.base.e4m3 import E4M3
+from escalade.ops.base.dtypes import E4M3
 from escalade.ops.choose.choice import Choice, choose
 
 MOST_DIRECT_LAUNCHES = 3

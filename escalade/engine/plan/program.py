@@ -19,7 +19,7 @@ from escalade.engine.nodes.lower import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import E4M3, to_e4m3
 
 _HOST = torch.device("cpu")
 

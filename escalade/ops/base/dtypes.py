@@ -1,4 +1,7 @@
-"""Element types, as they are named, as PyTorch stores them and as kernels declare them."""
+"""Element types: as they are named, as PyTorch stores them and as kernels declare them.
+
+`tf32` is a way to multiply what is stored as fp32; `fp8` is E4M3.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import torch
 
 from escalade.device.program import Type
 from escalade.errors import UnsupportedError
-from escalade.ops.base.e4m3 import E4M3
+
+E4M3 = torch.float8_e4m3fn
+E4M3_LARGEST = 448.0
+"""The largest magnitude that E4M3 has."""
 
 STORAGE = {
     "fp32": torch.float32,
@@ -19,6 +25,8 @@ STORAGE = {
 ELEMENT_BYTES = {name: storage.itemsize for name, storage in STORAGE.items()}
 DTYPES = ("fp32", "fp16", "bf16")
 """What every operation takes; some take more."""
+MULTIPLIED = ("fp32", "tf32", "fp16", "bf16")
+"""What operations that multiply take."""
 NAMES = {STORAGE[name]: name for name in DTYPES}
 VECTOR_BYTES = 16
 """The widest access that a thread has."""
@@ -55,3 +63,11 @@ def widest_vector(dtype: str, *lengths: int) -> int:
     while any(length % width for length in lengths):
         width //= 2
     return width
+
+
+def to_e4m3(values: torch.Tensor) -> torch.Tensor:
+    """Rounds to nearest, ties to even; what is larger than 448 becomes 448, a NaN stays one.
+
+    By clamping: PyTorch's own conversion makes NaN of what is too large, or not, depending on its version.
+    """
+    return values.float().clamp(-E4M3_LARGEST, E4M3_LARGEST).to(E4M3)

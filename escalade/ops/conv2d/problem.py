@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+DTYPES = (*MULTIPLIED, "fp8")
 OUTPUTS = ("", "fp16")
 
 _NAME = re.compile(

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.precision import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared.images import MEMORY_FORMAT

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_input_gradient import reference
-from escalade.ops.conv2d_input_gradient.problem import DTYPES, Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d_input_gradient.rungs import duality
 from escalade.ops.conv2d_input_gradient.rungs import sm90_jobs as jobs
@@ -40,7 +41,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *jobs.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
-    dtypes = DTYPES
+    dtypes = MULTIPLIED
     layouts = LAYOUTS
     weights_change = True
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.conv2d.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _MASK = "_mask"
 
 
@@ -24,7 +24,7 @@ class Conv2dInputGradientProblem(GradientProblem):
     mask: bool = False
 
     def __post_init__(self) -> None:
-        self.follow("conv2d_input_gradient", DTYPES)
+        self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
         if f.bias or f.residual or f.relu or f.shortcut_channels or f.output:
             raise UnsupportedError(

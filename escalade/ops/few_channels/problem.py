@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.shared.images import (
     FilteredImages,
     check_problem,
@@ -17,7 +17,6 @@ from escalade.ops.shared.images import (
     spell_pair,
 )
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 SOURCES = ("fp32", "fp16", "bf16", "uint8")
 MOST_CHANNELS = 8
 MOST_FILTERS = 32
@@ -119,7 +118,7 @@ class FewChannelsProblem(FilteredImages):
 
 
 def _check(p: FewChannelsProblem) -> None:
-    check_problem("few_channels", p, DTYPES)
+    check_problem("few_channels", p, MULTIPLIED)
     require("few_channels", "source", p.x_type, SOURCES)
     if p.x_type not in (p.storage, "uint8", "fp32"):
         raise UnsupportedError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.linear import reference
-from escalade.ops.linear.problem import DTYPES, LinearProblem
+from escalade.ops.linear.problem import LinearProblem
 from escalade.ops.linear.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.linear.rungs import cuda_core, pooled, tensor_core
 from escalade.ops.shared.rows import LAYOUTS
@@ -29,7 +30,7 @@ class Linear(Operation[LinearProblem]):
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
-    dtypes = DTYPES
+    dtypes = MULTIPLIED
     layouts = LAYOUTS
 
     def preferred(self, problem: LinearProblem) -> tuple[str, ...]:

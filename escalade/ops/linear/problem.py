@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.shared.rows import check_fields
-
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 _NAME = re.compile(
     r"(?P<in_features>\d+)to(?P<out_features>\d+)(_mean(?P<pixels>\d+))?_b(?P<batch>\d+)"
@@ -41,7 +39,7 @@ class LinearProblem:
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
-        check_fields("linear", self, DTYPES, sizes)
+        check_fields("linear", self, MULTIPLIED, sizes)
         if self.output_elements >= 2**38:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.base.e4m3 import E4M3
+from escalade.ops.base.dtypes import E4M3, dtype_of
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.quantise.operation import QUANTISE

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.quantise.problem import QuantiseProblem
 
 

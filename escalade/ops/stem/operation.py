@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.stem import reference
@@ -19,7 +20,7 @@ class Stem(Operation[StemProblem]):
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
-    dtypes = ("fp32", "tf32", "fp16", "bf16")
+    dtypes = MULTIPLIED
     layouts = ("nhwc",)
 
     def preferred(self, problem: StemProblem) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.shared.images import (
     LAYOUTS,
     FilteredImages,
@@ -18,7 +18,6 @@ from escalade.ops.shared.images import (
     spell_pair,
 )
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 SOURCES = ("uint8", "fp32", "fp16", "bf16")
 MOST_CHANNELS = 4
 Pool = tuple[int, int, int]
@@ -124,7 +123,7 @@ class StemProblem(FilteredImages):
 
 
 def _check(p: StemProblem) -> None:
-    check_problem("stem", p, DTYPES, ("nhwc",))
+    check_problem("stem", p, MULTIPLIED, ("nhwc",))
     require("stem", "source", p.source, SOURCES)
     require("stem", "source layout", p.source_layout, LAYOUTS)
     require_at_least(0, {"padding": min(p.padding)})

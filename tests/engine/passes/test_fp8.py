@@ -22,7 +22,7 @@ from escalade.engine.passes import fuse, optimise
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
-from escalade.ops.base.e4m3 import E4M3
+from escalade.ops.base.dtypes import E4M3
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))

@@ -11,7 +11,7 @@ from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config
 from escalade.ops.base.cards import typical
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import E4M3, to_e4m3
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, peer, random_inputs
 from tests.support import check

@@ -8,7 +8,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, quantise
 from escalade.ops.base.cards import typical
-from escalade.ops.base.e4m3 import E4M3, to_e4m3
+from escalade.ops.base.dtypes import E4M3, to_e4m3
 from escalade.ops.quantise import QuantiseProblem
 from tests import formulas
 
