@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape
 from escalade.engine.passes.simplify import remove_dead_code
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import TWIN
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer
 
-MOST_WEIGHT_BYTES = MOST_SHARED
+MOST_WEIGHT_BYTES = TWIN.shared_bytes
 """Bytes of the weights of all layers together in 16 bits at most: the shared memory of a block, where they stay while
 the rows pass by."""
 MOST_HIDDEN = 2048

@@ -25,6 +25,8 @@ SHARED_BYTES = {
 """The shared memory that a block may have at most, by architecture."""
 LEAST_SHARED = min(SHARED_BYTES.values())
 """The shared memory that a block may have on every card since Ampere."""
+HOPPER_SHARED = SHARED_BYTES["sm_90a"]
+"""The shared memory of a block on the architecture that rungs with wgmma are for."""
 BLOCK_SHARED = 1024
 """Bytes of shared memory that every block takes besides those it asks for."""
 _FEW_LANES = {"sm_80": 64}
@@ -125,6 +127,11 @@ class Card:
     def speed(self) -> float:
         """Clocks of all multiprocessors in a microsecond, in those of an H200: scales rates measured there."""
         return self.multiprocessors * self.rates.clock / (H200.multiprocessors * H200.rates.clock)
+
+    @property
+    def memory_speed(self) -> float:
+        """Bytes that memory moves in a microsecond, in those of an H200: scales rates measured there."""
+        return self.rates.dram / H200.rates.dram
 
     def clusters_at_once(self, blocks: int) -> int:
         """Clusters of so many blocks that run at once; none if the card has no clusters of that size."""
@@ -228,11 +235,3 @@ def _of_gpu(index: int) -> Card:
     ):  # a part of a card has its name, and fewer
         return derived(given)
     return known
-
-
-SMS = H200.multiprocessors
-CLUSTERS = dict(enumerate(H200.clusters, 1))
-FILLED = H200.filling
-MOST_SHARED = H200.shared_bytes
-CLOCK, LAUNCH_US, DRAM_RATE, L2_RATE, FP32_RATE = 1750.0, 1.5, 4.2e6, 7.0e6, 60e6
-passing, microseconds = H200.passing, H200.microseconds

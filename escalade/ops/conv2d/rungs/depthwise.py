@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -15,8 +15,6 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
-REGISTERS = 65536
-"""Registers of a multiprocessor."""
 HELD = 190
 """Registers that a thread may fill with weights, sums and inputs; addresses and counters take about 40 more."""
 SMALL_CODE, MOST_CODE = 2800, 4500
@@ -30,8 +28,6 @@ MOST_CONFIGS = 12
 
 LATENCY = 700.0
 """Cycles from a load to its value."""
-COPY_RATE = 39.0
-"""Bytes that a multiprocessor gets from L2 in a cycle."""
 ISSUE_RATE = 4.0
 """Instructions of warps that a multiprocessor starts in a cycle."""
 
@@ -68,7 +64,7 @@ class DepthwiseConfig(Config):
         under_way = p.stride[0] * columns * ceil_div(self.vector * p.element_bytes, 4)
         return (p.taps + _open_rows(p) * self.strip + columns) * self.vector + under_way
 
-    def clocks(self, p: Conv2dProblem) -> float:
+    def clocks(self, p: Conv2dProblem, card: Card) -> float:
         """Cycles of a multiprocessor: instructions, waiting where too few warps share it, and copies from L2."""
         steps = self.rows + _open_rows(p) - 1
         inputs = steps * p.stride[0]
@@ -81,12 +77,13 @@ class DepthwiseConfig(Config):
             + self.rows * self.strip * (4 * self.vector + 4)
             + moves
         )
-        warps = ceil_div(self.blocks(p), SMS) * ceil_div(self.threads, WARP)
-        resident = max(1, min(64, REGISTERS // WARP // (self.held(p) + 40)))
+        warps = ceil_div(self.blocks(p), card.multiprocessors) * ceil_div(self.threads, WARP)
+        resident = max(1, min(64, card.registers // WARP // (self.held(p) + 40)))
         busy = warps * instructions / ISSUE_RATE
         waiting = max(1.0, warps / resident) * (3 + steps) * LATENCY
         read_again = inputs / min(self.rows * p.stride[0], p.height)
-        copied = (p.input_elements * read_again + p.output_elements) * p.element_bytes / SMS / COPY_RATE
+        moved = (p.input_elements * read_again + p.output_elements) * p.element_bytes
+        copied = moved / card.multiprocessors / card.rates.copies.loads
         return max(busy, waiting, copied) + 0.05 * (busy + waiting + copied)
 
 
@@ -145,11 +142,13 @@ class Depthwise(Conv2dRung):
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return tuple(sorted(_candidates(problem), key=lambda config: config.clocks(problem))[:MOST_CONFIGS])
+        return tuple(
+            sorted(_candidates(problem), key=lambda config: config.clocks(problem, self.card))[:MOST_CONFIGS]
+        )
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, DepthwiseConfig)
-        return config.clocks(problem)
+        return config.clocks(problem, self.card)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, DepthwiseConfig)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
-from escalade.ops.base import card as machine
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -51,9 +50,9 @@ class Direct(Conv2dRung):
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
-        alone = problem.depth * STEP_CLOCKS / machine.CLOCK
-        sums = problem.flops / (NAIVE_RATE if neighbours else SCATTERED_RATE)
-        return machine.LAUNCH_US + MEASURED * (alone + sums + machine.passing(problem.bytes))
+        alone = problem.depth * STEP_CLOCKS / self.card.rates.clock
+        sums = problem.flops / ((NAIVE_RATE if neighbours else SCATTERED_RATE) * self.card.speed)
+        return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.bytes))
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
@@ -111,18 +110,18 @@ class Tiled(Conv2dRung):
         base = fitted(problem, self._switches())
         assert base is not None, "configs are asked for supported problems only"
         if "tuned" in self.ideas and "register_blocking" in self.ideas:
-            return candidates(problem, self._switches()) or (base,)
+            return candidates(problem, self._switches(), self.card) or (base,)
         return (base,)
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
         assert isinstance(config, DirectConfig)
-        share = efficiency(problem, config) * REACHED
+        share = efficiency(problem, config, self.card) * REACHED
         if "tuned" not in self.ideas or not share:
             return None
-        return ENDS_US + problem.flops / machine.FP32_RATE / share + machine.passing(problem.bytes)
+        return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.passing(problem.bytes)
 
     def least(self, problem: Conv2dProblem) -> float:
-        return ENDS_US + problem.flops / machine.FP32_RATE
+        return ENDS_US + problem.flops / self.card.rates.fp32
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, DirectConfig)

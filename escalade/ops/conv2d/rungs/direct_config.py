@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
+from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -226,8 +226,10 @@ def fitted(problem: Conv2dProblem, config: DirectConfig) -> DirectConfig | None:
 
 
 @lru_cache(256)
-def candidates(problem: Conv2dProblem, ideas: DirectConfig, most: int = 24) -> tuple[DirectConfig, ...]:
-    """The configs with the switches of `ideas` that should be the fastest on an H200, best first; those in constant
+def candidates(
+    problem: Conv2dProblem, ideas: DirectConfig, card: Card, most: int = 24
+) -> tuple[DirectConfig, ...]:
+    """The configs with the switches of `ideas` that should be the fastest on a card, best first; those in constant
     memory behind all others.
     """
     places = ["constant"] if constant_bytes(problem) <= 16 * 1024 and ideas.weights == "shared" else []
@@ -241,7 +243,7 @@ def candidates(problem: Conv2dProblem, ideas: DirectConfig, most: int = 24) -> t
                 if weights == "constant" and not _is_warp_uniform(problem, config):
                     continue
                 if valid(problem, config):
-                    scored[config] = efficiency(problem, config)
+                    scored[config] = efficiency(problem, config, card)
     chosen: list[DirectConfig] = []
     alike: Counter[tuple[str, int, int, int, bool]] = Counter()
     places_taken: Counter[str] = Counter()
@@ -255,7 +257,7 @@ def candidates(problem: Conv2dProblem, ideas: DirectConfig, most: int = 24) -> t
         chosen.append(config)
     # Constant memory is one for all callers of a kernel, so it comes last, however fast it is.
     return tuple(
-        sorted(chosen, key=lambda config: (config.weights == "constant", -efficiency(problem, config)))
+        sorted(chosen, key=lambda config: (config.weights == "constant", -efficiency(problem, config, card)))
     )
 
 
@@ -297,8 +299,8 @@ def _shapes(problem: Conv2dProblem) -> Iterator[DirectConfig]:
                             yield config
 
 
-def efficiency(problem: Conv2dProblem, config: DirectConfig) -> float:
-    """A guess at the share of an H200's fp32 peak, from what a thread issues for one chunk of channels."""
+def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> float:
+    """A guess at the share of a card's fp32 peak, from what a thread issues for one chunk of channels."""
     p, shape = problem, tile(problem, config)
     outputs_computed = config.blocks(p) * WARP * math.ceil(config.threads / WARP) * config.outputs
     useful = p.output_elements / outputs_computed
@@ -330,7 +332,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig) -> float:
     registers = min(255, 40 + config.outputs + inputs + config.outputs_k)
     warps = math.ceil(config.threads / WARP)
     resident = min(
-        65536 // (registers * warps * WARP), MOST_SHARED // (shape.shared_bytes + 1024), 64 // warps
+        card.registers // (registers * warps * WARP), card.blocks_with(shape.shared_bytes), 64 // warps
     )
     if resident == 0:
         return 0.0
@@ -341,7 +343,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig) -> float:
     waiting = 700 * latencies + fetched * config.threads * p.element_bytes / 40
     busy = 1 - (waiting / (waiting + computing)) ** resident
     balance = resident * warps / 4 / math.ceil(resident * warps / 4)  # of warps over the four schedulers
-    waves = config.blocks(p) / (132 * resident)
+    waves = config.blocks(p) / (card.multiprocessors * resident)
     return useful * multiply_adds / max(issued, shared) * busy * balance * waves / math.ceil(waves)
 
 

@@ -13,6 +13,7 @@ from math import ceil, prod
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
+from escalade.ops.base.card import H200, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -25,7 +26,7 @@ MIB = 2**20
 _COMPLEX_BYTES = 8
 _LARGEST_WORKSPACE = 1024 * MIB
 _LARGEST_FILTER_SPECTRA = 2048 * MIB
-_L2_SHARE = 64 * MIB
+_L2_SHARE = 64 * MIB  # of an H200
 _STEP_CHANNELS = 2
 _SHARED_BYTES = 96 * 1024  # every supported architecture has it
 _MOST_PLANES = 2**30  # of one launch, which counts them in 32 bits
@@ -100,13 +101,14 @@ class Tiling:
         """Spectra that one tile needs at once; the depthwise product goes straight into the inverse transform."""
         return self.spectrum_bytes * (problem.channels + (0 if _depthwise(problem) else problem.filters))
 
-    def seconds(self, problem: Conv2dProblem) -> float:
+    def seconds(self, problem: Conv2dProblem, card: Card) -> float:
         """A rough estimate: every spectrum transformed once and moved once for the product."""
         p = problem
         planes = self.count(p) * (p.channels + p.filters) + p.filters * p.group_channels
         products = self.count(p) * p.filters * p.group_channels * self.frequencies
         moved = 0 if _depthwise(p) else planes * self.spectrum_bytes
-        return planes * self.tile**2 / _PIXELS + 4 * products / _MULTIPLY_ADDS + moved / _BANDWIDTH
+        computing = planes * self.tile**2 / _PIXELS + 4 * products / _MULTIPLY_ADDS
+        return computing / card.speed + moved / _BANDWIDTH / card.memory_speed
 
     def input_planes(self, problem: Conv2dProblem, first_tile: int, tiles: int) -> Ints:
         """`FftPlanes` of kernels/conv2d/fft_planes.cuh."""
@@ -131,7 +133,7 @@ def _depthwise(problem: Conv2dProblem) -> bool:
     return problem.groups == problem.channels == problem.filters
 
 
-def _tilings(problem: Conv2dProblem) -> list[Tiling]:
+def _tilings(problem: Conv2dProblem, card: Card) -> list[Tiling]:
     """The tilings that a problem allows, most promising first."""
     reach = max(problem.filter_height, problem.filter_width)
     fitting = (Tiling.of(problem, tile) for tile in TILES if tile >= reach)
@@ -142,11 +144,11 @@ def _tilings(problem: Conv2dProblem) -> list[Tiling]:
             if tiling.filter_bytes(problem) <= _LARGEST_FILTER_SPECTRA
             and tiling.bytes_per_tile(problem) <= _LARGEST_WORKSPACE
         ),
-        key=lambda tiling: tiling.seconds(problem),
+        key=lambda tiling: tiling.seconds(problem, card),
     )
 
 
-def _supports(problem: Conv2dProblem) -> str | None:
+def _supports(problem: Conv2dProblem, card: Card) -> str | None:
     if problem.dtype == "tf32":
         return "FFT rungs multiply in fp32; they take fp32, fp16 and bf16, not tf32"
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
@@ -155,7 +157,7 @@ def _supports(problem: Conv2dProblem) -> str | None:
         return "FFT rungs take one group, or as many groups as channels and filters (depthwise)"
     if max(problem.filter_height, problem.filter_width) > TILES[-1]:
         return f"FFT rungs take filters of up to {TILES[-1]}x{TILES[-1]}, the largest tile"
-    if not _tilings(problem):
+    if not _tilings(problem, card):
         return (
             "the spectra do not fit the workspace: those of all filters may take 2 GiB, those of one tile, all "
             "channels and filters, 1 GiB"
@@ -228,7 +230,7 @@ class _FftRung(Conv2dRung):
         tiling = Tiling.of(problem, config.tile)
         launches = len(self.recipe(problem, config).after_packing.steps)
         scattered = _SCATTERED if problem.layout == "nhwc" else 1.0
-        return launches * _STAGE_US + scattered * tiling.seconds(problem) * 1e6
+        return launches * _STAGE_US + scattered * tiling.seconds(problem, self.card) * 1e6
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         """A transform spreads the rounding error of each pixel over its whole tile: a few 1e-7 of the output's norm
@@ -239,14 +241,14 @@ class _FftRung(Conv2dRung):
 @dataclass(frozen=True)
 class Fft(_FftRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
-        return _supports(problem)
+        return _supports(problem, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[FftConfig, ...]:
         """The default, then what changes one thing about it: the transforms, the product, the workspace."""
-        tilings = _tilings(problem)[:4]
+        tilings = _tilings(problem, self.card)[:4]
         transforms = tuple(_transform_configs(tilings))
         products = _product_shapes(problem)
-        rooms = _workspace_choices(problem, tilings[0])
+        rooms = _workspace_choices(problem, tilings[0], self.card)
 
         def config(transform: TransformConfig, product: ProductShape, room: int) -> FftConfig:
             return FftConfig(transform.tile, transform.planes, transform.threads, *product, room)
@@ -285,10 +287,14 @@ def _product_shapes(problem: Conv2dProblem) -> list[ProductShape]:
     return [(8, 4, 2, 4, 3), (8, 4, 4, 4, 3), (4, 4, 4, 4, 3), (4, 4, 2, 4, 4)]
 
 
-def _workspace_choices(problem: Conv2dProblem, tiling: Tiling) -> list[int]:
+def _workspace_choices(problem: Conv2dProblem, tiling: Tiling, card: Card) -> list[int]:
     """Sizes of the workspace in MiB. A chunk should stay in the L2, and be large enough that reading all filters for it
     does not dominate."""
-    preferred = max(_L2_SHARE, 2 * tiling.filter_bytes(problem), tiling.bytes_per_tile(problem))
+    preferred = max(
+        _L2_SHARE * card.l2_bytes // H200.l2_bytes,
+        2 * tiling.filter_bytes(problem),
+        tiling.bytes_per_tile(problem),
+    )
     preferred = min(preferred, _LARGEST_WORKSPACE)
     needed = tiling.count(problem) * tiling.bytes_per_tile(problem)
     choices = (preferred, preferred // 2, _LARGEST_WORKSPACE)
@@ -352,10 +358,10 @@ class FftFused(_FftRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if not _depthwise(problem):
             return "fft_fused takes depthwise convolutions: as many groups as channels and filters"
-        return _supports(problem)
+        return _supports(problem, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[TransformConfig, ...]:
-        return tuple(_transform_configs(_tilings(problem)))[:24]
+        return tuple(_transform_configs(_tilings(problem, self.card)))[:24]
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, TransformConfig)

@@ -13,7 +13,6 @@ from escalade.device.recipe import (
     WeightsReady,
     Workspace,
 )
-from escalade.ops.base import card as machine
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -107,21 +106,21 @@ class FusedEpilogue(Conv2dRung):
         return unsupported(self.name, self.dtypes, problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return best_first(self.candidates, Operands.stored(problem), may_split=True)
+        return best_first(self.candidates, Operands.stored(problem), self.card, may_split=True)
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, MmaConfig)
-        return config.cost(Operands.stored(problem), self.products)
+        return config.cost(Operands.stored(problem), self.card, self.products)
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         operands = Operands.stored(problem)
-        main = machine.microseconds(self.clocks(problem, config), problem.bytes)
+        main = self.card.microseconds(self.clocks(problem, config), problem.bytes)
         if not operands.padded:
             return main
         pixels = problem.batch * problem.height * problem.width
         moved = pixels * (problem.channels + operands.channels) * operands.element_bytes
-        return main + machine.microseconds(0, moved)
+        return main + self.card.microseconds(0, moved)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, MmaConfig)

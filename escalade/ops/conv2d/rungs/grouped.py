@@ -8,7 +8,7 @@ from math import lcm
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -36,8 +36,6 @@ MOST_STEPS = 128
 
 PRODUCT_CLOCKS = 2.0
 """Clocks of a multiprocessor for an mma.sync of 16x8x16, and twice as many for the 512 bytes of its ldmatrix."""
-COPY_RATE = 39.0
-"""Bytes that a multiprocessor gets from L2 in a clock."""
 BANKS = 8
 """Banks of 16 bytes in shared memory."""
 SECTOR = 32
@@ -114,6 +112,7 @@ class _Tiling:
 
     problem: Conv2dProblem
     config: GroupedConfig
+    card: Card
 
     @cached_property
     def bundle(self) -> _Bundle:
@@ -132,7 +131,9 @@ class _Tiling:
     @property
     def workers(self) -> int:
         """Blocks that share the tiles of the same channels."""
-        return max(1, min(self.tiles, SMS * self.config.blocks_per_sm // self.channel_blocks))
+        return max(
+            1, min(self.tiles, self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks)
+        )
 
     @cached_property
     def window(self) -> tuple[int, int]:
@@ -167,8 +168,8 @@ class _Tiling:
     @property
     def fitting_blocks(self) -> int:
         """Blocks of a multiprocessor."""
-        by_memory = (MOST_SHARED + 1024) // (self.shared_bytes + 1024)
-        by_registers = 65536 // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
+        by_memory = self.card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_registers = self.card.registers // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
         return max(1, min(by_memory, by_registers, 4))
 
     @property
@@ -188,13 +189,14 @@ class _Tiling:
         inputs = self.window[0] * self.window[1] * c.bundles * b.channels
         outputs = c.pixels * c.bundles * b.filters
         segment = c.bundles * b.channels * 2
-        copies = (inputs + outputs * (2 if p.residual else 1)) * 2 / COPY_RATE * (1 + SECTOR / segment)
+        rate = self.card.rates.copies.loads
+        copies = (inputs + outputs * (2 if p.residual else 1)) * 2 / rate * (1 + SECTOR / segment)
         tile = max(products, reads, copies) + BARRIERS / c.blocks_per_sm
-        weights = BARRIERS + c.bundles * b.filters * b.steps(p) * 32 / COPY_RATE * c.blocks_per_sm
-        return weights + ceil_div(self.tiles * self.channel_blocks, SMS) * tile
+        weights = BARRIERS + c.bundles * b.filters * b.steps(p) * 32 / rate * c.blocks_per_sm
+        return weights + ceil_div(self.tiles * self.channel_blocks, self.card.multiprocessors) * tile
 
 
-def _candidates(p: Conv2dProblem) -> list[GroupedConfig]:
+def _candidates(p: Conv2dProblem, card: Card) -> list[GroupedConfig]:
     bundle = _Bundle.of(p)
     count = p.groups // bundle.groups
     found = []
@@ -204,7 +206,7 @@ def _candidates(p: Conv2dProblem) -> list[GroupedConfig]:
             continue
         for warps_m in {WARPS // bundles, max(1, WARPS // 2 // bundles)}:
             for tiles_m in {max(1, SUMS // 4 // bundle.tiles_n // share) for share in (1, 2, 4)}:
-                found += _cuts(p, bundles, warps_m, tiles_m)
+                found += _cuts(p, bundles, warps_m, tiles_m, card)
     return list(dict.fromkeys(found))
 
 
@@ -217,7 +219,7 @@ def _pitches(p: Conv2dProblem, columns: int) -> list[int]:
     return list(dict.fromkeys((pitches[0], *seamless[:1])))
 
 
-def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int) -> list[GroupedConfig]:
+def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card) -> list[GroupedConfig]:
     """Tiles for so many pixels, wide and narrow ones."""
     found = []
     pixels = warps_m * tiles_m * 16
@@ -230,16 +232,16 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int) -> list[Gr
         used = ceil_div(ceil_div(images * rows * columns, 16), warps_m)  # fewer blocks of pixels may do
         for pitch in _pitches(p, columns):
             config = GroupedConfig(images, rows, columns, pitch, bundles, warps_m, used)
-            tiling = _Tiling(p, config)
-            if tiling.shared_bytes <= MOST_SHARED:
+            tiling = _Tiling(p, config, card)
+            if tiling.shared_bytes <= card.shared_bytes:
                 found.append(replace(config, blocks_per_sm=tiling.fitting_blocks))
     return found
 
 
 @lru_cache(4096)
-def _best_first(p: Conv2dProblem) -> tuple[GroupedConfig, ...]:
-    found = sorted(_candidates(p), key=lambda config: _Tiling(p, config).clocks)
-    small = [config for config in found if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[GroupedConfig, ...]:
+    found = sorted(_candidates(p, card), key=lambda config: _Tiling(p, config, card).clocks)
+    small = [config for config in found if _Tiling(p, config, card).shared_bytes <= LEAST_SHARED]
     default = (small or found)[:1]
     return (*default, *[config for config in found if config not in default][: MOST_CONFIGS - 1])
 
@@ -265,35 +267,25 @@ class Grouped(Conv2dRung):
                 f"{name} multiplies up to {MOST_BUNDLE} channels and filters together; groups of {p.group_channels} "
                 f"and {p.group_filters} come to {bundle.channels} and {bundle.filters}"
             )
-        if bundle.steps(p) > MOST_STEPS or not _best_first(p):
+        if bundle.steps(p) > MOST_STEPS or not _best_first(p, self.card):
             return (
                 f"the weights and windows of {p.filter_height}x{p.filter_width} filters over {bundle.channels} "
-                f"channels are too many for {name}; direct takes any"
+                f"channels are too many for {name} and the {self.card.shared_bytes} bytes of a block's shared memory; "
+                "direct takes any"
             )
         return None
 
-    def refusal(self, problem: Conv2dProblem) -> str | None:
-        if sentence := super().refusal(problem):
-            return sentence
-        card, needed = self.card, _Tiling(problem, _best_first(problem)[0]).shared_bytes
-        if needed <= card.shared_bytes:
-            return None
-        return (
-            f"{self.name} needs {needed} bytes of shared memory for weights and windows; a block of {card.name} has "
-            f"{card.shared_bytes}"
-        )
-
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         """The first fits every card, if one does."""
-        return _best_first(problem)
+        return _best_first(problem, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, GroupedConfig)
-        return _Tiling(problem, config).clocks
+        return _Tiling(problem, config, self.card).clocks
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, GroupedConfig)
-        p, tiling = problem, _Tiling(problem, config)
+        p, tiling = problem, _Tiling(problem, config, self.card)
         constants: dict[str, Constant] = {
             "Element": element(p.dtype),
             "FILTER_HEIGHT": p.filter_height,

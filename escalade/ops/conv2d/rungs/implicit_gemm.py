@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.ops.base import card as machine
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -56,10 +55,10 @@ class ImplicitGemmConfig(Config):
         taps_bytes = 16 * problem.taps if problem.layout == "nchw" else 16
         return gathers and self.tile_n % rows_at_once == 0 and self.shared_bytes + taps_bytes <= 48 * 1024
 
-    def cost(self, problem: Conv2dProblem) -> float:
+    def cost(self, problem: Conv2dProblem, card: Card) -> float:
         """Multiply-adds of the busiest multiprocessor, weighed by how fast it does them."""
         count = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
-        rounds = ceil_div(count, SMS)
+        rounds = ceil_div(count, card.multiprocessors)
         warps = min(rounds, self.blocks_per_sm) * self.threads // 32
         return rounds * self.tile_m * self.tile_n / (self.efficiency * min(1.0, 0.2 + warps / 20))
 
@@ -94,14 +93,14 @@ class ImplicitGemm(Conv2dRung):
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         valid = (config for config in IMPLICIT_CONFIGS if config.valid(problem))
-        return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+        return tuple(sorted(valid, key=lambda config: config.cost(problem, self.card)))
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, ImplicitGemmConfig)
-        return config.cost(problem) * problem.depth / MULTIPLY_ADDS
+        return config.cost(problem, self.card) * problem.depth / MULTIPLY_ADDS
 
     def least(self, problem: Conv2dProblem) -> float:
-        return problem.flops / machine.FP32_RATE
+        return problem.flops / self.card.rates.fp32
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ImplicitGemmConfig)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from escalade.device.recipe import Ints, Recipe
-from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
@@ -77,7 +76,7 @@ class JobRung(Conv2dRung):
     def job_clocks(self, job: Job, config: Config) -> float: ...
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        return machine.microseconds(self.clocks(problem, config), problem.bytes, self.launches)
+        return self.card.microseconds(self.clocks(problem, config), problem.bytes, self.launches)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         return self.job_recipe(Job.of(problem), config)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Type
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED, SMS
+from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 MOST_SPLITS = 32
-PRODUCT_RATE = 2200
-"""Multiply-adds by mma.sync in a clock and multiprocessor of Hopper, for each byte of k: 1100 of 16 (or 8) bits."""
-L2_RATE = 40
-"""An estimate of the bytes that L2 delivers in a clock to each multiprocessor when all ask; one alone gets 64."""
 LATENCY = 1200
 """An estimate of the clocks of two round trips to L2: of the first copies and the last stores, or of a part and its
 ticket."""
@@ -57,7 +53,7 @@ class MmaConfig(Config):
         tiles = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
         return tiles, self.splits, 1
 
-    def valid(self, operands: Operands) -> bool:
+    def valid(self, operands: Operands, card: Card) -> bool:
         """Whether every thread copies as many chunks, in rows that share a swizzle, and registers suffice."""
         rows_at_once = self.threads * operands.copy_bytes // self.row_bytes
         sums = self.tile_m * self.tile_n // self.threads
@@ -69,7 +65,7 @@ class MmaConfig(Config):
             rows_at_once % 8 == 0
             and self.tile_m % rows_at_once == 0
             and self.tile_n % rows_at_once == 0
-            and self.shared_bytes <= MOST_SHARED
+            and self.shared_bytes <= card.shared_bytes
             and not crowded
         )
 
@@ -79,7 +75,7 @@ class MmaConfig(Config):
         depths = (p.taps * operands.channels, p.shortcut_channels)
         return sum(ceil_div(depth * operands.element_bytes, self.row_bytes) for depth in depths)
 
-    def cost(self, operands: Operands, products: int = 1) -> float:
+    def cost(self, operands: Operands, card: Card, products: int = 1) -> float:
         """The clocks, about, that the busiest multiprocessor takes, with so many products for each of the problem's.
 
         Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite; filling
@@ -88,13 +84,13 @@ class MmaConfig(Config):
         warp_m, warp_n = self.warp_tile
         efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
         tiles, splits, _ = self.grid(operands.problem)
-        rounds = ceil_div(tiles * splits, SMS)
+        rounds = ceil_div(tiles * splits, card.multiprocessors)
         warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
         busy = min(1.0, 0.4 + warps / 13)
         # mma.sync widens 8-bit elements to 16 bits on Hopper: a byte of them is twice the work.
-        rate = PRODUCT_RATE * min(2, operands.element_bytes) / 2 / products
+        rate = 2 * card.rates.mma_products * min(2, operands.element_bytes) / 2 / products
         product = self.tile_m * self.tile_n / (rate * efficiency * busy)
-        l2_rate = min(64.0, L2_RATE * SMS / min(SMS, tiles * splits))
+        l2_rate = card.copy_rate(card.rates.copies.mma_ring, min(card.multiprocessors, tiles * splits))
         delivery = (self.tile_m + self.tile_n) / l2_rate
         depth_bytes = ceil_div(self.depth_tiles(operands), splits) * (self.row_bytes + 8)
         # The next tap does not find its rows in L1 after all: pairs that differ in nothing else took 1.00 to 1.03 times
@@ -166,24 +162,24 @@ class Operands:
 
 
 def best_first(
-    candidates: tuple[MmaConfig, ...], operands: Operands, may_split: bool
+    candidates: tuple[MmaConfig, ...], operands: Operands, card: Card, may_split: bool
 ) -> tuple[MmaConfig, ...]:
     """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
-    whole = [config for config in candidates if config.valid(operands)]
-    valid = whole + [split for config in whole if may_split for split in _splits(config, operands)]
+    whole = [config for config in candidates if config.valid(operands, card)]
+    valid = whole + [split for config in whole if may_split for split in _splits(config, operands, card)]
     small = [config for config in valid if config.shared_bytes <= LEAST_SHARED]
-    default = min(small, key=lambda config: config.cost(operands))
+    default = min(small, key=lambda config: config.cost(operands, card))
     others = sorted(
-        (config for config in valid if config != default), key=lambda config: config.cost(operands)
+        (config for config in valid if config != default), key=lambda config: config.cost(operands, card)
     )
     return (default, *others[:23])
 
 
-def _splits(config: MmaConfig, operands: Operands) -> list[MmaConfig]:
+def _splits(config: MmaConfig, operands: Operands, card: Card) -> list[MmaConfig]:
     """The two best splits that leave no block without work, and no multiprocessor with more than two blocks."""
     tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
-    most = min(2 * SMS // tiles, depth // 2, MOST_SPLITS)
+    most = min(2 * card.multiprocessors // tiles, depth // 2, MOST_SPLITS)
     counts = (count for count in range(2, most + 1) if ceil_div(depth, ceil_div(depth, count)) == count)
     return sorted(
-        (replace(config, splits=count) for count in counts), key=lambda split: split.cost(operands)
+        (replace(config, splits=count) for count in counts), key=lambda split: split.cost(operands, card)
     )[:2]

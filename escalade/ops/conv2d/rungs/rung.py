@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -45,7 +44,7 @@ class Conv2dRung(Rung[Conv2dProblem]):
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
         clocks = self.clocks(problem, config)
-        return None if clocks is None else machine.microseconds(clocks, problem.bytes)
+        return None if clocks is None else self.card.microseconds(clocks, problem.bytes)
 
     @abstractmethod
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -16,7 +16,7 @@ from escalade.device.recipe import (
     TiledMap,
     WeightsReady,
 )
-from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -45,10 +45,6 @@ PIECE_BYTES = 128 * 16
 MOST_CONFIGS = 16
 """Configs that are worth a measurement, at most."""
 
-COPY_RATE = 56.0
-"""Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
-LONE_COPY_RATE = 84.0
-"""Bytes that a multiprocessor gets from L2 in a cycle when few ask."""
 START_CYCLES = 1600.0
 """Cycles until the first copies arrive, and from the last results to the end of the launch."""
 TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
@@ -120,7 +116,7 @@ class PersistentConfig(Config):
     def parts_apart(self) -> bool:
         """Whether parts have room besides the stages (there are no panels then); else they come over them, when all
         blocks have multiplied."""
-        return self._bytes_besides_parts(0) + self.parts_bytes <= MOST_SHARED
+        return self._bytes_besides_parts(0) + self.parts_bytes <= HOPPER_SHARED
 
     def shared_bytes(self, output_bytes: int) -> int:
         return self._bytes_besides_parts(output_bytes) + (self.parts_bytes if self.parts_apart else 0)
@@ -141,7 +137,10 @@ class PersistentConfig(Config):
         for buffers in dict.fromkeys((self.buffers, self.buffers // 2)):
             for stages in range(self.stages, 2, step):
                 config = replace(self, stages=stages, buffers=buffers)
-                if bool(buffers) == bool(self.buffers) and config.shared_bytes(p.output_bytes) <= MOST_SHARED:
+                if (
+                    bool(buffers) == bool(self.buffers)
+                    and config.shared_bytes(p.output_bytes) <= HOPPER_SHARED
+                ):
                     return config
         return None
 
@@ -149,21 +148,21 @@ class PersistentConfig(Config):
         """Tiles of the problem; where a cluster shares weights, the tiles of its blocks count as one."""
         return ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
 
-    def clusters(self, pixels: int, filters: int) -> int:
+    def clusters(self, pixels: int, filters: int, card: Card) -> int:
         tiles = self.tiles(pixels, filters)
-        return tiles if self.parts > 1 else min(tiles, SMS // self.cluster)
+        return tiles if self.parts > 1 else min(tiles, card.multiprocessors // self.cluster)
 
-    def cost(self, pixels: int, filters: int, slabs: int) -> float:
+    def cost(self, pixels: int, filters: int, slabs: int, card: Card) -> float:
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
         products = self.pixels * self.filters / SLAB_RATE
         if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
             products *= 1.2
         tiles, sums = self.tiles(pixels, filters), self.pixels * self.filters
         group = self.cluster * self.splits
-        blocks_at_once = min(tiles, CLUSTERS[group]) * group
-        rate = min(LONE_COPY_RATE, COPY_RATE * SMS / blocks_at_once)
+        at_once = card.clusters_at_once(group)
+        rate = card.copy_rate(card.rates.copies.tma_persistent, min(tiles, at_once) * group)
         copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
-        rounds = ceil_div(tiles, CLUSTERS[group])
+        rounds = ceil_div(tiles, at_once)
         if self.share == PING_PONG and rounds > 1:
             end = TURN_CYCLES + TURN_CYCLES_A_SUM * sums
         else:
@@ -184,6 +183,7 @@ def product(
     filters: int,
     config: PersistentConfig,
     epilogue: Epilogue,
+    card: Card,
     *,
     x: str = "x",
     weight: str = "weight",
@@ -238,7 +238,7 @@ def product(
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/sm90_persistent.cu", "conv2d_sm90_persistent", constants),
-        (config.clusters(windows.pixels, filters) * group, 1, 1),
+        (config.clusters(windows.pixels, filters, card) * group, 1, 1),
         (THREADS, 1, 1),
         (
             *maps,
@@ -284,8 +284,7 @@ class Persistent(HopperRung):
                 found.append(config)
         return tuple(sorted(found, key=lambda config: self.clocks(p, config))[:MOST_CONFIGS])
 
-    @staticmethod
-    def _split(problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
+    def _split(self, problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
         """The config with as many splits as give every block, and every warpgroup, a slab, and run at once."""
         deep = config.share == DEPTH
         tiles = config.tiles(problem.output_pixels, problem.filters)
@@ -293,12 +292,12 @@ class Persistent(HopperRung):
         return [
             replace(config, splits=splits)
             for splits in range(1 if deep else 2, most + 1)
-            if tiles <= CLUSTERS[splits]
+            if tiles <= self.card.clusters_at_once(splits)
         ]
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, PersistentConfig)
-        return config.cost(problem.output_pixels, problem.filters, slabs_of(problem))
+        return config.cost(problem.output_pixels, problem.filters, slabs_of(problem), self.card)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, PersistentConfig)
@@ -308,6 +307,7 @@ class Persistent(HopperRung):
             p.filters,
             config,
             Epilogue.of(p),
+            self.card,
             x=prepared.x.name,
             weight=prepared.weight.name,
             shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,

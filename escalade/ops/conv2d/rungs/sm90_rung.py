@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.prepare import COPY_BYTES, copied_channels
@@ -74,10 +73,10 @@ class HopperRung(Conv2dRung):
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         p, channels = problem, copied_channels(problem)
-        main = machine.microseconds(self.clocks(p, config), p.bytes)
+        main = self.card.microseconds(self.clocks(p, config), p.bytes)
         if channels == p.channels:
             return main
-        return main + machine.microseconds(
+        return main + self.card.microseconds(
             0, p.batch * p.height * p.width * (p.channels + channels) * p.element_bytes
         )
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, Int64, Ints, KernelCall, Recipe, TiledMap, Workspace
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -26,8 +26,6 @@ PRODUCT_RATE = 1600
 """Multiplications and additions of a multiprocessor in a cycle, dense fp16: the hardware's 2048 within its power."""
 SHARED_RATE = 128.0
 """Bytes that a multiprocessor reads from or writes to shared memory in a cycle."""
-COPY_RATE = 45.0
-"""Bytes that a multiprocessor gets from L2 in a cycle."""
 SLAB_CYCLES = 450.0
 """Cycles from one slab of a warpgroup to the next at best: to cut it in halves and to add it up."""
 TILE_CYCLES = 2500.0
@@ -72,14 +70,16 @@ class SplitConfig(Config):
         """`Work` of kernels/conv2d/sm90_split.cu."""
         return Ints((job.windows.pixels, self.tiles(job), ceil_div(job.filters, self.filters), slabs(job)))
 
-    def cost(self, job: Job) -> float:
+    def cost(self, job: Job, card: Card) -> float:
         """Cycles, as far as tensor cores, shared memory, L2, and what a warpgroup does besides multiplying decide."""
         products = PRODUCTS * self.pixels * self.filters * SLAB / PRODUCT_RATE
         columns = PRODUCTS * self.warpgroups * self.filters * SLAB * 2  # read anew by every warpgroup
         shared = (columns + self.pixels * ROW_BYTES + self.stage_bytes) / SHARED_RATE
-        rounds = ceil_div(self.tiles(job), SMS)
+        rounds = ceil_div(self.tiles(job), card.multiprocessors)
         together = min(self.blocks_per_sm, rounds)
-        slab = max(products, shared, self.stage_bytes / COPY_RATE, SLAB_CYCLES / together)
+        slab = max(
+            products, shared, self.stage_bytes / card.rates.copies.tma_gradient, SLAB_CYCLES / together
+        )
         return rounds * (slabs(job) * slab + TILE_CYCLES / together)
 
 
@@ -173,11 +173,11 @@ class HopperSplit(JobRung):
         return job.windows.unsupported(self.name)
 
     def job_configs(self, job: Job) -> tuple[Config, ...]:
-        return tuple(sorted(CONFIGS, key=lambda config: config.cost(job)))
+        return tuple(sorted(CONFIGS, key=lambda config: config.cost(job, self.card)))
 
     def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, SplitConfig)
-        return config.cost(job)
+        return config.cost(job, self.card)
 
     def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
@@ -204,7 +204,7 @@ class HopperSplit(JobRung):
         attempts = tuple(
             KernelCall(
                 program,
-                (min(config.tiles(job), SMS * config.blocks_per_sm), 1, 1),
+                (min(config.tiles(job), self.card.multiprocessors * config.blocks_per_sm), 1, 1),
                 (config.threads, 1, 1),
                 (
                     pixels, shortcut_pixels, weights, Buffer("weight_scales"), Buffer("bias", optional=True),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
-from escalade.ops.base.card import CLUSTERS, MOST_SHARED, SMS
+from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -36,8 +36,6 @@ MOST_CONFIGS = 12
 
 # Cycles, set by hand so that estimates come within 10% of what an H200 took for most tiles of ResNet-18's convolutions
 # at batches of 1 to 256.
-COPY_RATE = 39.0
-"""Bytes that a multiprocessor gets from L2 in a cycle when all ask."""
 COLUMN_CYCLES = 2.2
 """Cycles of the tensor cores for one column of a tap, 64 filters by 128 bytes of channels: 2, and what power takes."""
 START_CYCLES = 500.0
@@ -52,10 +50,6 @@ RESIDUAL_CYCLES_BOX = 47.0
 HANDING_CYCLES = 1500.0
 """Cycles from one warpgroup's sums to the panel that is ready for the other's, where they share it, besides what copies
 take: a guess from the latencies of a store and a load."""
-MOST_COPY_RATE = 65.0
-"""Bytes that a multiprocessor gets from L2 in a cycle where few ask."""
-FILL_RATE = 19.0
-"""Bytes of the first window and its taps that a multiprocessor gets in a cycle, if all begin at once."""
 MEETING_CYCLES_COLUMN = 12.0
 """Cycles a column in which the blocks of a cluster push their parts, add them up and store: 256 bytes a column at 21 a
 cycle."""
@@ -93,7 +87,7 @@ def _stages(tiling: Tiling, splits: int) -> tuple[int, int] | None:
     """Windows and taps that fit: the taps of a window's time first, then a third window."""
     for windows in range(MOST_WINDOWS, 1, -1):
         for tap_stages in range(MOST_TAP_STAGES, LEAST_TAP_STAGES - 1, -1):
-            if _shared_bytes(tiling, windows, tap_stages, splits) <= MOST_SHARED and (
+            if _shared_bytes(tiling, windows, tap_stages, splits) <= HOPPER_SHARED and (
                 windows == 2 or tap_stages >= min(8, tiling.job.taps)
             ):
                 return windows, tap_stages
@@ -105,7 +99,7 @@ def _slabs(windows: Windows | None) -> int:
     return ceil_div(windows.channels, windows.slab) if windows else 0
 
 
-def _splits(tiling: Tiling) -> Iterator[int]:
+def _splits(tiling: Tiling, card: Card) -> Iterator[int]:
     """One, and those that leave a block fewer slabs, where all clusters run at once, y lies together and results have
     16 bits."""
     yield 1
@@ -114,34 +108,36 @@ def _splits(tiling: Tiling) -> Iterator[int]:
     slabs, tiles = _slabs(tiling.job.windows), tiling.tiles * tiling.filter_tiles
     for splits in range(2, MOST_SPLITS + 1):
         fewer = ceil_div(slabs, splits) < ceil_div(slabs, splits - 1)
-        if fewer and tiles <= CLUSTERS[splits]:
+        if fewer and tiles <= card.clusters_at_once(splits):
             yield splits
 
 
-def _cost(tiling: Tiling, splits: int) -> float:
+def _cost(tiling: Tiling, splits: int, card: Card) -> float:
     """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
     assert tiling.width
     job = tiling.job
     tiles = tiling.tiles * tiling.filter_tiles
     copied = tiling.window_bytes + job.taps * TAP_BYTES
-    tap, rate = COLUMN_CYCLES * tiling.width, COPY_RATE
+    copy = card.rates.copies.tma_streamed
+    tap, rate = COLUMN_CYCLES * tiling.width, copy.together
     if splits > 1:
-        rate = min(MOST_COPY_RATE, COPY_RATE * SMS / (tiles * splits))
+        rate = card.copy_rate(copy, tiles * splits)
     window = max(job.taps * tap, copied / rate)
     pixel_bytes = tiling.images * tiling.rows * tiling.window[1] * ROW_BYTES
-    shortcut = max(tap, (pixel_bytes + TAP_BYTES) / COPY_RATE)
+    shortcut = max(tap, (pixel_bytes + TAP_BYTES) / copy.together)
     tile = ceil_div(_slabs(job.windows), splits) * window
     tile += ceil_div(_slabs(job.shortcut), splits) * shortcut
     if job.epilogue.companion:
         tile += RESIDUAL_CYCLES + RESIDUAL_CYCLES_BOX * tiling.boxes
     end = END_CYCLES_COLUMN * tiling.width
     if tiling.shared_panel:
-        copies = 2 * tiling.width * ROW_BYTES / COPY_RATE
+        copies = 2 * tiling.width * ROW_BYTES / copy.together
         tile = max(tile, HANDING_CYCLES - TURN_CYCLES + (1 + job.epilogue.companion) * copies)
         end += copies / 2
     if splits == 1:
-        return START_CYCLES + ceil_div(tiles, SMS) * (tile + TURN_CYCLES) + end
-    return copied * tiles * splits / SMS / FILL_RATE + tile + MEETING_CYCLES_COLUMN * tiling.width
+        return START_CYCLES + ceil_div(tiles, card.multiprocessors) * (tile + TURN_CYCLES) + end
+    first = copied * tiles * splits / card.multiprocessors / card.rates.copies.tma_first
+    return first + tile + MEETING_CYCLES_COLUMN * tiling.width
 
 
 def _rounded_weights(job: Job) -> dict[str, Conversion]:
@@ -187,12 +183,12 @@ class StreamedWindow(WindowRung):
             if channels % copied:
                 return f"{self.name} takes multiples of {copied} {what}, not {channels}"
         pixels = job.windows.pixels
-        if pixels * (job.filters // FILTERS) >= 2**31 - 2 * SMS:
+        if pixels * (job.filters // FILTERS) >= 2**31 - 2 * self.card.multiprocessors:
             return f"{self.name} counts tiles in 32 bits; {pixels} output pixels are too many"
         if not self.job_configs(job):
             return (
                 f"{self.name} has two windows in shared memory, of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or "
-                f"more; there are {MOST_SHARED // 1024} KiB"
+                f"more; there are {HOPPER_SHARED // 1024} KiB"
             )
         return None
 
@@ -202,11 +198,11 @@ class StreamedWindow(WindowRung):
         for tiling in (*tilings_of(job), *stacks_of(job)):
             if tiling.width is None:
                 continue
-            for splits in _splits(tiling):
+            for splits in _splits(tiling, self.card):
                 stages = _stages(tiling, splits)
                 if stages is None:
                     continue
-                cost = _cost(tiling, splits)
+                cost = _cost(tiling, splits, self.card)
                 key = tiling.width, splits, tiling.boxes == 1
                 if key not in found or cost < found[key][0]:
                     found[key] = (
@@ -217,7 +213,7 @@ class StreamedWindow(WindowRung):
 
     def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, StreamedConfig)
-        return _cost(_tiling(job, config), config.splits)
+        return _cost(_tiling(job, config), config.splits, self.card)
 
     def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, StreamedConfig)
@@ -236,7 +232,7 @@ class StreamedWindow(WindowRung):
         )
         maps = tiling.window_map, tiling.weight_map(weight)
         tiles = tiling.tiles * tiling.filter_tiles
-        blocks = tiles if config.splits > 1 else min(tiles, SMS)
+        blocks = tiles if config.splits > 1 else min(tiles, self.card.multiprocessors)
         call = KernelCall(
             Program.of("conv2d/sm90_streamed_window.cu", "conv2d_sm90_streamed_window", constants),
             (blocks * config.splits, 1, 1),

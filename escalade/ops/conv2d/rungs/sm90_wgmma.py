@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -16,12 +16,8 @@ from escalade.ops.conv2d.rungs.prepare import prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
 
-COPY_RATE = 39.0
-"""Bytes that a multiprocessor gets from L2 in a cycle: 9 TB/s of 132 at 1.75 GHz."""
 TILE_CYCLES = 2000.0
 """Cycles to fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
-FILE = 65536
-"""Registers of a multiprocessor."""
 MOST_REGISTERS = 255
 HANDED_OVER = 232
 OTHER_REGISTERS = 48
@@ -52,24 +48,24 @@ class WgmmaConfig(Config):
     def tiles(self, problem: Conv2dProblem) -> int:
         return ceil_div(problem.output_pixels, self.pixels) * ceil_div(problem.filters, self.filters)
 
-    def valid(self, problem: Conv2dProblem) -> bool:
+    def valid(self, problem: Conv2dProblem, card: Card) -> bool:
         """Whether registers hold the sums, twice where they are promoted, and not most of the filters are missing."""
         sums = self.pixels * self.filters // (self.warpgroups * 128)
         if problem.dtype in PROMOTE_SLABS:
             sums *= 2
-        registers = min(MOST_REGISTERS, FILE // (self.threads * self.blocks_per_sm))
+        registers = min(MOST_REGISTERS, card.registers // (self.threads * self.blocks_per_sm))
         if self.producer_warps == 4:
             registers = HANDED_OVER
         return sums + OTHER_REGISTERS <= registers and (
             self.filters == 64 or self.filters < 2 * problem.filters
         )
 
-    def cost(self, problem: Conv2dProblem) -> float:
+    def cost(self, problem: Conv2dProblem, card: Card) -> float:
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
         products = self.pixels * self.filters / SLAB_RATE
-        copies = (self.pixels + self.filters) * ROW_BYTES / COPY_RATE
+        copies = (self.pixels + self.filters) * ROW_BYTES / card.rates.copies.tma_tile
         tile = slabs_of(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
-        return ceil_div(self.tiles(problem), SMS) * tile
+        return ceil_div(self.tiles(problem), card.multiprocessors) * tile
 
 
 ONE_ROLE = (
@@ -95,12 +91,12 @@ class Hopper(HopperRung):
     candidates: tuple[WgmmaConfig, ...] = ()
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        valid = (config for config in self.candidates if config.valid(problem))
-        return tuple(sorted(valid, key=lambda config: config.cost(problem)))
+        valid = (config for config in self.candidates if config.valid(problem, self.card))
+        return tuple(sorted(valid, key=lambda config: config.cost(problem, self.card)))
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, WgmmaConfig)
-        return config.cost(problem)
+        return config.cost(problem, self.card)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
-from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -27,8 +27,6 @@ MOST_CONFIGS = 8
 """Configs that are worth a measurement, at most."""
 
 # Cycles, set by hand so that estimates come within 5% of what an H200 took for 64to64_56_k3 at batches of 1 to 256.
-COPY_RATE = 65.0
-"""Bytes that a multiprocessor gets from L2 in a cycle."""
 SHARED_RATE = 128.0
 """Bytes that tensor cores read from shared memory in a cycle."""
 COLUMN_CYCLES = 0.545
@@ -72,32 +70,32 @@ def _shared_bytes(tiling: Tiling, stages: int) -> int:
 
 def stages_of(tiling: Tiling) -> int:
     """Stages, as many as there is room for; two, so that one is copied while another is read, or none."""
-    return next((n for n in range(MOST_STAGES, 1, -1) if _shared_bytes(tiling, n) <= MOST_SHARED), 0)
+    return next((n for n in range(MOST_STAGES, 1, -1) if _shared_bytes(tiling, n) <= HOPPER_SHARED), 0)
 
 
-def _blocks(tiling: Tiling) -> int:
+def _blocks(tiling: Tiling, card: Card) -> int:
     """Blocks for every 64 filters: as many as have work at once."""
-    return max(1, min(tiling.tiles, SMS // tiling.filter_tiles))
+    return max(1, min(tiling.tiles, card.multiprocessors // tiling.filter_tiles))
 
 
-def _cost(tiling: Tiling) -> float:
+def _cost(tiling: Tiling, card: Card) -> float:
     """Cycles of the block with the most tiles, as far as tensor cores, shared memory, L2 and ends decide."""
     assert tiling.width
     step = max(COLUMN_CYCLES * tiling.width, (FILTERS + tiling.width) * 32 / SHARED_RATE)
     products = tiling.job.taps * 4 * step + TURN_CYCLES
     end = END_CYCLES + END_CYCLES_COLUMN * tiling.width
-    copies = tiling.window_bytes / COPY_RATE
+    copies = tiling.window_bytes / card.rates.copies.tma_window
     # The end of one tile lies under the products of the other warpgroup's.
     tile = max(products, copies, (products + end) / 2)
-    tiles = ceil_div(tiling.tiles, _blocks(tiling))
+    tiles = ceil_div(tiling.tiles, _blocks(tiling, card))
     residuals = 0.0
     if tiling.job.epilogue.companion:
         residuals = (
             RESIDUAL_CYCLES + RESIDUAL_CYCLES_COLUMN * tiling.width + RESIDUAL_CYCLES_BOX * tiling.boxes
         )
         residuals += (tiles - 1) // 2 * (LAP_CYCLES + LAP_CYCLES_BOX * tiling.boxes)
-    first_row = _weight_bytes(tiling) / tiling.job.windows.taps[0] / COPY_RATE
-    waves = ceil_div(_blocks(tiling) * tiling.filter_tiles, SMS)
+    first_row = _weight_bytes(tiling) / tiling.job.windows.taps[0] / card.rates.copies.tma_window
+    waves = ceil_div(_blocks(tiling, card) * tiling.filter_tiles, card.multiprocessors)
     return waves * (START_CYCLES + copies + first_row + tiles * tile + end + residuals)
 
 
@@ -117,21 +115,22 @@ class Window(WindowRung):
         if next(_fitting(job), None) is None:
             return (
                 f"{self.name} keeps all {job.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
-                f"windows of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or more; there are {MOST_SHARED // 1024} KiB"
+                f"windows of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or more; there are "
+                f"{HOPPER_SHARED // 1024} KiB"
             )
         return None
 
     def job_configs(self, job: Job) -> tuple[Config, ...]:
         """The cheapest of every width of the product, with one box and with several."""
         found: dict[tuple[int | None, bool], Tiling] = {}
-        for tiling in sorted(_fitting(job), key=_cost):
+        for tiling in sorted(_fitting(job), key=lambda tiling: _cost(tiling, self.card)):
             found.setdefault((tiling.width, tiling.boxes == 1), tiling)
         cheapest = list(found.values())[:MOST_CONFIGS]
         return tuple(WindowConfig(t.rows, t.columns, stages_of(t)) for t in cheapest)
 
     def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, WindowConfig)
-        return _cost(Tiling(job, config.rows, config.columns))
+        return _cost(Tiling(job, config.rows, config.columns), self.card)
 
     def job_recipe(self, job: Job, config: Config) -> Recipe:
         assert isinstance(config, WindowConfig)
@@ -139,7 +138,7 @@ class Window(WindowRung):
         constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
         call = KernelCall(
             Program.of("conv2d/sm90_window.cu", "conv2d_sm90_window", constants),
-            (_blocks(tiling) * tiling.filter_tiles, 1, 1),
+            (_blocks(tiling, self.card) * tiling.filter_tiles, 1, 1),
             (THREADS, 1, 1),
             (
                 tiling.window_map,

@@ -79,7 +79,7 @@ class TensorCore(Conv2dRung):
         return unsupported(self.name, ("tf32",) if self.half_storage else ("fp16", "bf16", "tf32"), problem)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return best_first(PLAIN_CONFIGS, self._operands(problem), may_split=False)
+        return best_first(PLAIN_CONFIGS, self._operands(problem), self.card, may_split=False)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, MmaConfig)

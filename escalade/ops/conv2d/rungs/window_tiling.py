@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
-from escalade.ops.base.card import SMS
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
@@ -212,6 +211,6 @@ class WindowRung(JobRung):
             return f"{self.name} takes stride 1, not {w.stride}; overlapped_store takes any up to 8"
         if job.filters % FILTERS:
             return f"{self.name} takes multiples of {FILTERS} filters, not {job.filters}"
-        if w.pixels >= 2**31 - 2 * SMS:
+        if w.pixels >= 2**31 - 2 * self.card.multiprocessors:
             return f"{self.name} counts tiles in 32 bits; {w.pixels} output pixels are too many"
         return None

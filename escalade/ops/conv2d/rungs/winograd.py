@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops.base import card as machine
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
@@ -38,9 +37,9 @@ larger than the result. With 4x4 outputs errors are 1.3 to 2.1 times a direct su
 and up to 2.8 times for a few, whose sums round little."""
 
 PRODUCT_RATE = 45e6
-"""Operations in a microsecond of the matrix products, as the ladders have them."""
+"""Operations in a microsecond of the matrix products on an H200, as the ladders have them."""
 SPLIT_RATE = 60e6
-"""Operations in a microsecond of the matrix products with three TF32 products for each."""
+"""Operations in a microsecond of the matrix products with three TF32 products for each, on an H200."""
 STAGE_US = 4.0
 """Microseconds to start a stage and to end it, of which the next one needs all: a third of one image's time."""
 
@@ -114,14 +113,14 @@ class Staged(Winograd):
         inputs = 4 * tiles.points * tiles.count * tiles.channels
         products = 4 * tiles.points * tiles.count * tiles.filters
         x = problem.input_elements * problem.element_bytes
-        rate = SPLIT_RATE if config.split else PRODUCT_RATE
+        rate = (SPLIT_RATE if config.split else PRODUCT_RATE) * self.card.speed
         whole_tiles = ceil_div(tiles.count, config.block_tiles) * config.block_tiles
         whole_filters = ceil_div(tiles.filters, config.block_filters) * config.block_filters
         multiplied = 2 * tiles.points * whole_tiles * tiles.channels * whole_filters / rate
         stages = (
-            machine.passing(x + inputs)
-            + max(machine.passing(inputs + products), multiplied)
-            + machine.passing(problem.bytes - x + products)
+            self.card.passing(x + inputs)
+            + max(self.card.passing(inputs + products), multiplied)
+            + self.card.passing(problem.bytes - x + products)
         )
         return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base import card as machine
 from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -111,7 +110,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
-        return Conv2d.ladder.rung(self.convolution)
+        return Conv2d.ladder.rung(self.convolution).on(self.card)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -185,14 +184,14 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
                     return None
                 total += us
             else:
-                total += machine.microseconds(0, f.element_bytes * one.elements)
+                total += self.card.microseconds(0, f.element_bytes * one.elements)
         return total
 
     def flip_estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
         f = problem.forward
         if not self.flips(largest_class(problem), config):
             return 0.0
-        return machine.microseconds(0, 2 * f.element_bytes * f.weight_elements)
+        return self.card.microseconds(0, 2 * f.element_bytes * f.weight_elements)
 
     @abstractmethod
     def part_estimate(
@@ -230,7 +229,7 @@ class AsConvolution(ByClasses):
         us = self.inner.estimate(convolution, self._config_of(convolution, config))
         if us is None or (one.whole and not problem.mask):
             return us
-        return us + machine.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
+        return us + self.card.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
 
     def part(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches

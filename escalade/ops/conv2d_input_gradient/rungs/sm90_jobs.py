@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.recipe import Recipe
-from escalade.ops.base import card as machine
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.job import Job, JobRung
@@ -42,7 +41,7 @@ class ByJobs(ByClasses):
 
     def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
         clocks = self.inner.job_clocks(_job(one, problem.mask), self._config_of(problem, one, config))
-        return machine.microseconds(clocks, self.moved(problem, one), self.inner.launches)
+        return self.card.microseconds(clocks, self.moved(problem, one), self.inner.launches)
 
     def part(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches

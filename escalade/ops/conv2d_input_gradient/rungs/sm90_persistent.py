@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Recipe
-from escalade.ops.base import card as machine
+from escalade.ops.base.card import Card
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
@@ -44,12 +44,14 @@ class Persistent(ByClasses):
         convolution = largest.convolution
         stride = max(problem.forward.stride)
         names = (STORED if stride <= MOST_STRIDE else ()) + (SPLIT if stride == 1 else ())
-        rungs = [self.inner, *(Conv2d.ladder.rung(name) for name in names)]
+        rungs = [self.inner, *(Conv2d.ladder.rung(name).on(self.card) for name in names)]
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
         whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
 
         def clocks(config: Config) -> float:
-            return _clocks(largest, config) + machine.CLOCK * self.flip_estimate(problem, config)
+            return _clocks(largest, config, self.card) + self.card.rates.clock * self.flip_estimate(
+                problem, config
+            )
 
         return tuple(sorted(whole_lines or offered, key=clocks))
 
@@ -59,7 +61,7 @@ class Persistent(ByClasses):
 
     def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
         apart = 1.0 if one.whole else APART
-        return apart * machine.microseconds(_clocks(one, config), self.moved(problem, one))
+        return apart * self.card.microseconds(_clocks(one, config, self.card), self.moved(problem, one))
 
     def part(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
@@ -72,6 +74,7 @@ class Persistent(ByClasses):
             f.channels,
             config,
             Epilogue(f.dtype, mask=problem.mask),
+            self.card,
             x="gradient",
             weight=launches.weight,
             residual="mask",
@@ -81,9 +84,9 @@ class Persistent(ByClasses):
         return Recipe((call,))
 
 
-def _clocks(one: PixelClass, config: Config) -> float:
+def _clocks(one: PixelClass, config: Config, card: Card) -> float:
     assert isinstance(config, PersistentConfig)
-    return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs)
+    return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs, card)
 
 
 def _writes_lines(config: Config) -> bool:

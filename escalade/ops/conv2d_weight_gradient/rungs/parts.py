@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base import card as machine
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
@@ -17,8 +16,8 @@ _MANY = 2**31
 _SUM_THREADS = 256
 _SUM_LANES = ((8, 1), (32, 4), (_MANY, 8))
 """Threads that share the parts of an element, where there are so many parts at most: each has a few loads to make."""
-_REDUCTION_RATE = 20.0 * SMS
-"""Bytes of parts that the card writes or reads in a cycle, about 5 TB/s."""
+_REDUCTION_RATE = 20.0
+"""Bytes of parts that the card writes or reads in a cycle for each multiprocessor, about 5 TB/s on an H200."""
 _START_CYCLES = 4000.0
 """Cycles to fill a block's ring and to store its sums."""
 _MOST_PARTS = 4096
@@ -69,12 +68,14 @@ class Work:
     """Blocks that run at once."""
     elements: int
     """Elements of a part, over all tiles."""
+    card: Card
 
     def cost(self, each: int) -> float:
         """Cycles where a part has so many pieces: waves of blocks, and adding up."""
         parts = ceil_div(self.pieces, each)
         waves = ceil_div(self.tiles * parts, self.slots)
-        return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / _REDUCTION_RATE
+        reduced = _REDUCTION_RATE * self.card.multiprocessors
+        return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / reduced
 
     def best(self) -> int:
         """The best number of pieces of a part."""
@@ -84,4 +85,4 @@ class Work:
         return min((ceil_div(self.pieces, parts) for parts in wanted), key=self.cost)
 
     def microseconds(self, problem: Conv2dWeightGradientProblem, each: int) -> float:
-        return machine.microseconds(self.cost(each), problem.bytes, launches=2)
+        return self.card.microseconds(self.cost(each), problem.bytes, launches=2)

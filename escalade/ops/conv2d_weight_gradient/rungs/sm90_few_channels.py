@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, Workspace
-from escalade.ops.base import card as machine
-from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.card import BLOCK_SHARED, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config
@@ -18,7 +17,6 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
-    COPY_RATE,
     MULTIPLE,
     PRODUCT_RATE,
     STAGE_CYCLES,
@@ -119,13 +117,14 @@ class FewChannelsConfig(Config):
             packing.boxes, self.warpgroups_n * self.boxes
         )
 
-    def work(self, problem: Conv2dWeightGradientProblem) -> parts.Work:
+    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.Work:
         f, packing = problem.forward, Packing.of(problem.forward)
         products = self.rows * RUN * self.warpgroups * BOX * self.boxes * BOX / PRODUCT_RATE
-        cycles = max(products, self.stage_bytes(packing) / COPY_RATE) + STAGE_CYCLES
+        cycles = max(products, self.stage_bytes(packing) / card.rates.copies.tma_gradient) + STAGE_CYCLES
         slabs = f.batch * (f.output_height // self.rows) * ceil_div(f.output_width, RUN)
         per_sm = self.blocks_per_sm
-        return parts.Work(self.tiles(f, packing), slabs, cycles * per_sm, SMS * per_sm, problem.part_elements)
+        slots, tiles = card.multiprocessors * per_sm, self.tiles(f, packing)
+        return parts.Work(tiles, slabs, cycles * per_sm, slots, problem.part_elements, card)
 
 
 def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
@@ -162,29 +161,35 @@ class FewChannels(HopperRung):
         for shape in _shapes(f, packing.boxes):
             for rows in range(1, MOST_ROWS + 1):
                 config = FewChannelsConfig(*shape, rows, _LEAST_STAGES)
-                # A multiprocessor's blocks share 1 KiB more than one may have, and take 1 KiB each besides.
-                room = (MOST_SHARED + 1024) // config.blocks_per_sm - 1024
+                room = self.card.multiprocessor_shared_bytes // config.blocks_per_sm - BLOCK_SHARED
                 stages = min(_MOST_STAGES, room // (config.stage_bytes(packing) + 16))
                 if f.output_height % rows == 0 and stages >= _LEAST_STAGES:
-                    found.append(replace(config, stages=stages, part_slabs=config.work(problem).best()))
+                    found.append(
+                        replace(config, stages=stages, part_slabs=config.work(problem, self.card).best())
+                    )
         # Where memory bounds them all, the one that has least to do.
         return tuple(
             sorted(
                 found,
-                key=lambda one: (self.estimate(problem, one), one.work(problem).cost(one.part_slabs)),
+                key=lambda one: (
+                    self.estimate(problem, one),
+                    one.work(problem, self.card).cost(one.part_slabs),
+                ),
             )
         )
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
         assert isinstance(config, FewChannelsConfig)
         f, packed = problem.forward, Packing.of(problem.forward).bytes
-        packing = machine.microseconds(0, f.element_bytes * f.input_elements + packed)
+        packing = self.card.microseconds(0, f.element_bytes * f.input_elements + packed)
         moved = f.element_bytes * f.output_elements + packed
-        return packing + machine.microseconds(config.work(problem).cost(config.part_slabs), moved, launches=2)
+        return packing + self.card.microseconds(
+            config.work(problem, self.card).cost(config.part_slabs), moved, launches=2
+        )
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, FewChannelsConfig)
-        f, packing, work = problem.forward, Packing.of(problem.forward), config.work(problem)
+        f, packing, work = problem.forward, Packing.of(problem.forward), config.work(problem, self.card)
         constants = {**parts.constants(problem), "CHANNELS": f.channels, "GROUP": packing.group}
         pack = KernelCall(
             Program.of(

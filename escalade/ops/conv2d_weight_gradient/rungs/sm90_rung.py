@@ -13,8 +13,6 @@ BOX = 64
 """Filters or channels of a row in shared memory: 128 bytes, what the swizzle spans."""
 PRODUCT_RATE = 2048
 """Multiplications and additions of a multiprocessor in a cycle."""
-COPY_RATE = 45.0
-"""Bytes that a multiprocessor gets from L2 in a cycle."""
 STAGE_CYCLES = 60.0
 """Cycles to wait for a stage and to release it."""
 MULTIPLE = 8

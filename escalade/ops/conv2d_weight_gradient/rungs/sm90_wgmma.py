@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
-from escalade.ops.base.card import SMS
+from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -16,7 +16,6 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
-    COPY_RATE,
     PRODUCT_RATE,
     HopperRung,
     narrow,
@@ -46,15 +45,15 @@ class WgmmaConfig(Config):
     def tiles(self, f: Conv2dProblem) -> int:
         return ceil_div(f.filters, self.filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
 
-    def cost(self, problem: Conv2dWeightGradientProblem) -> float:
+    def cost(self, problem: Conv2dWeightGradientProblem, card: Card) -> float:
         """The cycles that it takes."""
-        return self.work(problem).cost(self.part_slabs)
+        return self.work(problem, card).cost(self.part_slabs)
 
-    def work(self, problem: Conv2dWeightGradientProblem) -> parts.Work:
+    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.Work:
         products = self.filters * self.columns * SLAB / PRODUCT_RATE
-        cycles = max(products, self.stage_bytes / COPY_RATE) * self.blocks_per_sm
-        f = problem.forward
-        return parts.Work(self.tiles(f), _slabs(f), cycles, SMS * self.blocks_per_sm, problem.part_elements)
+        cycles = max(products, self.stage_bytes / card.rates.copies.tma_gradient) * self.blocks_per_sm
+        f, slots = problem.forward, card.multiprocessors * self.blocks_per_sm
+        return parts.Work(self.tiles(f), _slabs(f), cycles, slots, problem.part_elements, card)
 
 
 TILES = (
@@ -86,15 +85,17 @@ class Wgmma(HopperRung):
         return narrow(self.name, forward) or Windows.of(forward).unsupported(self.name)
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
-        divided = (replace(tile, part_slabs=tile.work(problem).best()) for tile in TILES)
+        divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in TILES)
         # Where memory bounds them all, the one that copies least.
         return tuple(
-            sorted(divided, key=lambda config: (self.estimate(problem, config), config.cost(problem)))
+            sorted(
+                divided, key=lambda config: (self.estimate(problem, config), config.cost(problem, self.card))
+            )
         )
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
         assert isinstance(config, WgmmaConfig)
-        return config.work(problem).microseconds(problem, config.part_slabs)
+        return config.work(problem, self.card).microseconds(problem, config.part_slabs)
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)

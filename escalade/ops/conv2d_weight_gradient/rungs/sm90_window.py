@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
-from escalade.ops.base.card import MOST_SHARED, SMS
+from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -16,7 +16,6 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
-    COPY_RATE,
     PRODUCT_RATE,
     STAGE_CYCLES,
     HopperRung,
@@ -48,12 +47,14 @@ def _strip_columns(f: Conv2dProblem, rows: int) -> int:
     return ceil_div(f.batch, IMAGES) * (f.output_height // rows) * f.output_width
 
 
-def _window_work(problem: Conv2dWeightGradientProblem, rows: int) -> parts.Work:
+def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) -> parts.Work:
     f = problem.forward
     products = rows * IMAGES * BOX * 9 * BOX / PRODUCT_RATE
-    cycles = max(products, _stage_bytes(f, rows) / COPY_RATE) + STAGE_CYCLES
+    cycles = max(products, _stage_bytes(f, rows) / card.rates.copies.tma_gradient) + STAGE_CYCLES
     tiles = ceil_div(f.filters, BOX) * ceil_div(f.channels, BOX)
-    return parts.Work(tiles, _strip_columns(f, rows), cycles, SMS, problem.part_elements)
+    return parts.Work(
+        tiles, _strip_columns(f, rows), cycles, card.multiprocessors, problem.part_elements, card
+    )
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,17 @@ class Window(HopperRung):
         f = problem.forward
         found = []
         for rows in range(1, MOST_ROWS + 1):
-            stages = min(MOST_STAGES, MOST_SHARED // (_stage_bytes(f, rows) + 16))
+            stages = min(MOST_STAGES, HOPPER_SHARED // (_stage_bytes(f, rows) + 16))
             if f.output_height % rows or stages < 2 + ceil_div(
                 3, f.stride[0]
             ):  # on their way, and being read
                 continue
-            found.append(WindowConfig(rows, stages, _window_work(problem, rows).best()))
+            found.append(WindowConfig(rows, stages, _window_work(problem, rows, self.card).best()))
         return tuple(sorted(found, key=lambda config: (self.estimate(problem, config), -config.rows)))
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
         assert isinstance(config, WindowConfig)
-        return _window_work(problem, config.rows).microseconds(problem, config.part_columns)
+        return _window_work(problem, config.rows, self.card).microseconds(problem, config.part_columns)
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, WindowConfig)
@@ -113,7 +114,7 @@ class Window(HopperRung):
                     "STAGES": config.stages,
                 },
             ),
-            (_window_work(problem, config.rows).tiles, count, 1),
+            (_window_work(problem, config.rows, self.card).tiles, count, 1),
             (512, 1, 1),
             (
                 images("gradient", f.filters, f.output_height, f.output_width, config.rows, 1),

@@ -12,7 +12,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.base.card import LEAST_SHARED, MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED, LEAST_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.grouped import RUNGS, GroupedConfig
@@ -168,7 +168,7 @@ def test_the_best_configs_fit_and_do_not_spill(problem: Conv2dProblem, sample: S
     for config in sample(RUNG.configs(problem)[:2], 1):
         (call,) = RUNG.recipe(problem, config).steps
         assert isinstance(call, KernelCall)
-        assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= MOST_SHARED + 1024
+        assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= HOPPER_SHARED + 1024
         resources = compile_program(call.program, "sm_90a").resources
         assert resources.spill_bytes == 0, config
         assert resources.registers * call.block[0] * config.as_dict()["blocks_per_sm"] <= 65536, config

@@ -12,7 +12,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_persistent import RUNGS, PersistentConfig
@@ -122,7 +122,7 @@ def test_tiles_follow_each_other_without_a_race(
 )
 def test_parts_are_pushed_without_a_race(config: PersistentConfig, apart: bool, seed: int) -> None:
     """Into shared memory of their own or over the stages; owners of nothing, of one piece and of several."""
-    assert config.parts_apart == apart and config.shared_bytes(2) <= MOST_SHARED
+    assert config.parts_apart == apart and config.shared_bytes(2) <= HOPPER_SHARED
     rung = next(rung for rung in RUNGS if rung.name == "cluster_split_k")
     problem = half(1, 64, 9, 9, 61, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
@@ -154,7 +154,7 @@ def test_configs_fit_and_do_not_spill(rung: Rung[Conv2dProblem], dtype: str, sam
     programs = {}
     for config in rung.configs(problem):
         (call,) = rung.recipe(problem, config).steps
-        assert isinstance(call, KernelCall) and call.shared_bytes <= MOST_SHARED
+        assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
         programs[call.program] = config
     for program, config in sample(programs.items(), 2):
         assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

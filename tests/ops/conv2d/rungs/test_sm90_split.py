@@ -13,13 +13,13 @@ from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs import sm90_split
 from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_split import CONFIGS, SplitConfig
-from tests.support import Sample, check
+from tests.support import TINY, Sample, check
 
 CPU = torch.device("cpu")
 CONV2D = Conv2d()
@@ -77,14 +77,11 @@ def test_every_tile_is_right_where_the_last_is_not_full(config: SplitConfig, see
 
 @each_config
 @pytest.mark.parametrize("channels", [8, 40, 72], ids="{}_channels".format)
-def test_blocks_go_on_with_other_tiles(
-    config: SplitConfig, channels: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed: int) -> None:
     """Three or more for each block, with odd and even numbers of slabs: the ring goes on where it was."""
-    monkeypatch.setattr(sm90_split, "SMS", 1)
     problem = nhwc(2, channels, 23, 17, 136, 1, 1)
     assert config.tiles(Job.of(problem)) >= 3 * config.blocks_per_sm
-    check(CONV2D, RUNG, problem, config, CPU, seed)
+    check(CONV2D, RUNG.on(TINY), problem, config, CPU, seed)
 
 
 @each_config
@@ -228,7 +225,7 @@ def test_the_blocks_of_a_multiprocessor_fit() -> None:
     for config in CONFIGS:
         for call in RUNG.recipe(LARGE, config).steps:
             assert isinstance(call, KernelCall)
-            assert (call.shared_bytes + 1024) * config.blocks_per_sm <= MOST_SHARED + 1024
+            assert (call.shared_bytes + 1024) * config.blocks_per_sm <= HOPPER_SHARED + 1024
 
 
 @pytest.mark.parametrize(

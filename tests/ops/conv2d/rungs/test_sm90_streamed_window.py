@@ -12,7 +12,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.base.card import CLUSTERS, MOST_SHARED
+from escalade.ops.base.card import H200, HOPPER_SHARED
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.job import Job
@@ -244,7 +244,9 @@ def test_splits_are_those_that_shorten_the_sum() -> None:
     for config in RUNG.configs(problem):
         assert isinstance(config, StreamedConfig) and config.splits in (1, 2, 3, 4, 8)
         (call,) = RUNG.recipe(problem, config).steps
-        assert isinstance(call, KernelCall) and call.grid[0] // config.splits <= CLUSTERS[config.splits]
+        assert isinstance(call, KernelCall) and call.grid[0] // config.splits <= H200.clusters_at_once(
+            config.splits
+        )
 
 
 def test_tf32_has_the_same_tiles_and_no_splits() -> None:
@@ -254,7 +256,7 @@ def test_tf32_has_the_same_tiles_and_no_splits() -> None:
         for config in RUNG.configs(problem):
             assert isinstance(config, StreamedConfig) and config.splits == 1
             *_, call = RUNG.recipe(problem, config).steps
-            assert isinstance(call, KernelCall) and call.shared_bytes <= MOST_SHARED
+            assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
     for name in ("64to64_56_k3s1_b256_bias+relu", "256to256_14_k3s1_b256_bias+res+relu"):
         tf32, fp16 = (Conv2dProblem.parse(name, dtype, "nhwc") for dtype in ("tf32", "fp16"))
         assert RUNG.configs(tf32)[0] == RUNG.configs(fp16)[0]
@@ -289,7 +291,7 @@ def test_configs_fit_and_do_not_spill(batch: int, dtype: str, sample: Sample) ->
     problem = replace(LARGE, batch=batch, dtype=dtype, bias=True, residual=True, relu=True)
     for config in sample(RUNG.configs(problem)[:3], 1):
         *_, call = RUNG.recipe(problem, config).steps
-        assert isinstance(call, KernelCall) and call.shared_bytes <= MOST_SHARED
+        assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
         assert compile_program(call.program, "sm_90a").resources.spill_bytes == 0, config
     joined = replace(
         problem, residual=False, shortcut_channels=128, shortcut_stride=2, shortcut_size=(28, 28)

@@ -13,7 +13,7 @@ from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -158,7 +158,7 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Rung[Conv2dProblem]) -> None:
     for config in rung.configs(LARGE):
         (call,) = rung.recipe(LARGE, config).steps
         assert isinstance(call, KernelCall)
-        assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= MOST_SHARED + 1024
+        assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= HOPPER_SHARED + 1024
 
 
 @each_rung

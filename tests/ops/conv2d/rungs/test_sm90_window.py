@@ -13,7 +13,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -228,7 +228,7 @@ def test_configs_suit_every_image(size: int, batch: int) -> None:
     for each in configs:
         assert isinstance(each, WindowConfig) and each.stages >= 2
         (call,) = WINDOW.recipe(problem, each).steps
-        assert isinstance(call, KernelCall) and call.shared_bytes <= MOST_SHARED
+        assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
 
 
 def test_large_batches_get_large_tiles_and_small_ones_many() -> None:

@@ -14,7 +14,7 @@ from escalade.device.recipe import KernelCall, TiledMap
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops import OPERATIONS, conv2d, conv2d_weight_gradient
-from escalade.ops.base.card import MOST_SHARED
+from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import (
@@ -217,7 +217,7 @@ def test_the_blocks_of_a_multiprocessor_fit(name: str) -> None:
         assert isinstance(config, FewChannelsConfig)
         call = FEW_CHANNELS.recipe(problem, config).steps[1]
         assert isinstance(call, KernelCall)
-        assert (call.shared_bytes + 1024) * config.blocks_per_sm <= MOST_SHARED + 1024
+        assert (call.shared_bytes + 1024) * config.blocks_per_sm <= HOPPER_SHARED + 1024
 
 
 @pytest.mark.parametrize("name", ["3to64_224_k7s2_b256_bias", "8to128_56_k7s2_b256_bias"])
