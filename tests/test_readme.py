@@ -44,16 +44,22 @@ def test_every_environment_variable_is_documented() -> None:
     assert table == {name: default for name, (default, _) in VARIABLES.items()}
 
 
-def test_code_quoted_from_the_sources_is_in_the_sources() -> None:
-    page = (ROOT / "docs" / "adding-a-rung.md").read_text()
-    for language, source in (
-        ("cuda", "escalade/kernels/conv2d/direct.cu"),
-        ("python", "escalade/ops/conv2d/rungs/direct.py"),
-    ):
-        known = {line.strip() for line in (ROOT / source).read_text().splitlines()}
-        for block in blocks(page, language):
-            for line in filter(None, map(str.strip, block.splitlines())):
-                assert line in known, f"docs/adding-a-rung.md quotes {line!r}, which {source} does not have"
+QUOTES = [
+    ("adding-a-rung.md", "cuda", "kernels/conv2d/direct.cu"),
+    ("adding-a-rung.md", "python", "ops/conv2d/rungs/direct.py"),
+    ("adding-an-operation.md", "python", "ops/softmax/*.py"),
+]
+"""Pages that walk through something, and the sources below escalade/ that they quote."""
+
+
+@pytest.mark.parametrize(("page", "language", "sources"), QUOTES)
+def test_code_quoted_from_the_sources_is_in_the_sources(page: str, language: str, sources: str) -> None:
+    texts = [path.read_text() for path in (ROOT / "escalade").glob(sources)]
+    known = {line.strip() for text in texts for line in text.splitlines()}
+    quoted = blocks((ROOT / "docs" / page).read_text(), language)
+    assert known and quoted
+    for line in filter(None, map(str.strip, "".join(quoted).splitlines())):
+        assert line in known, f"docs/{page} quotes {line!r}, which {sources} does not have"
 
 
 def test_the_readme_is_one_page() -> None:
