@@ -28,7 +28,7 @@ __device__ __forceinline__ float weight_at(const Element* __restrict__ weight, i
     return to_float(weight[(filter * CHANNELS + c) * TAPS + r * FILTER_WIDTH + s]);
 }
 
-extern "C" __global__ void few_channels_pack(const Element* __restrict__ weight, u32* __restrict__ packed,
+extern "C" __global__ void few_channels_tensor_core_pack(const Element* __restrict__ weight, u32* __restrict__ packed,
                                              int* __restrict__ exponents) {
     wait_for_previous_launch();
     const int at = blockIdx.x * blockDim.x + threadIdx.x;

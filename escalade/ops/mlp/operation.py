@@ -8,7 +8,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.mlp import reference
 from escalade.ops.mlp.problem import MlpProblem
 from escalade.ops.mlp.problems import PROBLEMS, SMALL_PROBLEMS
-from escalade.ops.mlp.rungs import cuda_core, persistent, tensor_core
+from escalade.ops.mlp.rungs import fused, layers, persistent, tensor_core
 from escalade.ops.shared.rows import LAYOUTS
 
 FEW_ROWS_OF_CLUSTERS = 1024
@@ -24,10 +24,10 @@ class Mlp(Operation[MlpProblem]):
     ladder = Ladder(
         "mlp",
         (
-            cuda_core.LAYERS,
-            cuda_core.FUSED,
-            cuda_core.WARP_REDUCTIONS,
-            cuda_core.VECTORISED,
+            layers.LAYERS,
+            fused.FUSED,
+            fused.WARP_REDUCTIONS,
+            fused.VECTORISED,
             persistent.PERSISTENT,
             tensor_core.TENSOR_CORE,
             tensor_core.FOLDED,

@@ -61,7 +61,7 @@ class Scaled(ElementAThread[BatchNormProblem]):
         assert isinstance(config, ThreadsConfig)
         block = (config.threads, 1, 1)
         scale = KernelCall(
-            Program.of("batch_norm/scale.cu", "batch_norm_scale"),
+            Program.of("batch_norm/scaled_prepare.cu", "batch_norm_scaled_prepare"),
             (blocks(problem.channels, config.threads), 1, 1),
             block,
             (Buffer("weight"), Buffer("variance"), Buffer("scale"), float(problem.epsilon), problem.channels),
@@ -125,7 +125,7 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     }  # fmt: skip
     count = problem.batch * problem.pixels
     return KernelCall(
-        Program.of("batch_norm/rows.cu", "batch_norm_rows", constants),
+        Program.of("batch_norm/vectorised_rows.cu", "batch_norm_vectorised_rows", constants),
         (blocks(count, rows.height * config.packs * config.turns), rows.across, 1),
         (config.threads, 1, 1),
         (
@@ -143,7 +143,7 @@ def _over_planes(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
         "STRADDLING": problem.pixels % vector != 0,
     }  # fmt: skip
     return KernelCall(
-        Program.of("batch_norm/planes.cu", "batch_norm_planes", constants),
+        Program.of("batch_norm/vectorised_planes.cu", "batch_norm_vectorised_planes", constants),
         (_pieces(problem, config), 1, 1),
         (config.threads, 1, 1),
         _array_arguments(problem),

@@ -94,8 +94,8 @@ class Split(Rung[BatchStatisticsProblem]):
         first, splits, per_split = split(problem, config, constants)
         merge = KernelCall(
             Program.of(
-                "batch_statistics/merge.cu",
-                "batch_statistics_merge",
+                "batch_statistics/split_merge.cu",
+                "batch_statistics_split_merge",
                 {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS},
             ),
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
@@ -125,7 +125,7 @@ def _rows(
     splits = blocks(problem.count, per_split)
     call = KernelCall(
         Program.of(
-            "batch_statistics/split_rows.cu", "batch_statistics_rows", {**constants, "VECTOR": rows.vector}
+            "batch_statistics/split_rows.cu", "batch_statistics_split_rows", {**constants, "VECTOR": rows.vector}
         ),
         (splits, rows.across, 1),
         (config.threads, 1, 1),
@@ -150,7 +150,7 @@ def _planes(
     splits = blocks(packs, per_split)
     call = KernelCall(
         Program.of(
-            "batch_statistics/split_planes.cu", "batch_statistics_planes", {**constants, "VECTOR": vector}
+            "batch_statistics/split_planes.cu", "batch_statistics_split_planes", {**constants, "VECTOR": vector}
         ),
         (problem.channels * splits, 1, 1),
         (config.threads, 1, 1),

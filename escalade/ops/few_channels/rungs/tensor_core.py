@@ -363,7 +363,7 @@ def _constants(columns: Columns) -> dict[str, Constant]:
 def _pack(columns: Columns) -> KernelCall:
     """The weights in the order of the fragments' registers."""
     return KernelCall(
-        Program.of("few_channels/tensor_core_pack.cu", "few_channels_pack", _constants(columns)),
+        Program.of("few_channels/tensor_core_pack.cu", "few_channels_tensor_core_pack", _constants(columns)),
         (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
         (_PACK_THREADS, 1, 1),
         (Buffer("weight"), Buffer("packed"), Buffer("exponents")),

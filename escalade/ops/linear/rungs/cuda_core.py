@@ -131,7 +131,9 @@ def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
     width = widest_vector("fp32", p.out_features)
     return KernelCall(
         Program.of(
-            "linear/sum_parts.cu", "linear_sum_parts", {**constants(p), "VECTOR": width, "SPLITS": splits}
+            "linear/tiled_sum_parts.cu",
+            "linear_tiled_sum_parts",
+            {**constants(p), "VECTOR": width, "SPLITS": splits},
         ),
         (ceil_div(p.output_elements // width, 128), 1, 1),
         (128, 1, 1),

@@ -272,8 +272,8 @@ def _fold(problem: MlpProblem) -> Recipe:
         return Recipe(())
     one, other = problem.layers[number : number + 2]
     program = Program.of(
-        "mlp/fold.cu",
-        "mlp_fold",
+        "mlp/tensor_core_fold.cu",
+        "mlp_tensor_core_fold",
         {
             "Element": element(problem.dtype),
             "FIRST_GROUPS": one.groups,
@@ -317,8 +317,8 @@ def _pack(problem: MlpProblem, stages: Stages, number: int) -> KernelCall:
         other.bias_steps for other in earlier
     )
     program = Program.of(
-        "mlp/pack.cu",
-        "mlp_pack",
+        "mlp/tensor_core_pack.cu",
+        "mlp_tensor_core_pack",
         {
             "Element": element(dtype),
             "Source": Type("float") if stage.source else element(dtype),

@@ -108,8 +108,8 @@ class _Steps:
         self._calls.append(
             KernelCall(
                 Program.of(
-                    f"mlp_backward/{name}.cu",
-                    f"mlp_backward_{name}",
+                    f"mlp_backward/layers_{name}.cu",
+                    f"mlp_backward_layers_{name}",
                     {"Element": self._element, **constants},
                 ),
                 (ceil_div(threads, self._threads), parts, 1),

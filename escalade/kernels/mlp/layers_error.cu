@@ -2,7 +2,7 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void mlp_error(const Element* x, const Element* reconstruction, float* error, int rows,
+extern "C" __global__ void mlp_layers_error(const Element* x, const Element* reconstruction, float* error, int rows,
                                      int features) {
     wait_for_previous_launch();
     const int row = blockIdx.x * blockDim.x + threadIdx.x;

@@ -5,7 +5,7 @@
 #include "common/ptx.cuh"
 #include "mlp_backward/layer_input.cuh"
 
-extern "C" __global__ void mlp_backward_weight_gradient(const Gradient* gradient, const Input* input,
+extern "C" __global__ void mlp_backward_layers_weight_gradient(const Gradient* gradient, const Input* input,
                                                         const Element* norm_weight, const Element* norm_bias,
                                                         float* parts, long long pitch, long long weight_at,
                                                         long long bias_at, int features, int outputs, long long rows,

@@ -5,7 +5,7 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
-extern "C" __global__ void mlp_backward_normalise(const Input* x, float* hat, float* rstd, int features,
+extern "C" __global__ void mlp_backward_layers_normalise(const Input* x, float* hat, float* rstd, int features,
                                                   long long rows) {
     wait_for_previous_launch();
     const int lane = threadIdx.x % 32;

@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 operand_register(const Layer& layer, int output, 
     }
 }
 
-extern "C" __global__ void mlp_pack(const Source* weight, const Source* bias, const Element* norm_weight,
+extern "C" __global__ void mlp_tensor_core_pack(const Source* weight, const Source* bias, const Element* norm_weight,
                                     const Element* norm_bias, uint4* fragments, float* biases) {
     wait_for_previous_launch();
     const Layer layer{weight, bias, norm_weight, norm_bias};

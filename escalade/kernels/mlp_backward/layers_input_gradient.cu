@@ -5,7 +5,7 @@
 #include "common/ptx.cuh"
 #include "mlp_backward/activation.cuh"
 
-extern "C" __global__ void mlp_backward_input_gradient(const Gradient* gradient, const Element* weight,
+extern "C" __global__ void mlp_backward_layers_input_gradient(const Gradient* gradient, const Element* weight,
                                                        const float* slope, float* result, int features, int outputs,
                                                        long long elements) {
     wait_for_previous_launch();

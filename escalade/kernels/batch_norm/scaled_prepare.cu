@@ -3,7 +3,7 @@
 // What does not depend on x, once a channel. What bounds it: the launch.
 #include "common/ptx.cuh"
 
-extern "C" __global__ void batch_norm_scale(const float* weight, const float* variance, float* scale, float epsilon,
+extern "C" __global__ void batch_norm_scaled_prepare(const float* weight, const float* variance, float* scale, float epsilon,
                                             int channels) {
     wait_for_previous_launch();
     const int c = blockIdx.x * blockDim.x + threadIdx.x;

@@ -21,7 +21,7 @@ struct Channels {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_norm_planes(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
+    batch_norm_vectorised_planes(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
                       const float* __restrict__ mean, const float* __restrict__ variance, const Element* residual,
                       Element* y, float epsilon, int channels, int plane, long long elements) {
     wait_for_previous_launch();

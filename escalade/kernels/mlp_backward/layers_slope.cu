@@ -5,7 +5,7 @@
 #include "common/ptx.cuh"
 #include "mlp_backward/activation.cuh"
 
-extern "C" __global__ void mlp_backward_slope(const Element* grad_y, const float* slope, float* gradient,
+extern "C" __global__ void mlp_backward_layers_slope(const Element* grad_y, const float* slope, float* gradient,
                                               long long elements) {
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;

@@ -7,7 +7,7 @@
 
 constexpr int WIDTH_IN = FIRST_GROUPS * FIRST_FEATURES, WIDTH_OUT = SECOND_GROUPS * SECOND_OUTPUTS;
 
-extern "C" __global__ void mlp_fold(const Element* first, const Element* first_bias, const Element* second,
+extern "C" __global__ void mlp_tensor_core_fold(const Element* first, const Element* first_bias, const Element* second,
                                     const Element* second_bias, float* weight, float* bias) {
     wait_for_previous_launch();
     const int thread = blockIdx.x * blockDim.x + threadIdx.x;

@@ -4,7 +4,7 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void mlp_backward_norm_parameters(const float* gradient, const float* hat, float* parts,
+extern "C" __global__ void mlp_backward_layers_norm_parameters(const float* gradient, const float* hat, float* parts,
                                                         long long pitch, long long parameter_at, int features,
                                                         long long rows, long long part_rows) {
     wait_for_previous_launch();

@@ -6,7 +6,7 @@
 #include "mlp_backward/layer_input.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void mlp_backward_forward(const Input* input, const Element* norm_weight,
+extern "C" __global__ void mlp_backward_layers_forward(const Input* input, const Element* norm_weight,
                                                 const Element* norm_bias, const Element* weight, const Element* bias,
                                                 float* value, float* slope, int features, int outputs,
                                                 long long elements) {

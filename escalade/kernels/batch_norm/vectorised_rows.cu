@@ -7,7 +7,7 @@
 #include "common/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_norm_rows(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
+    batch_norm_vectorised_rows(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
                     const float* __restrict__ mean, const float* __restrict__ variance, const Element* residual,
                     Element* y, float epsilon, int channels, int width, long long rows, int turns) {
     wait_for_previous_launch();

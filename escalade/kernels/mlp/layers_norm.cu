@@ -4,7 +4,7 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void mlp_layer_norm(const Element* x, const Element* weight, const Element* bias, Element* y,
+extern "C" __global__ void mlp_layers_norm(const Element* x, const Element* weight, const Element* bias, Element* y,
                                           long long rows, int features, float epsilon) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,19 +1,17 @@
-"""The perceptron on CUDA cores: a launch for each step, then a block an item."""
+"""The perceptron on CUDA cores, a launch for each step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
 from escalade.ops.mlp.rungs import chain
-from escalade.ops.mlp.rungs.chain import ChainRung
-from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
+from escalade.ops.mlp.rungs.gelu import gelu_constants
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class _Steps:
     def norm(self, number: int, source: str, target: str, rows: int, features: int, epsilon: float) -> None:
         scale, shift = Buffer(f"norm_weight{number}"), Buffer(f"norm_bias{number}")
         self._launch(
-            "mlp/layer_norm.cu", "mlp_layer_norm", {}, rows,
+            "mlp/layers_norm.cu", "mlp_layers_norm", {}, rows,
             Buffer(source), scale, shift, Buffer(target), Int64(rows), features, epsilon,
         )  # fmt: skip
 
@@ -96,101 +94,22 @@ class _Steps:
             "ACTIVATION": ACTIVATIONS.index(activation),
             **gelu_constants("erf"),
         }
-        self._launch("mlp/activate.cu", "mlp_activate", constants, elements, Buffer(name), Int64(elements))
+        self._launch(
+            "mlp/layers_activate.cu",
+            "mlp_layers_activate",
+            constants,
+            elements,
+            Buffer(name),
+            Int64(elements),
+        )
 
     def error(self, reconstruction: str, rows: int, features: int) -> None:
         self._launch(
-            "mlp/error.cu", "mlp_error", {}, rows,
+            "mlp/layers_error.cu", "mlp_layers_error", {}, rows,
             Buffer("x"), Buffer(reconstruction), Buffer("y"), rows, features,
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FusedConfig(Config):
-    threads: int
-    """Threads of a block, which has one item."""
-    gelu: str
-    """One of `gelu_forms`."""
-
-
-_MOST_THREADS = 512
-
-
-@dataclass(frozen=True)
-class Fused(ChainRung):
-    warp_reductions: bool = False
-    vectorised: bool = False
-
-    def shared_bytes(self, problem: MlpProblem) -> int:
-        return 4 * (2 * _padded(chain.widest(problem.layers)) + _MOST_THREADS)
-
-    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
-        """A thread an output of the widest layer, or a part of it."""
-        widest = max(layer.width_out for layer in problem.layers)
-        suited = sorted((64, 128, 256, _MOST_THREADS), key=lambda threads: abs(threads - min(widest, 256)))
-        return tuple(
-            FusedConfig(threads, gelu) for gelu, threads in product(gelu_forms(problem.dtype), suited[:3])
-        )
-
-    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
-        assert isinstance(config, FusedConfig)
-        p = problem
-
-        def vector(*lengths: int) -> int:
-            return widest_vector(p.dtype, *lengths) if self.vectorised else 1
-
-        layers = [chain.spell(p, number, vector(layer.features)) for number, layer in enumerate(p.layers)]
-        constants: dict[str, Constant] = {
-            **chain.constants(p, layers),
-            **gelu_constants(config.gelu),
-            "THREADS": config.threads,
-            "WIDTH": _padded(chain.widest(p.layers)),
-            "WARP_REDUCTIONS": self.warp_reductions,
-            "VECTOR_IN": vector(p.features),
-            "VECTOR_OUT": vector(p.outputs),
-        }
-        call = KernelCall(
-            Program.of("mlp/fused.cu", "mlp_fused", constants),
-            (p.batch, 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *chain.parameters(p)),
-            shared_bytes=self.shared_bytes(p),
-            overlap=True,
-        )
-        return Recipe((call,))
-
-
-def _padded(floats: int) -> int:
-    """The size filled up to whole packs of 16 bytes."""
-    return 4 * blocks(floats, 4)
-
-
-# Predictions are for the spectral autoencoder at batch 512 in fp32: 62,464 multiply-adds an item, 119 KB of weights.
 LAYERS = Layers(
     "layers", "one naive launch for each step of each layer: norm, product, activation, error", None, None
-)
-FUSED = Fused(
-    "fused",
-    "one launch, a block an item: what lies between layers stays in shared memory",
-    below="layers",
-    # Nine launches with a tail of about 5 us each, 45 us; one launch whose 512 blocks, 4 to a multiprocessor, wait for
-    # their weights: 4 x 62,464 loads of 32 sectors a warp, some 8000 requests a multiprocessor at 0.5 a clock, 10 us.
-    predicted_gain=4.0,
-)
-WARP_REDUCTIONS = Fused(
-    "warp_reductions",
-    "norms and the error by shuffles, a warp a group, instead of by a tree with a barrier a level",
-    below="fused",
-    # Five groups one after another with 2 x 10 barriers of some 30 clocks each, 3000 of 18,000 clocks.
-    predicted_gain=1.2,
-    warp_reductions=True,
-)
-VECTORISED = Fused(
-    "vectorised",
-    "weights and activations read 16 bytes at a time, the products unrolled",
-    below="warp_reductions",
-    # A quarter of the loads, each with the sectors that four had: half of the time.
-    predicted_gain=2.0,
-    warp_reductions=True,
-    vectorised=True,
 )

@@ -7,7 +7,7 @@
 #include "common/warp.cuh"
 #include "mlp_backward/activation.cuh"
 
-extern "C" __global__ void mlp_backward_norm_gradient(const float* gradient, const float* hat, const float* rstd,
+extern "C" __global__ void mlp_backward_layers_norm_gradient(const float* gradient, const float* hat, const float* rstd,
                                                       const Element* norm_weight, const float* slope, float* result,
                                                       int features, long long rows) {
     wait_for_previous_launch();

@@ -5,7 +5,7 @@
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void linear_sum_parts(const float* parts, const Element* bias, Element* y, int out_features,
+extern "C" __global__ void linear_tiled_sum_parts(const float* parts, const Element* bias, Element* y, int out_features,
                                             long long outputs) {
     wait_for_previous_launch();
     const long long at = (1LL * blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
