@@ -1,5 +1,5 @@
 """Image files through a classifier: found, decoded in threads, streamed through an engine, labelled."""
 
-from escalade.classify.predict import Guess, Prediction, predict
+from escalade.classify.prediction import Guess, Prediction, predict
 
 __all__ = ["Guess", "Prediction", "predict"]

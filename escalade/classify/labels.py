@@ -12,7 +12,7 @@ from escalade.shown import shown
 IMAGENET_CLASSES = 1000
 
 
-def labels(classes: int, file: pathlib.Path | None) -> list[str]:
+def class_labels(classes: int, file: pathlib.Path | None) -> list[str]:
     """The classes' names from a file: a `.json` list, or a line each.
 
     Without one ImageNet's where torchvision is at hand, else the classes' numbers.

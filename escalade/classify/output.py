@@ -16,7 +16,7 @@ from rich.text import Text
 
 from escalade import files
 from escalade.classify.images import Unreadable
-from escalade.classify.predict import Prediction
+from escalade.classify.prediction import Prediction
 from escalade.errors import UnsupportedError
 from escalade.shown import shown
 
@@ -70,7 +70,7 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
 
 
 def require_place(path: pathlib.Path | None) -> None:
-    """Said before the work is done rather than after it."""
+    """Refuses a place that cannot be written to: before the work is done rather than after it."""
     if path is None:
         return
     if os.path.exists(path) and not os.path.isfile(path):
@@ -82,5 +82,5 @@ def require_place(path: pathlib.Path | None) -> None:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Whole, and names of files with the bytes that they have."""
+    """Writes a file whole; names of files in it keep the bytes that they have."""
     files.replace(path, text.encode(errors="surrogateescape"))

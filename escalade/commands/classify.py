@@ -13,8 +13,8 @@ from rich.text import Text
 
 from escalade.classify import output
 from escalade.classify.images import Crop, Unreadable, find
-from escalade.classify.labels import labels as class_labels
-from escalade.classify.predict import Prediction, example, first_images, predict
+from escalade.classify.labels import class_labels
+from escalade.classify.prediction import Prediction, example, first_images, predict
 from escalade.commands.devices import engine_device
 from escalade.commands.options import EngineOn
 from escalade.commands.progress import progress_bar

@@ -30,7 +30,7 @@ def compile_for(
 def compile_all(
     planned: Sequence[verifying.Job], arch: str, workers: int | None, console: Console
 ) -> list[compiling.Failure]:
-    """Compiles what the jobs run on an architecture into the cache; what was refused."""
+    """Compiles what the jobs run on an architecture into the cache, and gives what the compiler refused."""
     wanted = verifying.programs(planned)
     began = time.perf_counter()
     with progress_bar(console) as progress:

@@ -81,7 +81,7 @@ def examine() -> Report:
 
 
 def show(report: Report, console: Console | None = None) -> bool:
-    """Prints the report; whether kernels can run somewhere."""
+    """Prints the report, and says whether kernels can run somewhere."""
     console = console or Console()
     table = Table(title="What is here", title_justify="left", show_header=False)
     for finding in report.findings:

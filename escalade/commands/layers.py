@@ -121,7 +121,7 @@ def command(
 
 
 def _console() -> Console:
-    """In a log, which has no width of its own, wide enough for the table."""
+    """The console; in a log, which has no width of its own, it is wide enough for the table."""
     console = Console()
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 

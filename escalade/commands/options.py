@@ -10,21 +10,21 @@ import typer
 
 
 class KernelDevice(StrEnum):
-    """Where kernels can run."""
+    """The devices that kernels run on."""
 
     cuda = "cuda"
     twin = "twin"
 
 
 class NetworkDevice(StrEnum):
-    """Where networks can be measured."""
+    """The devices that networks are measured on."""
 
     cuda = "cuda"
     cpu = "cpu"
 
 
 class EngineDevice(StrEnum):
-    """Where engines can run."""
+    """The devices that engines run on."""
 
     cuda = "cuda"
     cpu = "cpu"

@@ -32,7 +32,7 @@ class Selection:
         return cls(tuple(problems or ()), tuple(rungs or ()), tuple(dtypes or ()), tuple(layouts or ()))
 
     def parsed(self, operation: ops.Operation[Any]) -> tuple[Any, ...]:
-        """The problems, of an operation that must know every name."""
+        """The problems by name, of an operation that must know them and all other names."""
         check_names("dtype", self.dtypes, operation.dtypes)
         check_names("layout", self.layouts, operation.layouts)
         for rung in self.rungs:
@@ -55,7 +55,7 @@ class Selection:
         return found
 
     def require_work(self, planned: Sequence[verifying.Job], what: str) -> None:
-        """Something is left to do, and of everything that was named a part: what nobody ran is not right."""
+        """Refuses a selection that leaves nothing to do, in all or of one name: what nobody ran is not right."""
         wanted = [job for job in planned if not job.refusal]
         kinds: dict[str, tuple[tuple[str, ...], Callable[[verifying.Job], str]]] = {
             "problem": (self.problems, lambda job: str(job.problem.name)),

@@ -221,7 +221,7 @@ def _of_problems(name: str, problems: Sequence[str], dtypes: Sequence[str], layo
 def _go_through(
     wanted: Wanted, device: torch.device, console: Console, measure: Callable[[str, str, Problem], None]
 ) -> None:
-    """With progress. The kernels of the next problems are compiled in parallel while the last ones are measured."""
+    """Measures problem by problem; the kernels of the next ones are compiled in parallel meanwhile."""
     card, here = Card.of(device), architecture(device.index)
     items = list(wanted.items())
     groups = [items[first : first + TOGETHER] for first in range(0, len(items), TOGETHER)]

@@ -36,9 +36,10 @@ def compile(
     """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
 
     `dtype` is fp32 (fp32's accuracy), tf32, fp16, bf16 or fp8 (which takes `calibration`, batches to measure value
-    ranges on). `device` is where it runs: the model's own device if not given; "cpu" runs PyTorch's operators,
-    "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images of 0 to 255, uint8 or
-    not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are kept ready.
+    ranges on, and is slower than fp16 today). `device` is where it runs: the model's own device if not given; "cpu"
+    runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
+    of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are
+    kept ready.
     """
     require_dtype(dtype)
     require_module(model)

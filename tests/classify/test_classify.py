@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from escalade import cli, models
 from escalade.classify import predict
 from escalade.classify.images import Crop, Unreadable, decode
-from escalade.classify.predict import example
+from escalade.classify.prediction import example
 from escalade.engine import compile
 from escalade.models.resnet import BasicBlock
 

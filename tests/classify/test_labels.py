@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from escalade.classify.labels import labels
+from escalade.classify.labels import class_labels
 from escalade.errors import UnsupportedError
 
 
@@ -19,8 +19,12 @@ def written(path: pathlib.Path, text: str) -> pathlib.Path:
 
 
 def test_a_line_each_or_a_json_list(tmp_path: pathlib.Path) -> None:
-    assert labels(3, written(tmp_path / "l.txt", "cat\ngreat dog \nbird\n\n")) == ["cat", "great dog", "bird"]
-    assert labels(2, written(tmp_path / "l.json", '["cat", "dog, great"]')) == ["cat", "dog, great"]
+    assert class_labels(3, written(tmp_path / "l.txt", "cat\ngreat dog \nbird\n\n")) == [
+        "cat",
+        "great dog",
+        "bird",
+    ]
+    assert class_labels(2, written(tmp_path / "l.json", '["cat", "dog, great"]')) == ["cat", "dog, great"]
 
 
 @pytest.mark.parametrize(
@@ -36,17 +40,17 @@ def test_a_line_each_or_a_json_list(tmp_path: pathlib.Path) -> None:
 )
 def test_mistakes_are_named(name: str, text: str, sentence: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
-        labels(3, written(tmp_path / name, text))
+        class_labels(3, written(tmp_path / name, text))
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot be read as labels"):
-        labels(3, tmp_path / "none")
+        class_labels(3, tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     os.mkfifo(tmp_path / "pipe")
     for name in ("binary", "pipe"):
         with pytest.raises(UnsupportedError, match="cannot be read as labels"):
-            labels(3, tmp_path / name)
+            class_labels(3, tmp_path / name)
 
 
 def test_imagenet_is_called_what_torchvision_calls_it_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +60,7 @@ def test_imagenet_is_called_what_torchvision_calls_it_if_it_is_there(monkeypatch
     module.ResNet18_Weights = weights  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", module)
-    assert labels(1000, None) == names
-    assert labels(3, None) == ["0", "1", "2"]
+    assert class_labels(1000, None) == names
+    assert class_labels(3, None) == ["0", "1", "2"]
     monkeypatch.setitem(sys.modules, "torchvision.models", None)  # importing it fails
-    assert labels(1000, None)[999] == "999"
+    assert class_labels(1000, None)[999] == "999"

@@ -1,21 +1,18 @@
-"""Plans to read: as a table, as JSON, and by the command line."""
+"""Plans to read: as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
-import pathlib
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner, Result
 
-from escalade import cli
 from escalade.device.program import KERNELS
 from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.engine.explain import PYTORCH, Explanation, explain_plan
-from escalade.errors import EscaladeError, UnsupportedError
+from escalade.errors import UnsupportedError
 
 
 class Small(nn.Module):
@@ -42,10 +39,6 @@ def engine() -> Engine:
 def explanation(engine: Engine) -> Explanation:
     """The plan as kernels run it."""
     return explain_plan(engine.plan(torch.randn(2, 8, 4, 4)))
-
-
-def shown(*arguments: str, device: str = "cpu") -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["explain", *arguments, "--device", device])
 
 
 def test_steps_say_who_does_what_and_why(explanation: Explanation) -> None:
@@ -117,47 +110,3 @@ def test_an_engine_without_a_plan_asks_for_inputs(engine: Engine) -> None:
     with pytest.raises(UnsupportedError, match="give explain inputs"):
         fresh.explain()
     assert fresh.explain(torch.randn(1, 8, 4, 4)).batch == 1
-
-
-def test_the_command_explains_models_and_files(engine: Engine, tmp_path: pathlib.Path) -> None:
-    written = tmp_path / "plan.json"
-    result = shown("lenet", "--batch", "4", "--dtype", "fp32", "--json", str(written))
-    assert result.exit_code == 0, result.output
-    assert "few_channels" in result.output and "mlp" in result.output
-    assert "PyTorch computes every step" in result.output and "Nothing falls back" not in result.output
-    data = json.loads(written.read_text())
-    assert data["batch"] == 4 and data["dtype"] == "fp32" and data["title"] == "lenet"
-    assert not data["in_kernels"]
-    file = tmp_path / "small.engine"
-    engine.save(file)
-    result = shown(str(file), "--json", str(tmp_path / "no" / "such" / "folder.json"))
-    assert isinstance(result.exception, EscaladeError) and "cannot be written" in str(result.exception)
-    result = shown(str(file), "--batch", "5")
-    assert result.exit_code == 0 and "5×8×4×4" in result.output and "aten::cumsum" in result.output
-
-
-def test_the_command_explains_what_the_twin_runs() -> None:
-    result = shown("spectral_autoencoder", "--batch", "4", device="twin")
-    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
-    assert "Nothing falls back" in result.output and "mlp/" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("lenet19",), "neither a model (resnet18"),
-        (("lenet", "--batch", "0"), "a batch of 0"),
-        (("lenet", "--dtype", "fp64"), "dtype 'fp64'"),
-        (("lenet", "--time"), "--time measures on a GPU"),
-        (("lenet", "--results", "."), "--results files times of a model"),
-    ],
-)
-def test_the_command_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:
-    result = shown(*arguments)
-    assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)
-
-
-def test_a_file_keeps_its_dtype(engine: Engine, tmp_path: pathlib.Path) -> None:
-    engine.save(tmp_path / "small.engine")
-    result = shown(str(tmp_path / "small.engine"), "--dtype", "fp32")
-    assert "was compiled for fp16" in str(result.exception)

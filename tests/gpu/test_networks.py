@@ -104,9 +104,15 @@ def replace_run(peer: NetworkPeer, run: Callable[[], None]) -> NetworkPeer:
 
 def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "plan.json"
-    result = run("explain", "resnet18", "--batch", "2", "--time", "--json", str(path))
+    results = ("--results", str(tmp_path / "results"))
+    result = run("explain", "resnet18", "--batch", "2", "--time", "--json", str(path), *results)
     assert result.exit_code == 0, result.output
     plan = json.loads(path.read_text())
     done = [step for step in plan["steps"] if step["rung"]]
     assert done and all(step["time_us"] > 0 and step["floor_us"] > 0 for step in done)
     assert plan["time_us"] > 0
+    (filed,) = (tmp_path / "results").rglob("resnet18_steps.jsonl")
+    records = store.load(filed)
+    assert len(records) == 1 + len(plan["steps"]) and records[0].median_us == pytest.approx(
+        plan["time_us"], rel=1e-4
+    )

@@ -1,0 +1,24 @@
+"""What tests of commands share: the command line in this process, and an operation to run it on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from escalade import cli
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, list(arguments))
+
+
+def said_by(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence with which a command fails."""
+    monkeypatch.setattr(sys, "argv", ["escalade", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert end.value.code == 1 and "all right" not in said.out
+    return said.err.strip()

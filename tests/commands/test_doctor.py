@@ -1,0 +1,46 @@
+"""The command `doctor`: what it looks at, and how it is shown."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from escalade.commands import doctor
+from tests.commands.support import run
+
+
+def test_the_doctor_looks_at_everything_and_raises_nothing() -> None:
+    report = doctor.examine()
+    found = {finding.topic: finding for finding in report.findings}
+    assert set(found) >= {
+        "Python",
+        "PyTorch",
+        "GPU",
+        "driver",
+        "NVRTC",
+        "CUDA headers",
+        "g++",
+        "twin",
+        "cache",
+    }
+    assert all(finding.value for finding in report.findings)
+    assert all(finding.advice for finding in report.findings if finding.good is False)
+
+
+def test_the_doctor_says_what_to_do_when_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise FileNotFoundError("g++ is not on the PATH")
+
+    monkeypatch.setattr(doctor, "_host_compiler", missing)
+    result = run("doctor")
+    assert "g++ is not on the PATH" in result.output and "apt install g++" in result.output
+
+
+def test_the_doctor_shows_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets are no markup, and escapes no commands to the terminal."""
+    monkeypatch.setenv("ESCALADE_DATA", "[/x]\x1b[2J")
+    text = io.StringIO()
+    doctor.show(doctor.Report((doctor.Finding("cache", "[/y]\x1b[2J"),), ()), Console(file=text, width=160))
+    assert r"[/x]\x1b[2J" in text.getvalue() and r"[/y]\x1b[2J" in text.getvalue()

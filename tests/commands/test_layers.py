@@ -1,0 +1,18 @@
+"""The command `layers`: what it measures of what is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commands.support import said_by
+
+
+def test_layers_that_a_direction_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image has no gradient; and what nothing can do is not measured."""
+    image = ("layers", "3to8_9_k3s1_b1", "--direction", "input_gradient", "--device", "twin")
+    assert "nothing to measure" in said_by(*image, monkeypatch=monkeypatch, capsys=capsys)
+    monkeypatch.setattr("escalade.commands.layers.measure", lambda *_: [])
+    other = ("layers", "8to8_9_k3s1_b1", "--device", "twin")
+    assert "nothing was measured" in said_by(*other, monkeypatch=monkeypatch, capsys=capsys)
