@@ -136,7 +136,7 @@ def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem
         for given in graph.inputs
     }
     plan = make_plan(concrete, dtype, torch.device("cpu"), formats)
-    return [(step.lowered.operation, step.lowered.problem) for step in plan.steps if step.lowered]
+    return [(step.lowered.operation.name, step.lowered.problem) for step in plan.steps if step.lowered]
 
 
 def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:

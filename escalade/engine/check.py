@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure, resolve
 from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
-from escalade.engine.nodes import reference
-from escalade.engine.nodes.kinds import KINDS, RESULT, Kind, Role, SizeError, Sizes, is_real, is_whole
-from escalade.engine.passes.simplify import depends_on_batch
+from escalade.engine.nodes import BY_NAME, operator_of
+from escalade.engine.nodes.aten import results_of
+from escalade.engine.nodes.base import Operator
+from escalade.engine.nodes.signature import RESULT, Role, SizeError, Sizes, is_real, is_whole
 from escalade.errors import UnsupportedError
 
 MOST_NODES = 2**14
@@ -64,7 +65,7 @@ def check_graph(graph: Graph) -> None:
     _check_normalisation(graph)
     least, most = graph.batches
     if not graph.is_batched:
-        free = [node.name for node in graph if depends_on_batch(node)]
+        free = [node.name for node in graph if node.depends_on_batch]
         _require(not free, f"{', '.join(free)} depend on a batch that no input has")
         check_sizes(graph, 1)
     else:  # one is the batch that PyTorch's own rules make exceptions of
@@ -90,19 +91,17 @@ def check_sizes(graph: Graph, batch: int) -> None:
             if node.op == ATEN:
                 _check_operator(node, declared, inputs, batch)
             else:
-                _check_kind(KINDS[node.op], node, declared, inputs)
+                _check_fit(operator_of(node), node, declared, inputs)
         except (SizeError, OperatorError) as error:
-            raise GraphError(f"node {node.name} ({_described(node)}) cannot be: {error}") from error
+            raise GraphError(
+                f"node {node.name} ({operator_of(node).title(node)}) cannot be: {error}"
+            ) from error
         values[node.name] = declared
 
 
 def _kept(dtype: torch.dtype) -> torch.dtype:
     """All floating types stand for one, the plan's own."""
     return torch.float32 if dtype.is_floating_point else dtype
-
-
-def _described(node: Node) -> str:
-    return node.attributes["target"] if node.op == ATEN else node.op
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -205,10 +204,11 @@ def _check_node(graph: Graph, node: Node) -> None:
     if node.op == ATEN:
         _check_call(node)
         return
-    _require(
-        node.op in KINDS, f"node {node.name} is of kind {node.op!r}; there are {', '.join((*KINDS, ATEN))}"
-    )
-    kind = KINDS[node.op]
+    known = {name: operator.signature for name, operator in BY_NAME.items()}
+    kind = known.get(node.op)
+    if kind is None:
+        named = [name for name, signature in known.items() if signature is not None]
+        raise GraphError(f"node {node.name} is of kind {node.op!r}; there are {', '.join((*named, ATEN))}")
     needed = {role for role, given in kind.inputs.items() if not given.optional}
     _require(
         needed <= node.inputs.keys() <= kind.inputs.keys(),
@@ -303,7 +303,7 @@ def _check_normalisation(graph: Graph) -> None:
     """It is the first thing that happens to an image, and the only one."""
     given = {entry.name for entry in graph.inputs}
     for node in graph:
-        if node.op == "normalise":
+        if operator_of(node).is_image_scaling:
             image = node.inputs["x"]
             _require(
                 image in given and graph.only_user(image) is node,
@@ -317,11 +317,14 @@ def _require_bounded(sizes: Sizes, batch: int) -> None:
         raise SizeError(f"sizes of {list(sizes)} are more than {most} elements")
 
 
-def _check_kind(kind: Kind, node: Node, declared: _Value, inputs: Mapping[str, _Value]) -> None:
+def _check_fit(operator: Operator, node: Node, declared: _Value, inputs: Mapping[str, _Value]) -> None:
+    """The sizes and types are those that the operator gives."""
+    kind = operator.signature
+    assert kind is not None, f"no file holds {operator.name}"
     for role, value in inputs.items():
         _require_dimensions(role, kind.inputs[role], value)
     found = {role: value.sizes for role, value in inputs.items()} | {RESULT: declared.sizes}
-    expected = kind.sizes(found, node.attributes)
+    expected = operator.sizes(found, node.attributes)
     for role, sizes in found.items():
         if expected.get(role, sizes) != sizes:
             raise SizeError(f"{role} has sizes {list(sizes)} where {list(expected[role])} belong")
@@ -390,9 +393,7 @@ def _results(call: _Call) -> tuple[_Value, ...]:
     tensors = {
         role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
     }
-    results = reference.results_of(
-        call.target, arguments, tensors
-    )  # so they are of the right types, and all there
+    results = results_of(call.target, arguments, tensors)  # so they are of the right types, and all there
     require_fitting(call.target, sizes, arguments)
     for result in results:
         if result.device.type != "meta" or result.layout != torch.strided:
@@ -418,7 +419,7 @@ def _check_folding(graph: Graph) -> None:
     constant = set(graph.constants)
     elements = 0
     for node in graph:
-        if constant.issuperset(node.inputs.values()) and not depends_on_batch(node):
+        if constant.issuperset(node.inputs.values()) and not node.depends_on_batch:
             constant.add(node.name)
             elements += math.prod(node.shape)  # type: ignore[arg-type]
     most = MOST_FOLDED + MOST_GROWTH * sum(tensor.numel() for tensor in graph.constants.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from escalade.engine.capture.export import capture, require_module
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.file import read
 from escalade.engine.graph.forms import require_dtype
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges
 from escalade.errors import UnsupportedError
@@ -124,9 +124,9 @@ def _normalise(graph: Graph, normalize: Normalization) -> None:
     name = graph.fresh("normalise")
     scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())
     shift = graph.add_constant("normalise_shift", (-mean / std).float())
-    node = Node(name, "normalise", {}, {}, image.shape, image.dtype)
+    inputs = {"x": image.name, "scale": scale, "shift": shift}
+    placed = Normalise.node(name, inputs, {}, image.shape, image.dtype)
     graph.replace_uses(image.name, name)
-    placed = replace(node, inputs={"x": image.name, "scale": scale, "shift": shift})
     first = next(iter(graph.nodes), None)
     if first is None:
         graph.append(placed)

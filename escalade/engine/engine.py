@@ -17,7 +17,8 @@ from escalade.engine.check import check_sizes
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import write
 from escalade.engine.graph.forms import InputFormat, require_dtype
-from escalade.engine.graph.graph import Batch, Graph, Node, fixed
+from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -241,7 +242,7 @@ class Engine:
                 raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
             return
         if tensor.dtype == torch.uint8 and not any(
-            node.inputs.get("x") == name and _normalises(node) for node in self._graph
+            node.inputs.get("x") == name and operator_of(node).normalises(node) for node in self._graph
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
@@ -279,12 +280,6 @@ class Engine:
                 self._avoid |= {failed}
 
 
-def _normalises(node: Node) -> bool:
-    return node.attributes.get("normalised", False) or (
-        node.op in ("convert", "stem") and "scale" in node.inputs
-    )
-
-
 def require_device(device: torch.device | str) -> None:
     if device == TWIN:
         return
@@ -304,7 +299,7 @@ def _failing(plan: Plan, error: CompileError) -> str | None:
         if not (step.recipe and step.choice and step.lowered):
             continue
         if any(str(program) in str(error) for program in step.recipe.programs):
-            return f"{step.lowered.operation}/{step.choice.rung.name}"
+            return f"{step.lowered.operation.name}/{step.choice.rung.name}"
     return None
 
 

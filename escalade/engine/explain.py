@@ -15,7 +15,7 @@ from rich.text import Text
 
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
-from escalade.engine.graph.graph import ATEN
+from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan, Step
 
 PYTORCH = "PyTorch"
@@ -209,7 +209,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         number=number,
         name=node.name,
         source=node.source,
-        operation=str(node.attributes["target"]) if node.op == ATEN else node.op,
+        operation=operator_of(node).title(node),
         problem=step.lowered.problem.name if step.lowered else _form(form),
         dtype=dtype,
         rung=step.choice.rung.name if step.choice else PYTORCH if step.in_pytorch else "",

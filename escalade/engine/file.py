@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference, map_leaves
 from escalade.engine.graph.trees import TreeError, from_plain, to_plain
-from escalade.engine.passes.simplify import depends_on_batch, remove_dead_code
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
@@ -45,7 +44,7 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str]) -> None:
     """
     place = _place(path)
     captured = graph.copy()
-    remove_dead_code(captured)
+    captured.remove_dead_code()
     try:
         check_graph(captured)
         tensors, shared = _distinct(captured.constants)
@@ -128,7 +127,7 @@ def _at_home(graph: Graph, device: torch.device) -> Graph:
     """Tensors that an operator makes out of nothing are made where the engine runs; constants begin on the CPU."""
 
     def placed(node: Node) -> Node:
-        home = device if depends_on_batch(node) else torch.device("cpu")
+        home = device if node.depends_on_batch else torch.device("cpu")
         attributes = map_leaves(
             lambda leaf: home if isinstance(leaf, torch.device) else leaf, node.attributes
         )

@@ -10,8 +10,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.reference import compute
-from escalade.engine.passes.simplify import remove_dead_code
+from escalade.engine.nodes.evaluate import compute
 
 
 class Parts(nn.Module):
@@ -47,7 +46,7 @@ def graph_of(run: Callable[[Parts, torch.Tensor], Any], side: int = 6) -> Graph:
                 nn.init.uniform_(norm.weight, -1, 2)
                 nn.init.normal_(norm.bias)
     graph = capture(model, (torch.randn(1, 3, side, side),))
-    remove_dead_code(graph)
+    graph.remove_dead_code()
     return graph
 
 
@@ -74,7 +73,7 @@ def after(
     changed = graph.copy()
     for each in passes:
         each(changed)
-    remove_dead_code(changed)
+    changed.remove_dead_code()
     same_results(graph, changed, side)
     return changed
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine import Engine, compile, load
 from escalade.engine.graph.graph import fixed
-from escalade.engine.nodes.reference import compute
+from escalade.engine.nodes.evaluate import compute
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 from tests.engine.mutations import mutated_bytes, mutated_contents

@@ -16,9 +16,8 @@ from escalade import models
 from escalade.device import run
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.nodes import reference
+from escalade.engine.nodes import linear
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.passes import pooled
 from escalade.engine.plan import program
 from escalade.engine.plan.program import KernelProgram
 from escalade.errors import CompileError
@@ -81,7 +80,7 @@ def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
     x = torch.randn(2, 3, 7, 7)
     together, apart = Engine(graph, dtype, "twin"), Engine(graph, dtype, "twin")
     rungs = [step.rung for step in together.explain(x).steps]
-    monkeypatch.setattr(pooled, "one_launch_pays", lambda problem: False)
+    monkeypatch.setattr(linear, "one_launch_pays", lambda problem: False)
     assert len(apart.explain(x).steps) == len(rungs) + 2  # the mean, and the flattening
     assert rungs[-1] == "pooled"
     error = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 1e-2}[dtype]
@@ -147,14 +146,14 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []
-    real = reference.compute
+    real = program.compute
 
     def spy(*given: Any) -> torch.Tensor:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         seen.append((cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32))
         return real(*given)
 
-    monkeypatch.setattr(reference, "compute", spy)
+    monkeypatch.setattr(program, "compute", spy)
     x = torch.randn(1, 4, 5, 5)
     engine = Engine(capture(nn.ConvTranspose2d(4, 4, 2, stride=2), (x,)), dtype, "twin")
     assert len(engine.plan(x).fallbacks) == 1

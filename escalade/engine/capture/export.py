@@ -26,7 +26,7 @@ from escalade.engine.graph.graph import (
     fixed,
     map_leaves,
 )
-from escalade.engine.nodes.translate import translate
+from escalade.engine.nodes.recognition import recognise_captured
 from escalade.errors import EscaladeError, UnsupportedError
 
 
@@ -343,7 +343,7 @@ class _Reader:
         node = self._node(graph, fx, call, target, value)
         if result is not None:
             node = node.with_attributes(result=result)
-        known = translate(node, target, graph)
+        known = recognise_captured(node, target, graph)
         if isinstance(known, str):  # it changes nothing
             name = known
         else:

@@ -12,6 +12,8 @@ from escalade.ops.base import dtypes
 
 STORAGE = {**{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED}, "fp8": torch.float16}
 """What a plan of each dtype keeps its values in; in fp8 those between two convolutions are e4m3."""
+TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
+"""The dtypes whose products tensor cores do."""
 NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 
 

@@ -61,6 +61,13 @@ class Node:
     def is_floating(self) -> bool:
         return getattr(torch, self.dtype).is_floating_point
 
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether its sizes or its arguments grow with the batch."""
+        leaves: list[object] = []
+        map_leaves(leaves.append, (self.attributes, self.shape))
+        return any(isinstance(leaf, Batch) for leaf in leaves)
+
 
 @dataclass(frozen=True)
 class Input:
@@ -168,6 +175,16 @@ class Graph:
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node
+
+    def remove_dead_code(self) -> None:
+        """Drops nodes and constants that no output depends on."""
+        needed = set(self.outputs)
+        for node in reversed(tuple(self)):
+            if node.name in needed:
+                needed.update(node.inputs.values())
+            else:
+                del self.nodes[node.name]
+        self.constants = {name: tensor for name, tensor in self.constants.items() if name in needed}
 
     def _rebuild(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}

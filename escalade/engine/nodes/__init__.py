@@ -1,1 +1,55 @@
-"""The graph operators: how each is recognised, computed and lowered to an operation of Escalade's."""
+"""The graph operators, a file each: how each is recognised, computed and lowered to an operation of Escalade's.
+
+`base` says what there is to know of an operator. A new one is a file here, and a line in `OPERATORS`.
+"""
+
+from __future__ import annotations
+
+from escalade.engine.graph.graph import Node
+from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from escalade.engine.nodes.add import Add
+from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.base import Operator
+from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.convert import Convert
+from escalade.engine.nodes.few_channels import FewChannels
+from escalade.engine.nodes.gelu import Gelu
+from escalade.engine.nodes.layer_norm import LayerNorm
+from escalade.engine.nodes.linear import Linear
+from escalade.engine.nodes.max_pool2d import MaxPool2d
+from escalade.engine.nodes.mlp import Mlp
+from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.quantise import Quantise
+from escalade.engine.nodes.relu import Relu
+from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.softmax import Softmax
+from escalade.engine.nodes.stem import Stem
+
+OPERATORS: tuple[Operator, ...] = (
+    Conv2d(),
+    BatchNorm(),
+    Relu(),
+    Add(),
+    MaxPool2d(),
+    AdaptiveAvgPool2d(),
+    Linear(),
+    LayerNorm(),
+    Gelu(),
+    Softmax(),
+    Reshape(),
+    Normalise(),
+    Stem(),
+    FewChannels(),  # of what the stem has left
+    Mlp(),
+    Convert(),
+    Quantise(),
+    Aten(),
+)
+"""All of them; those that fuse others do so in this order."""
+BY_NAME = {operator.name: operator for operator in OPERATORS}
+
+
+def operator_of(node: Node) -> Operator:
+    """All that the engine knows about nodes of this kind."""
+    return BY_NAME[node.op]

@@ -7,34 +7,34 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.base import NO_ACTIVATION
 
 
 def fold_batch_norm(graph: Graph) -> None:
     """conv(x) * scale + shift is a convolution with other weights and another bias."""
     for node in graph:
-        if node.op != "batch_norm":
+        layer = graph.nodes.get(node.inputs.get("x", ""))
+        if layer is None or not _holds_scales(layer) or graph.only_user(layer.name) is not node:
             continue
-        layer = graph.nodes.get(node.inputs["x"])
-        if layer is None or layer.op not in ("conv2d", "linear") or layer.attributes["relu"]:
-            continue
-        if "residual" in layer.inputs or graph.only_user(layer.name) is not node:
-            continue
-        if layer.op == "linear" and len(layer.shape) != 2:
-            continue  # what it normalises are the rows, not the features
-        _fold(graph, layer, node)
+        factors = operator_of(node).channel_scale(node, graph)
+        if factors is not None:
+            _fold(graph, layer, *factors)
+            graph.remove(node, instead=layer.name)
 
 
-def scale_and_shift(graph: Graph, norm: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and shift of a norm in float64, so that folding adds no rounding of its own."""
-    weight, bias, mean, variance = (
-        graph.constants[norm.inputs[role]].double() for role in ("weight", "bias", "mean", "variance")
+def _holds_scales(layer: Node) -> bool:
+    """Whether its weight and bias are all that its result is made with."""
+    operator = operator_of(layer)
+    return (
+        operator.folds_channel_scale(layer)
+        and operator.applied_activation(layer) == NO_ACTIVATION
+        and "residual" not in layer.inputs
     )
-    scale = weight / torch.sqrt(variance + norm.attributes["epsilon"])
-    return scale, bias - mean * scale
 
 
-def _fold(graph: Graph, layer: Node, norm: Node) -> None:
-    scale, shift = scale_and_shift(graph, norm)
+def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:
+    """In float64, so that folding adds no rounding of its own."""
     weight = graph.constants[layer.inputs["weight"]]
     folded = weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     if "bias" in layer.inputs:
@@ -45,4 +45,3 @@ def _fold(graph: Graph, layer: Node, norm: Node) -> None:
         "bias": graph.add_constant(f"{layer.name}_bias", shift.float()),
     }
     graph.nodes[layer.name] = replace(layer, inputs=inputs)
-    graph.remove(norm, instead=layer.name)

@@ -10,7 +10,7 @@ import torch
 
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.reference import compute
+from escalade.engine.nodes.evaluate import compute
 from escalade.errors import UnsupportedError
 
 MOST_BATCHES = 64

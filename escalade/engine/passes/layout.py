@@ -7,14 +7,16 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.graph import Graph, Input, Node
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.convert import Convert
 
 
 def reorder_flattened(graph: Graph) -> None:
     """Linear layers behind a flattened image take the pixels in the order they lie in: their weights are reordered."""
     users = graph.users()
     for node in graph:
-        if node.op != "reshape" or not _flattens_image(graph, node) or node.name in graph.outputs:
+        if not operator_of(node).is_view or not _flattens_image(graph, node) or node.name in graph.outputs:
             continue
         layers = users.get(node.name, [])
         if not layers or not all(_reorderable(layer, node.name) for layer in layers):
@@ -22,7 +24,7 @@ def reorder_flattened(graph: Graph) -> None:
         channels, height, width = graph.shape_of(node.inputs["x"])[1:]
         for layer in layers:
             inputs = {}
-            for role in sorted(_BY_FEATURE & layer.inputs.keys()):
+            for role in operator_of(layer).feature_constants(layer):
                 given = graph.constants[layer.inputs[role]]
                 moved = given.reshape(-1, channels, height, width).permute(0, 2, 3, 1).reshape(given.shape)  # type: ignore[arg-type]
                 inputs[role] = graph.add_constant(f"{layer.name}_{role}", moved.contiguous())
@@ -30,17 +32,8 @@ def reorder_flattened(graph: Graph) -> None:
         graph.nodes[node.name] = node.with_attributes(order="nhwc")
 
 
-_BY_FEATURE = {"weight", "weight0", "norm_weight0", "norm_bias0"}
-"""What a linear layer, or a chain of them, holds for each feature of its input."""
-
-
 def _reorderable(layer: Node, value: str) -> bool:
-    """A chain must take the features as one group, and not be compared with them."""
-    if layer.op == "mlp":
-        whole = layer.attributes["layers"][0].groups == 1 and layer.attributes["output"] == "y"
-    else:
-        whole = layer.op == "linear"
-    return whole and layer.inputs["x"] == value
+    return bool(operator_of(layer).feature_constants(layer)) and layer.inputs["x"] == value
 
 
 def _flattens_image(graph: Graph, node: Node) -> bool:
@@ -57,10 +50,12 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
         readers = graph.users().get(given.name, [])
         if len(given.shape) != 4 or not getattr(torch, given.dtype).is_floating_point or not readers:
             continue
-        normalise = next((node for node in readers if node.op == "normalise"), None)
+        normalise = next((node for node in readers if operator_of(node).is_image_scaling), None)
         inputs = {"x": given.name}
         name = graph.fresh(f"{given.name}_nhwc")
-        as_it_comes = {node.name for node in readers if _takes_as_it_comes(node, given)}
+        as_it_comes = {
+            node.name for node in readers if operator_of(node).takes_image_as_it_comes(node, given)
+        }
         if normalise is not None:
             inputs |= {"scale": normalise.inputs["scale"], "shift": normalise.inputs["shift"]}
             graph.remove(normalise, instead=given.name)
@@ -75,7 +70,7 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
         if pad_channels and readers and all(_pads(graph, node, given.name) for node in readers):
             padded = 4 if channels <= 4 else -(-channels // 8) * 8
         shape = (given.shape[0], padded, *given.shape[2:])
-        node = Node(name, "convert", inputs, {"layout": "nhwc"}, shape, "float32")
+        node = Convert.node(name, inputs, {"layout": "nhwc"}, shape)
         for reader in readers:
             if padded != channels:
                 _pad_weight(graph, reader, padded - channels)
@@ -89,15 +84,9 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.append(node)
 
 
-def _takes_as_it_comes(node: Node, image: Input) -> bool:
-    """Whether the node takes the image as it comes: with one channel every layout is the same."""
-    return node.op == "stem" or (node.op == "few_channels" and image.shape[1] == 1)
-
-
 def _pads(graph: Graph, node: Node, value: str) -> bool:
     return (
-        node.op == "conv2d"
-        and node.attributes["groups"] == 1
+        operator_of(node).pads_channels(node)
         and [role for role, name in node.inputs.items() if name == value] == ["x"]
         and value not in graph.outputs
     )
@@ -114,7 +103,7 @@ def convert_between(graph: Graph) -> None:
     """Converts in front of reshapes that need rows in PyTorch's order, behind those that make images, and at the
     outputs."""
     for node in graph:
-        if node.op != "reshape" or "order" in node.attributes:
+        if not operator_of(node).is_view or "order" in node.attributes:
             continue
         before = graph.shape_of(node.inputs["x"])
         if len(before) == 4 and before[2:] != (1, 1) and _lies_in_nhwc(graph, node.inputs["x"]):
@@ -123,15 +112,7 @@ def convert_between(graph: Graph) -> None:
         if len(node.shape) == 4 and node.is_floating:
             image = replace(node, name=graph.fresh(f"{node.name}_nchw"), inputs=graph.nodes[node.name].inputs)
             graph.insert_before(node.name, image.with_attributes(layout="nchw"))
-            graph.nodes[node.name] = Node(
-                node.name,
-                "convert",
-                {"x": image.name},
-                {"layout": "nhwc"},
-                node.shape,
-                node.dtype,
-                node.source,
-            )
+            graph.nodes[node.name] = Convert.instead_of(node, {"x": image.name}, layout="nhwc")
     for output in dict.fromkeys(graph.outputs):
         if len(graph.shape_of(output)) == 4 and _lies_in_nhwc(graph, output):
             name = _converted(graph, output, "nchw", None)
@@ -140,20 +121,13 @@ def convert_between(graph: Graph) -> None:
 
 def _lies_in_nhwc(graph: Graph, value: str) -> bool:
     node = graph.nodes.get(value)
-    return node is not None and layout_of(node) == "nhwc"
-
-
-def layout_of(node: Node) -> str:
-    """How the node's result lies in memory."""
-    if len(node.shape) != 4 or not node.is_floating:
-        return "flat"
-    return node.attributes.get("layout", "nhwc")
+    return node is not None and operator_of(node).layout(node) == "nhwc"
 
 
 def _converted(graph: Graph, value: str, layout: str, before: str | None) -> str:
     shape = graph.shape_of(value)
     name = graph.fresh(f"{value}_{layout}")
-    node = Node(name, "convert", {"x": value}, {"layout": layout}, shape, "float32")
+    node = Convert.node(name, {"x": value}, {"layout": layout}, shape)
     if before is None:
         graph.append(node)
     else:

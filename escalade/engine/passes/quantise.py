@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.quantise import Quantise
 from escalade.ops.base.dtypes import E4M3_LARGEST
 
 CHANNEL_UNIT = 16
 """Channels and filters come in multiples of this: what one 16-byte copy moves."""
 SMALLEST_SCALE = 2.0**-40
 """The scale of values that were all zero."""
-_VALUES = ("x", "shortcut", "residual")
-"""The roles of what a convolution reads, constants apart."""
 
 
 def quantise_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
@@ -32,11 +32,12 @@ def quantise_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
     for name in [node.name for node in graph if node.name in chosen]:
         node = graph.nodes[name]
         inputs = dict(node.inputs)
-        for role in _VALUES:
-            value = inputs.get(role)
-            if value is not None and value not in stored:
+        values = [role for role in operator_of(node).values if role in inputs]
+        for role in values:
+            value = inputs[role]
+            if value not in stored:
                 inputs[role] = _stored_copy(graph, value, scales[value], copies, before=name)
-        incoming = {role: scales[node.inputs[role]] for role in _VALUES if role in node.inputs}
+        incoming = {role: scales[node.inputs[role]] for role in values}
         inputs |= _constants(graph, node, incoming, 1 / scales[name] if name in stored else 1.0)
         graph.nodes[name] = replace(
             node.with_attributes(fp8=True, store="fp8" if name in stored else None), inputs=inputs
@@ -44,14 +45,10 @@ def quantise_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
 
 
 def _can(graph: Graph, node: Node, ranges: Mapping[str, float]) -> bool:
-    if node.op != "conv2d" or node.attributes["groups"] != 1:
-        return False
-    weight = graph.constants[node.inputs["weight"]]
-    sizes = [weight.shape[0], weight.shape[1]]
-    if "shortcut" in node.inputs:
-        sizes.append(graph.constants[node.inputs["shortcut_weight"]].shape[1])
-    measured = {node.name} | {node.inputs[role] for role in _VALUES if role in node.inputs}
-    return all(size % CHANNEL_UNIT == 0 for size in sizes) and measured <= ranges.keys()
+    weights = operator_of(node).fp8_weights(node)
+    sizes = [size for role in weights for size in graph.constants[node.inputs[role]].shape[:2]]
+    measured = {node.name} | {node.inputs[role] for role in operator_of(node).values if role in node.inputs}
+    return bool(weights) and all(size % CHANNEL_UNIT == 0 for size in sizes) and measured <= ranges.keys()
 
 
 def _only_read_by(graph: Graph, name: str, chosen: set[str]) -> bool:
@@ -64,14 +61,8 @@ def _stored_copy(graph: Graph, value: str, scale: float, copies: dict[str, str],
     if value not in copies:
         shape = graph.shape_of(value)
         factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale], device="cpu"))
-        node = Node(
-            graph.fresh(f"{value}_fp8"),
-            "quantise",
-            {"x": value, "factor": factor},
-            {"store": "fp8"},
-            shape,
-            "float32",
-        )
+        name = graph.fresh(f"{value}_fp8")
+        node = Quantise.node(name, {"x": value, "factor": factor}, {"store": "fp8"}, shape)
         graph.insert_before(before, node)
         copies[value] = node.name
     return copies[value]
@@ -81,15 +72,16 @@ def _constants(
     graph: Graph, node: Node, incoming: Mapping[str, float], result_scale: float
 ) -> dict[str, str]:
     """Weights as e4m3 can hold them, a factor for each filter, the bias in fp32, and the two scalar factors."""
-    weights = {role: graph.constants[node.inputs[role]].double() for role in _weight_roles(node)}
+    value_of = operator_of(node).fp8_weights(node)
+    weights = {role: graph.constants[node.inputs[role]].double() for role in value_of}
     # One accumulator takes the products of both inputs, so both must come out in the same unit.
     unit = torch.stack(
-        [weight.flatten(1).abs().amax(1) * incoming[_input_of(role)] for role, weight in weights.items()]
+        [weight.flatten(1).abs().amax(1) * incoming[value_of[role]] for role, weight in weights.items()]
     ).amax(0)
     unit = (unit / E4M3_LARGEST).clamp_min(SMALLEST_SCALE)
     made = {
         role: graph.add_constant(
-            f"{node.name}_{role}_fp8", (weight * incoming[_input_of(role)] / unit.view(-1, 1, 1, 1)).float()
+            f"{node.name}_{role}_fp8", (weight * incoming[value_of[role]] / unit.view(-1, 1, 1, 1)).float()
         )
         for role, weight in weights.items()
     }
@@ -100,11 +92,3 @@ def _constants(
         "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
         "scales": graph.add_constant(f"{node.name}_scales", scales),
     }
-
-
-def _weight_roles(node: Node) -> tuple[str, ...]:
-    return ("weight", "shortcut_weight") if "shortcut" in node.inputs else ("weight",)
-
-
-def _input_of(role: str) -> str:
-    return "shortcut" if role == "shortcut_weight" else "x"

@@ -6,7 +6,6 @@ packed once into the form that the chosen kernels want.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,22 +14,16 @@ import torch
 from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
-from escalade.engine.nodes.lower import FP8, FP32, STORED, Forms, Lowered, lower
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.lowering import FP8, FP32, STORED, Forms, Lowered
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import layout_of
 from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.errors import UnsupportedError
-from escalade.ops import operation
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import E4M3
 from escalade.ops.choose.choice import Choice, choose
 
 MOST_DIRECT_LAUNCHES = 3
 """Up to here, launching kernels one by one costs the host no more than a CUDA graph with copies before and after it."""
-
-
-_VALUES = ("x", "residual", "shortcut")
-"""The roles of what a step has from other steps."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +42,8 @@ class Step:
     lowered: Lowered | None = None
     choice: Choice | None = None
     recipe: Recipe | None = None
-
-    @property
-    def is_alias(self) -> bool:
-        """The result is its input's bytes, seen differently."""
-        return self.lowered is None and self.node.op in ("reshape", "convert")
+    is_alias: bool = False
+    """Whether the result is its input's bytes, seen differently."""
 
     @property
     def in_pytorch(self) -> bool:
@@ -68,7 +58,8 @@ class Step:
         """Whether its weights, which are all that it reads besides values, were there before the plan began: then its
         kernels need not wait for the step in front to read them.
         """
-        return all(name in constants for role, name in self.node.inputs.items() if role not in _VALUES)
+        values = operator_of(self.node).values
+        return all(name in constants for role, name in self.node.inputs.items() if role not in values)
 
     def workspace_name(self, workspace: Workspace) -> str:
         return f"{self.node.name}/{workspace.name}"
@@ -172,14 +163,9 @@ def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) ->
     storage = STORAGE[dtype]
     forms = {given.name: _input_form(graph, given, formats[given.name], storage) for given in graph.inputs}
     for node in graph:
-        own = storage if node.is_floating else getattr(torch, node.dtype)
-        if node.attributes.get("store") == "fp8":
-            own = E4M3
-        elif node.op == "convert" and node.name in graph.outputs:
-            own = getattr(torch, node.dtype)
-        elif node.op == "mlp" and node.attributes["output"] == "error":
-            own = torch.float32
-        forms[node.name] = Form(node.shape, own, layout_of(node))  # type: ignore[arg-type]
+        operator = operator_of(node)
+        own = operator.stored_type(node, storage, node.name in graph.outputs)
+        forms[node.name] = Form(node.shape, own, operator.layout(node))  # type: ignore[arg-type]
     return forms
 
 
@@ -189,9 +175,9 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
     """
     dtype = getattr(torch, given.dtype)
     if dtype.is_floating_point and len(given.shape) == 4:
-        particular = any(node.op == "few_channels" and node.inputs["x"] == given.name for node in graph)
-        known = format.dtype in (storage, torch.float32, torch.uint8)
-        own = torch.float32 if particular and not known else format.dtype
+        readers = graph.users().get(given.name, [])
+        known = all(operator_of(node).takes_image_type(format.dtype, storage) for node in readers)
+        own = format.dtype if known else torch.float32
         return Form(given.shape, own, format.layout)  # type: ignore[arg-type]
     return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
 
@@ -204,16 +190,17 @@ def _step(
     avoid: frozenset[str],
     fusion: FusionLevel,
 ) -> Step:
-    if node.op == "reshape" or (node.op == "convert" and _same_bytes(node, forms)):
-        return Step(node)
-    lowered = lower(node, asking)
+    operator = operator_of(node)
+    if operator.is_alias(node, asking):
+        return Step(node, is_alias=True)
+    lowered = operator.lower(node, asking) if node.is_floating else None
     if lowered is None:
         return Step(node)
     _require_room(node, lowered, forms[node.name])
     if fusion is FusionLevel.naive:
         choice = _foot(lowered, device)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-    choice = choose(operation(lowered.operation), lowered.problem, device, avoid=avoid)
+    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
     if choice.problem != lowered.problem:
         raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
     return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
@@ -221,7 +208,7 @@ def _step(
 
 def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
     """A kernel writes what its problem says, whatever the graph says."""
-    result = operation(lowered.operation).output(lowered.problem, torch.device("meta"))
+    result = lowered.operation.output(lowered.problem, torch.device("meta"))
     if result.nbytes != form.bytes:
         raise UnsupportedError(
             f"{node.source or node.name} gives {result.nbytes} bytes ({lowered.problem.name}); the graph has "
@@ -231,21 +218,12 @@ def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
 
 def _foot(lowered: Lowered, device: torch.device) -> Choice:
     """The lowest rung that can do it, in memory that is the plan's own."""
-    for rung in operation(lowered.operation).ladder.on(Card.of(device)):
+    for rung in lowered.operation.ladder.on(Card.of(device)):
         if rung.refusal(lowered.problem) is None:
-            choice = choose(operation(lowered.operation), lowered.problem, device, rung.name)
+            choice = choose(lowered.operation, lowered.problem, device, rung.name)
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the foot of its ladder")
-    raise UnsupportedError(f"no rung of {lowered.operation} can do {lowered.problem.name}")
-
-
-def _same_bytes(node: Node, forms: Mapping[str, Form]) -> bool:
-    """Whether a conversion changes nothing in memory."""
-    source, target = forms[node.inputs["x"]], forms[node.name]
-    if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
-        return False
-    one_channel_or_pixel = source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
-    return source.layout == target.layout or one_channel_or_pixel
+    raise UnsupportedError(f"no rung of {lowered.operation.name} can do {lowered.problem.name}")
 
 
 def _packed(recipe: Recipe) -> set[str]:

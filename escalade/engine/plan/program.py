@@ -13,9 +13,9 @@ from escalade.device.precompile import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
-from escalade.engine.nodes import reference
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.lower import STORED
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.errors import EscaladeError
@@ -130,7 +130,7 @@ class Kernels:
 
         def call() -> None:
             with own_arithmetic(self.plan.dtype, self._device):
-                target.copy_(reference.compute(step.node, inputs))
+                target.copy_(compute(step.node, inputs))
 
         return call
 
@@ -214,7 +214,7 @@ class ReferenceProgram:
                     role: self._constants[step.constant(role)] if name in graph.constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
-                result = reference.compute(step.node, inputs)
+                result = compute(step.node, inputs)
                 values[step.node.name] = _wide(_rounded(result, self.plan.forms[step.node.name]))
             for room, name in zip(self.outputs, graph.outputs, strict=True):
                 if name not in graph.constants:

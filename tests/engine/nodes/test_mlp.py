@@ -16,9 +16,9 @@ from escalade.engine import compile, load
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.mlp import MOST_WEIGHT_BYTES
 from escalade.engine.passes import optimise
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.mlp import MOST_WEIGHT_BYTES
 from escalade.engine.plan.program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
 

@@ -12,10 +12,9 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.compiler import _normalise
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes.fuse import fuse_activations
+from escalade.engine.nodes.stem import fuse_stem
+from escalade.engine.passes.epilogues import fuse_activations
 from escalade.engine.passes.layout import convert_inputs
-from escalade.engine.passes.simplify import remove_dead_code
-from escalade.engine.passes.stem import fuse_stem
 from tests.engine.graphs import node_of, ops, same_results
 
 
@@ -39,7 +38,7 @@ def stem_of(model: nn.Module, normalise: bool) -> tuple[Graph, Graph]:
     fuse_activations(changed)
     fuse_stem(changed)
     convert_inputs(changed, pad_channels=True)
-    remove_dead_code(changed)
+    changed.remove_dead_code()
     same_results(graph, changed, 12)
     return graph, changed
 

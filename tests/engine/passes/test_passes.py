@@ -12,12 +12,14 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.conv2d import fuse_shortcuts
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
-from escalade.engine.passes.fuse import fuse_activations, fuse_residuals, fuse_shortcuts
+from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.epilogues import fuse_activations, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import convert_between, layout_of, reorder_flattened
-from escalade.engine.passes.simplify import fold_constants
+from escalade.engine.passes.layout import convert_between, reorder_flattened
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 
@@ -212,11 +214,12 @@ def test_values_are_converted_where_their_order_shows() -> None:
         return F.relu(y.flatten(2).view(-1, 8, 6, 6)), y
 
     graph = after(run, convert_between)
-    layouts = {name: layout_of(graph.nodes[name]) for name in graph.outputs}
+    layouts = {name: operator_of(graph.nodes[name]).layout(graph.nodes[name]) for name in graph.outputs}
     assert set(layouts.values()) == {"nchw"}
     for node in graph:
         if node.op == "reshape" and len(graph.shape_of(node.inputs["x"])) == 4:
-            assert layout_of(graph.nodes[node.inputs["x"]]) == "nchw"
+            before = graph.nodes[node.inputs["x"]]
+            assert operator_of(before).layout(before) == "nchw"
 
 
 def test_constants_are_computed_once() -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+import torch.nn.functional as F
+
 from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape
-from escalade.engine.passes.simplify import remove_dead_code
+from escalade.engine.nodes.aten_call import name_of
+from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.gelu import Gelu
+from escalade.engine.nodes.layer_norm import LayerNorm
+from escalade.engine.nodes.linear import Linear
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.base.card import TWIN
-from escalade.ops.mlp.problem import MOST_FEATURES, Layer
+from escalade.ops.mlp import MLP
+from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
 
 MOST_WEIGHT_BYTES = TWIN.shared_bytes
 """Bytes of the weights of all layers together in 16 bits at most: the shared memory of a block, where they stay while
@@ -18,23 +28,70 @@ MOST_HIDDEN = 2048
 """Features of a row between two layers, which lie there too: in fp32 eight kibibytes a row, and a block has several."""
 _ELEMENTWISE = ("gt", "ge", "lt", "le", "sub", "add", "mul", "div", "sqrt", "log")
 """What PyTorch does with any mixture of types."""
-_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Mlp(Operator):
+    """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row; or how far the result is from the input."""
+
+    name = "mlp"
+
+    def fuse(self, graph: Graph, dtype: str) -> None:
+        fuse_mlp(graph)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        """Each layer over groups of its features; the parameters are numbered by layer."""
+        layers = node.attributes["layers"]
+        rows = inputs["x"].reshape(-1, layers[0].width_in)
+        y = rows
+        for number, layer in enumerate(layers):
+            y = y.reshape(-1, layer.features)
+            if layer.norm:
+                weight, bias = (inputs[f"{role}{number}"] for role in ("norm_weight", "norm_bias"))
+                y = F.layer_norm(y, (layer.features,), weight, bias, layer.epsilon)
+            y = _ACTIVATIONS[layer.activation](
+                F.linear(y, inputs[f"weight{number}"], inputs.get(f"bias{number}"))
+            )
+        if node.attributes["output"] == "error":
+            y = (y.reshape(rows.shape) - rows).square().mean(1)
+        return y.reshape(node.shape)  # type: ignore[arg-type]
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        layers = node.attributes["layers"]
+        batch = math.prod(forms.value(node.inputs["x"]).shape) // layers[0].width_in
+        return Lowered(MLP, MlpProblem(batch, layers, node.attributes["output"], forms.stored))
+
+    def feature_constants(self, node: Node) -> tuple[str, ...]:
+        """A chain must take the features as one group, and not be compared with them."""
+        if node.attributes["layers"][0].groups != 1 or node.attributes["output"] != "y":
+            return ()
+        return tuple(role for role in ("norm_bias0", "norm_weight0", "weight0") if role in node.inputs)
+
+    def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
+        if node.attributes["output"] == "error":
+            return torch.float32
+        return super().stored_type(node, storage, is_output)
 
 
 def fuse_mlp(graph: Graph) -> None:
     """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row, with reshapes between them."""
     seen: set[str] = set()
     for node in graph:
-        if node.op in ("layer_norm", "linear") and node.name not in seen:
+        if (LayerNorm.matches(node) or Linear.matches(node)) and node.name not in seen:
             chain = list(_chain(graph, node))
             seen.update(each.name for link in chain for each in link.nodes)
             for part in _parts(graph, chain):
                 _join(graph, part)
-                remove_dead_code(graph)
+                graph.remove_dead_code()
     for node in graph:
-        if node.op == "mlp":
+        if Mlp.matches(node):
             _fuse_error(graph, node)
-    remove_dead_code(graph)
+    graph.remove_dead_code()
 
 
 @dataclass(frozen=True)
@@ -52,23 +109,21 @@ class _Link:
     @property
     def activation(self) -> str:
         if self.gelu is not None:
-            return _ACTIVATIONS[self.gelu.attributes["approximate"]]
-        return "relu" if self.linear.attributes["relu"] else "none"
+            return Gelu().activation(self.gelu)
+        return Linear().applied_activation(self.linear)
 
 
 def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
     """The layers from this node on, each the only reader of the one in front."""
     while node is not None:
-        norm = node if node.op == "layer_norm" else None
+        norm = node if LayerNorm.matches(node) else None
         linear = _only_reader(graph, node) if norm else node
-        if linear is None or linear.op != "linear" or _is_image(linear.shape):
+        if not Linear.matches(linear) or _is_image(linear.shape):
             return
         if norm is not None and norm.shape[-1] != graph.shape_of(linear.inputs["x"])[-1]:
             return  # it normalises other groups of features
         behind = _only_reader(graph, linear)
-        gelu = (
-            behind if behind is not None and behind.op == "gelu" and not linear.attributes["relu"] else None
-        )
+        gelu = behind if Gelu.matches(behind) and not linear.attributes["relu"] else None
         yield _Link(norm, linear, gelu)
         node = behind if gelu is None else _only_reader(graph, gelu)
 
@@ -76,7 +131,7 @@ def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
 def _only_reader(graph: Graph, node: Node) -> Node | None:
     """The one reader of its result, perhaps reshaped."""
     reader = graph.only_user(node.name)
-    while reader is not None and reader.op == "reshape" and not _is_image(reader.shape):
+    while Reshape.matches(reader) and not _is_image(reader.shape):
         reader = graph.only_user(reader.name)
     return reader
 
@@ -153,12 +208,10 @@ def _join(graph: Graph, part: Sequence[_Link]) -> None:
         }
     sources = dict.fromkeys(node.source for link in part for node in link.nodes if node.source)
     last = part[-1].nodes[-1]
-    joined = replace(
-        last, op="mlp", inputs=inputs, attributes={"layers": layers, "output": "y"}, source=", ".join(sources)
-    )
+    joined = replace(Mlp.instead_of(last, inputs, layers=layers, output="y"), source=", ".join(sources))
     graph.nodes[last.name] = joined
     behind = graph.only_user(last.name)
-    if behind is not None and behind.op == "reshape" and not _is_image(behind.shape):
+    if Reshape.matches(behind) and not _is_image(behind.shape):
         graph.nodes[last.name] = replace(joined, shape=behind.shape)
         graph.remove(behind, instead=last.name)
 
@@ -167,7 +220,7 @@ def _unshaped(graph: Graph, value: str) -> str:
     """The value of which this is the same bytes."""
     while True:
         node = graph.nodes.get(value)
-        if node is None or node.op != "reshape" or _is_image(graph.shape_of(node.inputs["x"])):
+        if not Reshape.matches(node) or _is_image(graph.shape_of(node.inputs["x"])):
             return value
         value = node.inputs["x"]
 
@@ -230,7 +283,7 @@ def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
 
 def _is(node: Node, *names: str, **arguments: object) -> bool:
     """Whether a node is PyTorch's operator of one of these names, with these arguments."""
-    if node.op != ATEN or node.attributes["target"].removeprefix("aten::").split(".")[0] not in names:
+    if node.op != ATEN or name_of(node.attributes["target"]) not in names:
         return False
     given = node.attributes["arguments"]
     defaults = {"alpha": 1, "reduction": 1, "dtype": None}

@@ -1,4 +1,4 @@
-"""Nothing computed that is not used, and nothing computed twice that could be computed once."""
+"""What depends on constants alone, computed once instead of at each call."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import math
 
 import torch
 
-from escalade.engine.graph.aten import OperatorError, resolve
-from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, map_leaves
-from escalade.engine.nodes.reference import compute
+from escalade.engine.graph.aten import OperatorError
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.evaluate import compute
 
 MOST_GROWTH = 16
 """A constant may take this many times the numbers that it is made of; what grows more is cheaper to compute again."""
 SMALL = 2**22
 """Elements that are folded however few numbers they come from."""
-
-
-def remove_dead_code(graph: Graph) -> None:
-    """Drops nodes and constants that no output depends on."""
-    needed = set(graph.outputs)
-    for node in reversed(tuple(graph)):
-        if node.name in needed:
-            needed.update(node.inputs.values())
-        else:
-            del graph.nodes[node.name]
-    graph.constants = {name: tensor for name, tensor in graph.constants.items() if name in needed}
 
 
 def fold_constants(graph: Graph) -> None:
@@ -33,7 +23,7 @@ def fold_constants(graph: Graph) -> None:
     """The model's own constants that each one comes from."""
     sizes = {name: tensor.numel() for name, tensor in graph.constants.items()}
     for node in graph:
-        if _is_random(node) or depends_on_batch(node):
+        if operator_of(node).is_random(node) or node.depends_on_batch:
             continue
         if any(name not in graph.constants for name in node.inputs.values()):
             continue
@@ -58,14 +48,3 @@ def _folded(graph: Graph, node: Node) -> torch.Tensor:
         if result is not None and result.is_floating_point() and tuple(result.shape) == node.shape:
             return result.to(getattr(torch, node.dtype)).contiguous()
     return compute(node, given).contiguous()
-
-
-def _is_random(node: Node) -> bool:
-    return node.op == ATEN and torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
-
-
-def depends_on_batch(node: Node) -> bool:
-    """Whether its sizes or its arguments do."""
-    leaves: list[object] = []
-    map_leaves(leaves.append, (node.attributes, node.shape))
-    return any(isinstance(leaf, Batch) for leaf in leaves)

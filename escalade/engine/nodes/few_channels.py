@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.forms import NAMES
+from escalade.engine.graph.graph import Graph, Input, Node
+from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.conv2d import Conv2d, has_one_input
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.max_pool2d import MaxPool2d
+from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.relu import Relu
+from escalade.ops.few_channels import FEW_CHANNELS
+from escalade.ops.few_channels.problem import FewChannelsProblem
 
 MOST_CHANNELS = 4
 """Channels at most: beyond, a pixel's channels fill a load and the tensor cores, and an ordinary convolution is
@@ -12,23 +24,55 @@ faster."""
 MOST_FILTERS = 32
 
 
+class FewChannels(Operator):
+    """[normalise →] conv2d (+ bias + ReLU) [→ max_pool2d] [→ ReLU], stride 1, what the stem has left."""
+
+    name = "few_channels"
+
+    def fuse(self, graph: Graph, dtype: str) -> None:
+        fuse_few_channels(graph)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a = node.attributes
+        y = F.conv2d(inputs["x"], inputs["weight"], inputs.get("bias"), padding=a["padding"])
+        y = torch.relu(y) if a["relu"] else y
+        return F.max_pool2d(y, a["pool"], ceil_mode=a["ceil_mode"]) if a["pool"] > 1 else y
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        image = forms.value(node.inputs["x"])
+        batch, channels, height, width = image.shape
+        filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
+        a = node.attributes
+        problem = FewChannelsProblem(
+            batch, channels, height, width, filters, filter_height, filter_width, a["padding"],
+            "bias" in node.inputs, a["relu"], a["pool"], a["ceil_mode"], forms.dtype, "nhwc", NAMES[image.dtype],
+        )  # fmt: skip
+        return Lowered(FEW_CHANNELS, problem)
+
+    def takes_image_as_it_comes(self, node: Node, image: Input) -> bool:
+        return image.shape[1] == 1  # with one channel every layout is the same
+
+    def takes_image_type(self, dtype: torch.dtype, storage: torch.dtype) -> bool:
+        return dtype in (storage, torch.float32, torch.uint8)
+
+    def normalises(self, node: Node) -> bool:
+        return node.attributes["normalised"]
+
+
 def fuse_few_channels(graph: Graph) -> None:
-    """[normalise →] conv2d (+ bias + ReLU) [→ max_pool2d] [→ ReLU], stride 1, what `fuse_stem` has left."""
+    """Every convolution that is small enough becomes one of few channels, with what stands around it."""
     for node in graph:
-        if node.op != "conv2d" or not _is_few_channels(graph, node):
+        if not Conv2d.matches(node) or not _is_few_channels(graph, node):
             continue
         inputs, normalised = _as_it_comes(graph, node)
-        graph.nodes[node.name] = replace(
+        graph.nodes[node.name] = FewChannels.instead_of(
             node,
-            op="few_channels",
-            inputs=inputs,
-            attributes={
-                "padding": node.attributes["padding"],
-                "relu": node.attributes["relu"],
-                "pool": 1,
-                "ceil_mode": False,
-                "normalised": normalised,
-            },
+            inputs,
+            padding=node.attributes["padding"],
+            relu=node.attributes["relu"],
+            pool=1,
+            ceil_mode=False,
+            normalised=normalised,
         )
         _take_pool(graph, graph.nodes[node.name])
 
@@ -41,7 +85,7 @@ def _is_few_channels(graph: Graph, node: Node) -> bool:
         and node.attributes["stride"] == (1, 1)
         and node.attributes["dilation"] == (1, 1)
         and node.attributes["groups"] == 1
-        and not {"residual", "shortcut"} & node.inputs.keys()
+        and has_one_input(node)
     )
 
 
@@ -52,7 +96,7 @@ def _as_it_comes(graph: Graph, node: Node) -> tuple[dict[str, str], bool]:
     of several channels has to be put in order anyway, and is normalised on the way.
     """
     normalise = graph.nodes.get(node.inputs["x"])
-    if normalise is None or normalise.op != "normalise" or graph.only_user(normalise.name) is not node:
+    if not Normalise.matches(normalise) or graph.only_user(normalise.name) is not node:
         return dict(node.inputs), False
     weight = graph.constants[node.inputs["weight"]].double()
     if weight.shape[1] != 1 or node.attributes["padding"] != (0, 0):
@@ -74,14 +118,14 @@ def _as_it_comes(graph: Graph, node: Node) -> tuple[dict[str, str], bool]:
 def _take_pool(graph: Graph, node: Node) -> None:
     """The largest of ReLUs is the ReLU of the largest, so either may come first."""
     pool = graph.only_user(node.name)
-    if pool is None or not _poolable(pool):
+    if not MaxPool2d.matches(pool) or not _poolable(pool):
         return
     pooled = node.with_attributes(pool=pool.attributes["kernel"][0], ceil_mode=pool.attributes["ceil_mode"])
     sources = ", ".join(source for source in (node.source, pool.source) if source)
     graph.nodes[node.name] = replace(pooled, shape=pool.shape, source=sources)
     graph.remove(pool, instead=node.name)
     relu = graph.only_user(node.name)
-    if relu is not None and relu.op == "relu" and relu.attributes["limit"] is None:
+    if Relu.matches(relu) and relu.attributes["limit"] is None:
         graph.nodes[node.name] = graph.nodes[node.name].with_attributes(relu=True)
         graph.remove(relu, instead=node.name)
 
@@ -90,8 +134,7 @@ def _poolable(pool: Node) -> bool:
     """Whether the windows are square and side by side."""
     attributes = pool.attributes
     return (
-        pool.op == "max_pool2d"
-        and attributes["kernel"] == attributes["stride"]
+        attributes["kernel"] == attributes["stride"]
         and attributes["kernel"][0] == attributes["kernel"][1] > 1
         and attributes["padding"] == (0, 0)
     )

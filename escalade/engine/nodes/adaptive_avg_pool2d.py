@@ -1,0 +1,83 @@
+"""The mean of each part of an image that is divided into so many rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
+from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, AdaptiveAvgPool2dProblem
+
+
+class AdaptiveAvgPool2d(Operator):
+    """Means over an image, in whichever words the model asks for them."""
+
+    name = "adaptive_avg_pool2d"
+    signature = Signature({"x": IMAGE}, {"output": pair(1)})
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {
+            "adaptive_avg_pool2d": self._recognise,
+            "_adaptive_avg_pool2d": self._recognise,
+            "avg_pool2d": self._windows,
+            "mean": self._mean,
+        }
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        if len(node.shape) != 4:
+            return None
+        return self.instead_of(node, {"x": call.value("self")}, output=node.shape[2:])
+
+    def _windows(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """Windows that cover the image without overlap are what the adaptive pool does."""
+        if len(node.shape) != 4 or call.pair("padding", 0) != (0, 0) or call("divisor_override") is not None:
+            return None
+        kernel = call.pair("kernel_size", 1)
+        x = call.value("self")
+        assert x is not None
+        size = graph.shape_of(x)[2:]
+        if call.pair("stride", kernel) != kernel or any(s % k for s, k in zip(size, kernel, strict=True)):  # type: ignore[operator]
+            return None
+        return self.instead_of(node, {"x": x}, output=node.shape[2:])
+
+    def _mean(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """The mean over height and width is a pool to one pixel, which may be left out of the sizes."""
+        x = call.value("self")
+        dims = call("dim", ())
+        dims = (dims,) if isinstance(dims, int) else tuple(dims)
+        if (
+            x is None
+            or len(graph.shape_of(x)) != 4
+            or {d % 4 for d in dims} != {2, 3}
+            or call("dtype") is not None
+        ):
+            return None
+        shape = (*graph.shape_of(x)[:2], 1, 1)
+        pooled = replace(self.instead_of(node, {"x": x}, output=(1, 1)), shape=shape)
+        if call("keepdim", False):
+            return pooled
+        pooled = replace(pooled, name=graph.fresh(f"{node.name}_pool"))
+        graph.append(pooled)
+        return Reshape.instead_of(node, {"x": pooled.name})
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        return F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"])
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        return {RESULT: (*sizes["x"][:2], *attributes["output"])}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        problem = AdaptiveAvgPool2dProblem(
+            batch, channels, height, width, node.attributes["output"], forms.stored, "nhwc"
+        )
+        return Lowered(ADAPTIVE_AVG_POOL2D, problem)

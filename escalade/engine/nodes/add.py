@@ -1,0 +1,51 @@
+"""The sum of two values of the same sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.signature import ANY, FLAG, Signature
+from escalade.ops.add import ADD, AddProblem
+
+
+class Add(Operator):
+    """y = x + residual, then ReLU."""
+
+    name = "add"
+    signature = Signature({"x": ANY, "residual": ANY}, {"relu": FLAG}, floating=False)
+    takes_activations = frozenset({"relu"})
+    is_addition = True
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"add": self._recognise}
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        x, other = call.value("self"), call.value("other")
+        if x is None or other is None or call("alpha", 1) != 1:
+            return None
+        for value in (x, other):
+            if graph.shape_of(value) != node.shape:
+                return None
+            if graph.dtype_of(value).is_floating_point != node.is_floating:
+                return None
+        return self.instead_of(node, {"x": x, "residual": other}, relu=False)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        return finish(node, inputs["x"], inputs)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        terms = [node.inputs[role] for role in ("x", "residual")]
+        if any(forms.is_constant(name) for name in terms):
+            return None  # it lies in PyTorch's order
+        if {forms.value(name).layout for name in terms} != {forms.value(node.name).layout}:
+            return None
+        problem = AddProblem(prod(forms.value(node.name).shape), node.attributes["relu"], forms.stored)
+        return Lowered(ADD, problem, in_place="x")

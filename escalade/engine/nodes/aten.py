@@ -1,0 +1,71 @@
+"""PyTorch's own operators: what Escalade has no node of its own for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from escalade.engine.graph.aten import OperatorError, resolve
+from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
+from escalade.engine.nodes.base import Operator, Tensors
+from escalade.errors import EscaladeError
+
+
+class Aten(Operator):
+    """A call of one of PyTorch's operators, by name and with its arguments."""
+
+    name = ATEN
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        """The operator's result, or that one of several which the node takes."""
+        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+        return results[node.attributes.get("result", 0)]
+
+    def is_random(self, node: Node) -> bool:
+        return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
+
+    def title(self, node: Node) -> str:
+        return str(node.attributes["target"])
+
+
+def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Sequence[torch.Tensor]:
+    """All that an operator gives; inputs by the roles that its arguments refer to."""
+    home = next((tensor.device for tensor in inputs.values()), None)
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.device):  # a plan's values are where the plan is
+            return value if home is None else home
+        return inputs[value.role] if isinstance(value, Reference) else value
+
+    operator = resolve(target)
+    bound = map_leaves(leaf, arguments)
+    if operator._schema.is_mutable:  # in a graph every result is a new value
+        first = operator._schema.arguments[0].name
+        bound[first] = bound[first].clone()
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for argument in operator._schema.arguments:
+        if argument.name not in bound:
+            continue
+        if argument.kwarg_only or len(positional) < operator._schema.arguments.index(argument):
+            named[argument.name] = bound[argument.name]
+        else:
+            positional.append(bound[argument.name])
+    with in_a_sentence(target):
+        result = operator(*positional, **named)
+    return (result,) if isinstance(result, torch.Tensor) else result
+
+
+@contextmanager
+def in_a_sentence(what: str) -> Iterator[None]:
+    """What PyTorch has against a call; that memory has run out is for others to say."""
+    try:
+        yield
+    except (EscaladeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OperatorError(f"PyTorch does not do {what} on these tensors: {reason}") from error

@@ -1,0 +1,185 @@
+"""A graph operator: all that the engine knows about one kind of node.
+
+An operator is a class in a file of its own, registered in `escalade.engine.nodes`. It says how it is recognised among
+PyTorch's operators, what it computes, which of Escalade's operations does it, and what passes and plans may do with it.
+They ask these traits and never an operator's name, so that a new one needs no change elsewhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, TypeGuard
+
+import torch
+
+from escalade.engine.graph.graph import Graph, Input, Node, Shape
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
+from escalade.ops.base.dtypes import E4M3
+
+Tensors = Mapping[str, torch.Tensor]
+Recognised = Node | str | None
+"""The known node, the value that the result is the same as, or None: PyTorch does it."""
+Recogniser = Callable[[Node, AtenCall, Graph], Recognised]
+NO_ACTIVATION = "none"
+
+
+class Operator(ABC):
+    """One kind of node. The defaults are those of an elementwise operator that PyTorch does."""
+
+    name: ClassVar[str]
+    """What nodes, files and explanations call it."""
+    signature: ClassVar[Signature | None] = None
+    """What its nodes look like; None for those that only passes make, which no file holds."""
+
+    # How it is recognised.
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        """What recognises it in a captured graph, by the names of PyTorch's operators."""
+        return {}
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        """What recognises it once constants are computed: layers whose weights the model computes."""
+        return {}
+
+    def fuse(self, graph: Graph, dtype: str) -> None:  # noqa: B027  (most have nothing to do)
+        """Puts the operator in the place of several nodes, for any batch size, where its kernels can do them all."""
+
+    def fuse_for_batch(self, graph: Graph, dtype: str) -> None:  # noqa: B027
+        """Does so in a graph whose sizes are numbers, for what pays at some batch sizes only."""
+
+    # What it computes.
+
+    @abstractmethod
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        """The result by PyTorch: for constants, for plans without a GPU, and to compare with."""
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        """The sizes that inputs and the result (`y`) must have, given those that they have; others are free."""
+        return dict.fromkeys((*sizes, RESULT), sizes["x"])
+
+    # Who does it.
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """The operation of Escalade's that does a node of floating-point numbers; None: PyTorch does it."""
+        return None
+
+    # What passes and plans ask.
+
+    values: ClassVar[tuple[str, ...]] = ("x", "shortcut", "residual")
+    """The roles of what it has from other nodes. All else are constants, which its kernels may read early."""
+    takes_activations: ClassVar[frozenset[str]] = frozenset()
+    """The activations that its kernels apply on the way out."""
+    takes_residual: ClassVar[bool] = False
+    """Whether its kernels add a value on the way out, before the activation."""
+    is_addition: ClassVar[bool] = False
+    """Whether it is x + residual, which an operator in front may take."""
+    is_view: ClassVar[bool] = False
+    """Whether the result is its input's elements, in PyTorch's order, with other sizes."""
+    is_image_scaling: ClassVar[bool] = False
+    """Whether it is a scale and a shift of an image's channels, which whatever converts the image may do."""
+
+    def activation(self, node: Node) -> str | None:
+        """The activation that a node is, under the name by which others take it."""
+        return None
+
+    def applied_activation(self, node: Node) -> str:
+        """The activation that a node applies to its own result."""
+        return "relu" if node.attributes.get("relu") else NO_ACTIVATION
+
+    def with_activation(self, node: Node, activation: str) -> Node:
+        """A node of this operator with one of `takes_activations`, or none."""
+        return node.with_attributes(relu=activation == "relu")
+
+    def channel_scale(self, node: Node, graph: Graph) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """In float64, the factor and the term of each channel if the node is such a map, which weights can hold."""
+        return None
+
+    def folds_channel_scale(self, node: Node) -> bool:
+        """Whether a factor and a term for each channel of the result can go into its weight and bias."""
+        return False
+
+    def feature_constants(self, node: Node) -> tuple[str, ...]:
+        """The roles of all constants by feature of x, if reordering them is as good as reordering the features."""
+        return ()
+
+    def pads_channels(self, node: Node) -> bool:
+        """Whether x may have more channels, of zeros, and its weight as many more."""
+        return False
+
+    def fp8_weights(self, node: Node) -> Mapping[str, str]:
+        """If there are kernels in FP8: the roles of its weights, each with that of the value it is multiplied with."""
+        return {}
+
+    def takes_image_as_it_comes(self, node: Node, image: Input) -> bool:
+        """Whether its kernels read an input in whichever layout it comes, with the normalisation done on the way."""
+        return False
+
+    def takes_image_type(self, dtype: torch.dtype, storage: torch.dtype) -> bool:
+        """Whether its kernels read an image of this type in a plan that stores values in `storage`."""
+        return True
+
+    def normalises(self, node: Node) -> bool:
+        """Whether it does what `normalize=` asks for, so that x may be of uint8."""
+        return False
+
+    def layout(self, node: Node) -> str:
+        """How the result lies in memory."""
+        if len(node.shape) != 4 or not node.is_floating:
+            return "flat"
+        return node.attributes.get("layout", "nhwc")
+
+    def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
+        """The type that the result has in memory, in a plan that stores values in `storage`."""
+        if node.attributes.get("store") == "fp8":
+            return E4M3
+        return storage if node.is_floating else getattr(torch, node.dtype)
+
+    def is_alias(self, node: Node, forms: Forms) -> bool:
+        """Whether the result is its input's bytes."""
+        return self.is_view
+
+    def is_random(self, node: Node) -> bool:
+        """Whether the result is another each time."""
+        return False
+
+    def title(self, node: Node) -> str:
+        """What a reader calls the operation."""
+        return self.name
+
+    # Nodes of this operator.
+
+    @classmethod
+    def matches(cls, node: Node | None) -> TypeGuard[Node]:
+        """Whether there is a node and it is one of these."""
+        return node is not None and node.op == cls.name
+
+    @classmethod
+    def node(
+        cls,
+        name: str,
+        inputs: Mapping[str, str],
+        attributes: Attributes,
+        shape: Shape,
+        dtype: str = "float32",
+    ) -> Node:
+        """A new node, which the model has nothing of."""
+        return Node(name, cls.name, inputs, attributes, shape, dtype)
+
+    @classmethod
+    def instead_of(cls, node: Node, inputs: Mapping[str, str | None], **attributes: Any) -> Node:
+        """A node of this operator in another's place; inputs that are None are left out."""
+        given = {role: name for role, name in inputs.items() if name is not None}
+        return replace(node, op=cls.name, inputs=given, attributes=attributes)
+
+
+def finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """The way out of a layer: the residual added, then ReLU, if the node has them."""
+    if "residual" in inputs:
+        y = y + inputs["residual"]
+    return torch.relu(y) if node.attributes["relu"] else y

@@ -1,0 +1,90 @@
+"""Batch normalisation by the statistics of training: a factor and a term for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.lowering import FP32, Forms, Lowered
+from escalade.engine.nodes.signature import (
+    EPSILON,
+    FLAG,
+    RESULT,
+    VECTOR,
+    Attributes,
+    Role,
+    Signature,
+    Sizes,
+)
+from escalade.ops.batch_norm import BATCH_NORM, BatchNormProblem
+
+_STATISTICS = {"weight": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
+"""The constants by role, with PyTorch's names for them."""
+
+
+class BatchNorm(Operator):
+    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias [+ residual], then ReLU."""
+
+    name = "batch_norm"
+    signature = Signature(
+        {"x": Role((2, 5)), **dict.fromkeys(_STATISTICS, VECTOR)}, {"epsilon": EPSILON, "relu": FLAG}
+    )
+    takes_activations = frozenset({"relu"})
+    takes_residual = True
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {
+            "batch_norm": self._recognise,
+            "_native_batch_norm_legit_no_training": self._recognise,
+        }
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        return {"batch_norm": self._recognise}
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        if call("training", False) or call("train", False):
+            return None
+        constants = {role: call.value(name) for role, name in _STATISTICS.items()}
+        if constants["mean"] is None or constants["variance"] is None:
+            return None  # normalised by its own batch
+        if any(name not in graph.constants for name in constants.values() if name is not None):
+            return None
+        mean = graph.constants[constants["mean"]]
+        for role, fill in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+            if constants[role] is None:
+                constants[role] = graph.add_constant(f"{node.name}_{role}", fill(mean))
+        return self.instead_of(node, {"x": call.value("input"), **constants}, epsilon=call("eps"), relu=False)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        y = F.batch_norm(
+            inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
+            eps=node.attributes["epsilon"],
+        )  # fmt: skip
+        return finish(node, y, inputs)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        x = sizes["x"]
+        return {**dict.fromkeys(sizes, x[1:2]), "x": x, RESULT: x}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.name)
+        if form.layout != "nhwc":
+            return None
+        batch, channels, height, width = form.shape
+        problem = BatchNormProblem(
+            batch, channels, height, width, relu=node.attributes["relu"], residual="residual" in node.inputs,
+            dtype=forms.stored, layout="nhwc", epsilon=node.attributes["epsilon"],
+        )  # fmt: skip
+        return Lowered(BATCH_NORM, problem, dict.fromkeys(_STATISTICS, FP32), "x")
+
+    def channel_scale(self, node: Node, graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in _STATISTICS)
+        scale = weight / torch.sqrt(variance + node.attributes["epsilon"])
+        return scale, bias - mean * scale

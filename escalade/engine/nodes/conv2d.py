@@ -1,0 +1,211 @@
+"""The convolution of images, with bias, residual and ReLU; and with a 1×1 shortcut convolution in the same sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
+from escalade.engine.nodes.signature import (
+    COUNT,
+    FLAG,
+    IMAGE,
+    RESULT,
+    Attributes,
+    Role,
+    Signature,
+    SizeError,
+    Sizes,
+    pair,
+    positive,
+)
+from escalade.ops.conv2d import CONV2D, Conv2dProblem
+
+
+class Conv2d(Operator):
+    """y = conv(x, weight) + bias [+ conv(shortcut, shortcut_weight)] [+ residual], then ReLU."""
+
+    name = "conv2d"
+    signature = Signature(
+        {
+            "x": IMAGE,
+            "weight": Role((4, 4), constant=True),
+            "bias": Role((1, 1), constant=True, optional=True),
+        },
+        {"stride": pair(1), "padding": pair(0), "dilation": pair(1), "groups": COUNT, "relu": FLAG},
+    )
+    takes_activations = frozenset({"relu"})
+    takes_residual = True
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"conv2d": self._recognise, "convolution": self._recognise}
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        return self.captured
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        if len(node.shape) != 4 or call("transposed", False):
+            return None
+        inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
+        weight, bias = inputs["weight"], inputs["bias"]
+        if weight not in graph.constants or (bias or weight) not in graph.constants:
+            return None  # kernels pack their weights once
+        dilation = call.pair("dilation", 1)
+        padding = call("padding", 0)
+        if isinstance(padding, str):
+            reach = [dilation[d] * (graph.constants[weight].shape[2 + d] - 1) for d in (0, 1)]
+            if padding == "same" and any(r % 2 for r in reach):
+                return None  # more on one side than on the other
+            pads = (reach[0] // 2, reach[1] // 2) if padding == "same" else (0, 0)
+        else:
+            pads = call.pair("padding", 0)
+        return self.instead_of(
+            node, inputs,
+            stride=call.pair("stride", 1), padding=pads, dilation=dilation, groups=call("groups", 1), relu=False,
+        )  # fmt: skip
+
+    def fuse(self, graph: Graph, dtype: str) -> None:
+        if dtype in TENSOR_CORE_DTYPES:  # the kernels that can take two inputs
+            fuse_shortcuts(graph)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a = node.attributes
+        y = F.conv2d(
+            inputs["x"],
+            inputs["weight"],
+            None if a.get("fp8") else inputs.get("bias"),
+            a["stride"],
+            a["padding"],
+            a["dilation"],
+            a["groups"],
+        )
+        if "shortcut" in inputs:
+            y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
+        return _finish_scaled(node, y, inputs) if a.get("fp8") else finish(node, y, inputs)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        batch, _, *image = sizes["x"]
+        filters, channels, *window = sizes["weight"]
+        groups = attributes["groups"]
+        if filters % groups:
+            raise SizeError(f"{filters} filters are no multiple of {groups} groups")
+        steps = (attributes[key] for key in ("stride", "padding", "dilation"))
+        result = [
+            (size + 2 * padding - dilation * (reach - 1) - 1) // stride + 1
+            for size, reach, stride, padding, dilation in zip(image, window, *steps, strict=True)
+        ]
+        return {
+            "x": (batch, channels * groups, *image),
+            "bias": (filters,),
+            RESULT: (batch, filters, *positive(result)),
+        }
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
+        a = node.attributes
+        shortcut: dict[str, Any] = {}
+        if "shortcut" in node.inputs:
+            _, more_channels, *size = forms.value(node.inputs["shortcut"]).shape
+            shortcut = {
+                "shortcut_channels": more_channels,
+                "shortcut_stride": a["shortcut_stride"],
+                "shortcut_size": tuple(size),
+            }
+        problem = Conv2dProblem(
+            batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
+            a["dilation"], a["groups"], "fp8" if a.get("fp8") else forms.dtype, "nhwc", "bias" in node.inputs,
+            "residual" in node.inputs, a["relu"], output="fp16" if a.get("fp8") and not a["store"] else "",
+            **shortcut,
+        )  # fmt: skip
+        if a.get("fp8"):
+            scaled = dict.fromkeys(("bias", "scale", "scales"), FP32)
+            return Lowered(CONV2D, problem, {"weight": FP8, "shortcut_weight": FP8, **scaled})
+        return Lowered(CONV2D, problem, {"weight": NHWC, "shortcut_weight": NHWC})
+
+    def folds_channel_scale(self, node: Node) -> bool:
+        return True
+
+    def pads_channels(self, node: Node) -> bool:
+        return node.attributes["groups"] == 1
+
+    def fp8_weights(self, node: Node) -> Mapping[str, str]:
+        if node.attributes["groups"] != 1:
+            return {}
+        pairs = {"weight": "x", "shortcut_weight": "shortcut"}
+        return {weight: value for weight, value in pairs.items() if weight in node.inputs}
+
+
+def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """In FP8 every number is a multiple of a unit of its own."""
+    y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
+    if "residual" in inputs:
+        y = y + inputs["residual"] * inputs["scales"][0]
+    return (torch.relu(y) if node.attributes["relu"] else y) * inputs["scales"][1]
+
+
+def has_one_input(node: Node) -> bool:
+    """Whether a convolution reads nothing but x and its weights."""
+    return not {"residual", "shortcut"} & node.inputs.keys()
+
+
+def fuse_shortcuts(graph: Graph) -> None:
+    """A 1×1 convolution whose result is only added to another convolution's becomes more of its products.
+
+    Nothing is written for the shortcut and nothing read again: the products of both go into one sum.
+    """
+    for node in graph:
+        if not Conv2d.matches(node) or "residual" not in node.inputs:
+            continue
+        short = graph.nodes.get(node.inputs["residual"])
+        if not Conv2d.matches(short) or not _is_shortcut(graph, short, node):
+            continue
+        inputs = {
+            **node.inputs,
+            "shortcut": short.inputs["x"],
+            "shortcut_weight": short.inputs["weight"],
+            "bias": _joint_bias(graph, node, short),
+        }
+        del inputs["residual"]
+        stride = short.attributes["stride"][0]
+        graph.nodes[node.name] = replace(
+            node.with_attributes(shortcut_stride=stride),
+            inputs={role: name for role, name in inputs.items() if name is not None},
+            source=", ".join(dict.fromkeys((node.source, short.source))),
+        )
+        del graph.nodes[short.name]
+
+
+def _is_shortcut(graph: Graph, short: Node, node: Node) -> bool:
+    if short.attributes["relu"] or not has_one_input(short):
+        return False
+    if graph.only_user(short.name) is not node:
+        return False
+    weight = graph.constants[short.inputs["weight"]]
+    stride = short.attributes["stride"]
+    return (
+        tuple(weight.shape[2:]) == (1, 1)
+        and stride[0] == stride[1]
+        and short.attributes["padding"] == (0, 0)
+        and short.attributes["groups"] == node.attributes["groups"] == 1
+        and weight.shape[1] % 8 == 0
+        and graph.constants[node.inputs["weight"]].shape[1] % 8 == 0
+    )
+
+
+def _joint_bias(graph: Graph, node: Node, short: Node) -> str | None:
+    biases = [layer.inputs["bias"] for layer in (node, short) if "bias" in layer.inputs]
+    if len(biases) < 2:
+        return biases[0] if biases else None
+    both = graph.constants[biases[0]].double() + graph.constants[biases[1]].double()
+    return graph.add_constant(f"{node.name}_bias", both.float())

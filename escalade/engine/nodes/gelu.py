@@ -1,0 +1,38 @@
+"""The Gaussian error linear unit, exact or approximated by tanh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.signature import ANY, Attribute, Signature
+
+_NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
+"""What other operators call it, by PyTorch's name for the approximation."""
+
+
+class Gelu(Operator):
+    """y = x Φ(x); chains of linear layers take it."""
+
+    name = "gelu"
+    signature = Signature(
+        {"x": ANY}, {"approximate": Attribute("none or tanh", lambda value: value in ("none", "tanh"))}
+    )
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"gelu": self._recognise}
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        return self.instead_of(node, {"x": call.value("self")}, approximate=call("approximate", "none"))
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        return F.gelu(inputs["x"], approximate=node.attributes["approximate"])
+
+    def activation(self, node: Node) -> str:
+        return _NAMES[node.attributes["approximate"]]

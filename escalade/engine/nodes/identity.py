@@ -1,0 +1,42 @@
+"""PyTorch's operators that change nothing in a plan: their result is the value that they are given."""
+
+from __future__ import annotations
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Recognised, Recogniser
+
+
+def _same(node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    x = call.value("self") or call.value("input")
+    return x if x is not None and graph.shape_of(x) == node.shape else None
+
+
+def _broadcast(node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    """One of several tensors, which may have the common size already."""
+    x = node.inputs[call("tensors")[node.attributes["result"]].role]
+    return x if graph.shape_of(x) == node.shape else None
+
+
+def _dropout(node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    return None if call("train", call("training", False)) else _same(node, call, graph)
+
+
+def _to(node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    """From one floating type to another is nothing: the plan has one of its own."""
+    x = call.value("self")
+    if x is None or not node.is_floating:
+        return None
+    return x if x not in graph.constants and graph.dtype_of(x).is_floating_point else None
+
+
+IDENTITIES: dict[str, Recogniser] = {
+    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout", "native_dropout"), _dropout),
+    **dict.fromkeys(
+        ("contiguous", "clone", "detach", "alias", "lift_fresh_copy", "expand", "expand_as"), _same
+    ),
+    "broadcast_tensors": _broadcast,
+    "to": _to,
+    "_to_copy": _to,
+}
+"""What recognises each, by the name of PyTorch's operator."""

@@ -1,0 +1,49 @@
+"""Layer normalisation over the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.signature import EPSILON, RESULT, ROWS, VECTOR, Attributes, Signature, Sizes
+
+
+class LayerNorm(Operator):
+    """Each row with mean 0 and variance 1, times weight, plus bias; chains of linear layers take it."""
+
+    name = "layer_norm"
+    signature = Signature({"x": ROWS, "weight": VECTOR, "bias": VECTOR}, {"epsilon": EPSILON})
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"layer_norm": self._recognise, "native_layer_norm": self._recognise}
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        return self.captured
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """Without a weight or a bias it gets those that change nothing."""
+        sizes = call("normalized_shape", ())
+        if len(sizes) != 1 or not isinstance(sizes[0], int) or node.attributes.get("result", 0) != 0:
+            return None
+        constants = {role: call.value(role) for role in ("weight", "bias")}
+        if any(name not in graph.constants for name in constants.values() if name is not None):
+            return None
+        for role, fill in (("weight", torch.ones), ("bias", torch.zeros)):
+            if constants[role] is None:
+                constants[role] = graph.add_constant(f"{node.name}_{role}", fill(sizes))
+        return self.instead_of(node, {"x": call.value("input"), **constants}, epsilon=call("eps", 1e-5))
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"]
+        return F.layer_norm(x, x.shape[-1:], inputs["weight"], inputs["bias"], node.attributes["epsilon"])
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        x = sizes["x"]
+        return {**dict.fromkeys(sizes, x[-1:]), "x": x, RESULT: x}

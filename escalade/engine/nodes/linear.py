@@ -1,0 +1,148 @@
+"""The linear layer over the last dimension, with bias and ReLU; and with the mean over an image in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.signature import FLAG, RESULT, ROWS, Attributes, Role, Signature, Sizes
+from escalade.ops.linear import LINEAR, LinearProblem
+from escalade.ops.linear.rungs.pooled import one_launch_pays
+
+
+class Linear(Operator):
+    """y = x · weightᵀ + bias, then ReLU."""
+
+    name = "linear"
+    signature = Signature(
+        {
+            "x": ROWS,
+            "weight": Role((2, 2), constant=True),
+            "bias": Role((1, 1), constant=True, optional=True),
+        },
+        {"relu": FLAG},
+    )
+    takes_activations = frozenset({"relu"})
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"linear": self._recognise}
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        """Products of matrices not before: the model's own matrix would be kept beside the transposed one."""
+        return {**self.captured, "matmul": self._matmul, "mm": self._matmul, "addmm": self._addmm}
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
+        weight, bias = inputs["weight"], inputs["bias"]
+        if weight not in graph.constants or (bias or weight) not in graph.constants:
+            return None
+        return self.instead_of(node, inputs, relu=False)
+
+    def _matmul(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """x @ matrix is a linear layer whose weight is the matrix transposed."""
+        x, matrix = call.value("self"), call.value("other") or call.value("mat2")
+        return self._product(node, x, matrix, None, graph)
+
+    def _addmm(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        bias = call.value("self")
+        if call("beta", 1) != 1 or call("alpha", 1) != 1 or bias not in graph.constants:
+            return None
+        if graph.shape_of(bias) != node.shape[-1:]:
+            return None
+        return self._product(node, call.value("mat1"), call.value("mat2"), bias, graph)
+
+    def _product(
+        self, node: Node, x: str | None, matrix: str | None, bias: str | None, graph: Graph
+    ) -> Recognised:
+        if x is None or x in graph.constants or matrix not in graph.constants:
+            return None
+        weight = graph.constants[matrix]
+        if not node.is_floating or weight.dim() != 2 or len(graph.shape_of(x)) < 2:
+            return None
+        name = graph.add_constant(f"{node.name}_weight", weight.t().contiguous())
+        return self.instead_of(node, {"x": x, "weight": name, "bias": bias}, relu=False)
+
+    def fuse_for_batch(self, graph: Graph, dtype: str) -> None:
+        fuse_pooled(graph, dtype)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"].mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
+        return finish(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        outputs, features = sizes["weight"]
+        rows = sizes["x"][:-1]
+        return {"x": (*rows, features), "bias": (outputs,), RESULT: (*rows, outputs)}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        if forms.value(node.name).layout == "nhwc":  # its rows are not the pixels' channels
+            return None
+        outputs, features = forms.constant(node.inputs["weight"])
+        rows = prod(forms.value(node.name).shape) // outputs
+        pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
+        problem = LinearProblem(
+            rows,
+            features,
+            outputs,
+            "bias" in node.inputs,
+            node.attributes["relu"],
+            forms.dtype,
+            pixels=pixels,
+        )
+        return Lowered(LINEAR, problem)
+
+    def folds_channel_scale(self, node: Node) -> bool:
+        return len(node.shape) == 2  # else the channels are the rows, not the features
+
+    def feature_constants(self, node: Node) -> tuple[str, ...]:
+        return ("weight",)
+
+
+def fuse_pooled(graph: Graph, dtype: str) -> None:
+    """adaptive_avg_pool2d to one pixel → reshape to rows → linear, at batch sizes for which one launch pays.
+
+    The layer reads what the pool read, which lies in NHWC; it runs where it did.
+    """
+    for node in graph:
+        if not AdaptiveAvgPool2d.matches(node) or node.attributes["output"] != (1, 1):
+            continue
+        image = graph.shape_of(node.inputs["x"])
+        rows = graph.only_user(node.name)
+        if not Reshape.matches(rows) or rows.shape != image[:2]:
+            continue
+        layer = graph.only_user(rows.name)
+        if not Linear.matches(layer) or not _pays(graph, layer, image, dtype):
+            continue
+        sources = ", ".join(source for source in (node.source, layer.source) if source)
+        pooled = layer.with_inputs(x=node.inputs["x"]).with_attributes(pooled=True)
+        graph.nodes[layer.name] = replace(pooled, source=sources)
+        del graph.nodes[node.name], graph.nodes[rows.name]
+
+
+def _pays(graph: Graph, layer: Node, image: Shape, dtype: str) -> bool:
+    batch, _, height, width = image
+    assert isinstance(batch, int) and isinstance(height, int) and isinstance(width, int)
+    outputs, features = graph.constants[layer.inputs["weight"]].shape
+    stored = "fp16" if dtype == "fp8" else dtype
+    problem = LinearProblem(
+        batch,
+        features,
+        outputs,
+        "bias" in layer.inputs,
+        layer.attributes["relu"],
+        stored,
+        pixels=height * width,
+    )
+    return one_launch_pays(problem)

@@ -1,0 +1,54 @@
+"""What lowering a node gives, an operation of Escalade's and its problem, and what it may ask about the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from escalade.engine.graph.forms import Form
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.problem import Problem
+
+STORED, NHWC, FP32, FP8 = "stored", "nhwc", "fp32", "fp8"
+"""Forms of a constant: the plan's type, the same in NHWC order, fp32, or e4m3 in NHWC order."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node as a problem of one of Escalade's operations."""
+
+    operation: Operation
+    problem: Problem
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """The form of each constant input, by role; `STORED` unless said."""
+    in_place: str | None = None
+    """The role of an input whose memory the result may take."""
+
+
+class Forms:
+    """What lowering asks about a plan: its dtype, the form of each value, the sizes of each constant."""
+
+    def __init__(self, dtype: str, values: Mapping[str, Form], constants: Mapping[str, torch.Tensor]) -> None:
+        self.dtype = "fp16" if dtype == "fp8" else dtype
+        """The dtype of whatever is not marked as FP8."""
+        self._values = values
+        self._constants = constants
+
+    def value(self, name: str) -> Form:
+        """How a value lies in memory."""
+        return self._values[name]
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a name is that of a constant."""
+        return name in self._constants
+
+    def constant(self, name: str) -> tuple[int, ...]:
+        """The sizes of a constant."""
+        return tuple(self._constants[name].shape)
+
+    @property
+    def stored(self) -> str:
+        """The dtype's name where nothing is multiplied."""
+        return "fp32" if self.dtype == "tf32" else self.dtype

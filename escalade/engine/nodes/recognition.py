@@ -1,0 +1,40 @@
+"""Which of PyTorch's operators are graph operators of Escalade's, by what these say of themselves."""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.engine.graph.graph import ATEN, Graph, Node
+from escalade.engine.nodes import OPERATORS
+from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.base import Recogniser
+from escalade.engine.nodes.identity import IDENTITIES
+
+CAPTURED: dict[str, Recogniser] = {
+    **{name: recognise for operator in OPERATORS for name, recognise in operator.captured.items()},
+    **IDENTITIES,
+}
+FOLDED: dict[str, Recogniser] = {
+    name: recognise for operator in OPERATORS for name, recognise in operator.folded.items()
+}
+
+
+def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node | str:
+    """The node in Escalade's terms if it has them; as it is otherwise. A string: it gives an existing value."""
+    name = name_of(target.name())
+    if name.endswith("_") and name[:-1] in CAPTURED:
+        name = name[:-1]  # relu_ is relu of a new value
+    recognise = CAPTURED.get(name)
+    if recognise is None:
+        return node
+    return recognise(node, AtenCall(node), graph) or node
+
+
+def recognise_folded(graph: Graph) -> None:
+    """Layers whose weights are constants by now, though the model computes them; products with a constant too."""
+    for node in graph:
+        recognise = FOLDED.get(name_of(node.attributes["target"])) if node.op == ATEN else None
+        if recognise is not None:
+            known = recognise(node, AtenCall(node), graph)
+            assert not isinstance(known, str)  # a layer is never one of its inputs
+            graph.nodes[node.name] = known or node
