@@ -11,9 +11,10 @@ import torch
 
 from escalade.bench.peers.layer import AGREEMENT, LayerPeer, WrongPeer, error_of
 from escalade.device import cuda
+from escalade.device.gpu import properties_of
 from escalade.device.packing import Prepared
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.measure.ceilings import Ceilings, properties
+from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
@@ -114,7 +115,7 @@ class Bench:
         self.ceilings = ceilings
         self.left_out: list[str] = []
         """The configs that are not in the records because what was timed of them is wrong, and how."""
-        l2_bytes = ceilings.l2_bytes if ceilings else properties(device).l2_bytes if self.on_gpu else 0
+        l2_bytes = ceilings.l2_bytes if ceilings else properties_of(device).l2_bytes if self.on_gpu else 0
         self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._outputs = tuple(outputs_of(operation, problem, torch.device("meta")))

@@ -124,16 +124,16 @@ def _torch() -> str:
 def _gpu() -> str:
     import torch
 
-    from escalade.device.cuda import architecture
+    from escalade.device.gpu import properties_of
 
     if not torch.cuda.is_available():
         raise RuntimeError("none that PyTorch can use")
     found = []
     for index in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(index)
+        card = properties_of(torch.device("cuda", index))
         found.append(
-            f"{card.name}, {architecture(index)}, {card.multi_processor_count} SMs, "
-            f"{card.total_memory / 2**30:.0f} GiB, {card.L2_cache_size / 2**20:.0f} MiB L2"
+            f"{card.name}, {card.architecture}, {card.multiprocessors} SMs, "
+            f"{card.memory_bytes / 2**30:.0f} GiB, {card.l2_bytes / 2**20:.0f} MiB L2"
         )
     return "; ".join(found)
 

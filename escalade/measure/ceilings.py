@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-from escalade.errors import UnsupportedError
+from escalade.device.gpu import properties_of
 from escalade.measure.records import Record
 from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, to_e4m3
@@ -38,27 +37,9 @@ class Ceilings:
         return max(flops / (self.tflops[dtype] * 1e6), bytes_moved / (self.copy_gbps * 1e3))
 
 
-class Properties(NamedTuple):
-    """Properties of a GPU, as PyTorch knows them."""
-
-    name: str
-    multiprocessors: int
-    l2_bytes: int
-    shared_bytes: int
-    memory_bytes: int
-
-
-def properties(device: torch.device) -> Properties:
-    if device.type != "cuda":
-        raise UnsupportedError(f"ceilings are a GPU's; {device} is none")
-    card = torch.cuda.get_device_properties(device)
-    shared = getattr(card, "shared_memory_per_block_optin", 0)
-    return Properties(card.name, card.multi_processor_count, card.L2_cache_size, shared, card.total_memory)
-
-
 def measure(device: torch.device, seconds_each: float = 0.3) -> Ceilings:
     """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
-    card = properties(device)
+    card = properties_of(device)
     products = [_matmul(dtype, device) for dtype in MULTIPLIED]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
         products.append(_fp8_matmul(device))
@@ -70,7 +51,15 @@ def measure(device: torch.device, seconds_each: float = 0.3) -> Ceilings:
     copy_gbps = 2 * _copy_bytes(card.memory_bytes) / timings["copy"].median_us / 1e3
     del subjects, products
     torch.cuda.empty_cache()
-    return Ceilings(*card, copy_gbps, tflops)
+    return Ceilings(
+        card.name,
+        card.multiprocessors,
+        card.l2_bytes,
+        card.shared_bytes,
+        card.memory_bytes,
+        copy_gbps,
+        tflops,
+    )
 
 
 def _copy_bytes(memory_bytes: int) -> int:

@@ -63,7 +63,7 @@ def test_the_input_sets_are_together_three_times_the_cache() -> None:
 
 
 def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "properties", lambda device: card(L2))
+    monkeypatch.setattr(trial, "properties_of", lambda device: card(L2))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # there is no such device
     made = Bench(Scale(rung("one")), PROBLEM, torch.device("cuda", 0), [], Settings(), None)
     assert made.sets_count == 8, "8 sets of 800 bytes"

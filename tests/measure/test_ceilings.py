@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.device.gpu import Properties
 from escalade.measure import ceilings
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.timing import Subject, Timing
@@ -30,8 +31,8 @@ def subjects(monkeypatch: pytest.MonkeyPatch) -> dict[str, Subject]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", 16)
-    known = ceilings.Properties("card", 132, 60 << 20, 227 << 10, MEMORY)
-    monkeypatch.setattr(ceilings, "properties", lambda device: known)
+    known = Properties("card", "sm_80", 132, 60 << 20, 227 << 10, 228 << 10, 65536, MEMORY, 1980.0, 4.9e6)
+    monkeypatch.setattr(ceilings, "properties_of", lambda device: known)
     return timed
 
 
