@@ -123,12 +123,18 @@ class KernelCall:
     For kernels that call `wait_for_previous_launch` before they touch what another kernel writes or reads.
     """
     weights_only: bool = False
-    """Depends on nothing but the weights, so a network's plan can do it once."""
+    """Depends on nothing but the weights, so it can be done once (`escalade.device.packing`)."""
     lane: int = 0
     """Launches of one lane follow each other, those of different lanes may overlap.
 
     Every lane begins after what was launched before the recipe, and the recipe has ended when all of them have.
     """
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The names of the buffers that it reads or writes."""
+        places = (one.buffer if isinstance(one, TiledMap | Im2colMap) else one for one in self.arguments)
+        return frozenset(place.name for place in places if isinstance(place, Buffer))
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,10 @@ class ConstantCopy:
     source: Buffer
     bytes: int
     weights_only: ClassVar[bool] = False
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return frozenset((self.source.name,))
 
 
 @dataclass(frozen=True)
@@ -193,6 +203,12 @@ class Recipe:
     def after_packing(self) -> Recipe:
         """The steps that depend on more than weights, over the same workspaces."""
         return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
+
+    @cached_property
+    def lasting(self) -> tuple[Workspace, ...]:
+        """The workspaces that keep what they hold from call to call: packed weights, and counters."""
+        packed = frozenset[str]().union(*(step.buffers for step in self.packing.steps))
+        return tuple(one for one in self.workspaces if one.zeroed or one.name in packed)
 
     @property
     def may_come_early(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from escalade import engine
+from escalade.device import packing
 from escalade.device.arguments import ArgumentList
 from escalade.device.program import Program
 from escalade.device.recipe import (
@@ -121,7 +122,7 @@ def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
                 told.append((recipe.may_come_early, more["release_dependents"]))
             super().__init__(recipe, device, label, **more)
 
-    monkeypatch.setattr(engine_program, "Executable", Listening)
+    monkeypatch.setattr(packing, "Executable", Listening)
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2)]
     model = torch.nn.Sequential(*layers, torch.nn.MaxPool2d(2)).eval()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.device.recipe import Buffer, ConstantCopy, Im2colMap, KernelCall, Recipe, TiledMap, Workspace
+from escalade.device.recipe import Recipe, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of
@@ -138,8 +138,7 @@ def make_plan(
         step.workspace_name(workspace): workspace
         for step in steps
         if step.recipe
-        for workspace in step.recipe.workspaces
-        if workspace.zeroed or workspace.name in _packed(step.recipe)
+        for workspace in step.recipe.lasting
     }
     values = _Values.of(graph, steps, forms)
     outside = _outside(graph, steps, values) if _may_run_directly(steps) else {}
@@ -224,26 +223,6 @@ def _foot(lowered: Lowered, device: torch.device) -> Choice:
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the foot of its ladder")
     raise UnsupportedError(f"no rung of {lowered.operation.name} can do {lowered.problem.name}")
-
-
-def _packed(recipe: Recipe) -> set[str]:
-    """The workspaces that only weights go into."""
-    own = {workspace.name for workspace in recipe.workspaces}
-    found: set[str] = set()
-    for step in recipe.steps:
-        if step.weights_only:
-            found |= own & _buffers(step)
-    return found
-
-
-def _buffers(step: KernelCall | ConstantCopy) -> set[str]:
-    if isinstance(step, ConstantCopy):
-        return {step.source.name}
-    buffers = [
-        argument.buffer if isinstance(argument, (TiledMap, Im2colMap)) else argument
-        for argument in step.arguments
-    ]
-    return {buffer.name for buffer in buffers if isinstance(buffer, Buffer)}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Protocol
 import torch
 
 from escalade.device.cuda import architecture_of
+from escalade.device.packing import Prepared
 from escalade.device.precompile import build_for_twin, precompile
-from escalade.device.recipe import Recipe
-from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
@@ -109,19 +108,14 @@ class Kernels:
             else:
                 offset = self.plan.places[name]
                 tensors[workspace.name] = self._arena[offset : offset + workspace.bytes]
-        absent = dict.fromkeys(("bias", "residual", "scale", "shift"))
-        bound = {**absent, **tensors}
-        once = tuple(part for part in step.recipe.steps if part.weights_only)
-        label = f"{step.node.source or step.node.name} ({step.lowered.problem.name})"
-        if once:
-            Executable(Recipe(once, step.recipe.workspaces), self._device, label).bind(bound)()
-        each = tuple(part for part in step.recipe.steps if not part.weights_only)
-        recipe = Recipe(each, step.recipe.workspaces)
-        release_dependents = behind is not None and behind.recipe is not None and behind.recipe.may_come_early
-        weights_ready = step.has_weights_ready(self.plan.graph.constants)
-        return Executable(
-            recipe, self._device, label, weights_ready=weights_ready, release_dependents=release_dependents
-        ).bind(bound)
+        prepared = Prepared(
+            step.recipe,
+            self._device,
+            f"{step.node.source or step.node.name} ({step.lowered.problem.name})",
+            weights_stay=step.has_weights_ready(self.plan.graph.constants),
+            behind=behind.recipe if behind else None,
+        )
+        return prepared.bind(tensors)
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
         """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""
