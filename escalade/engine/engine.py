@@ -90,9 +90,9 @@ class Engine:
         self._said_no_gradients = False
 
     @property
-    def in_kernels(self) -> bool:
-        """Whether kernels run the plans, on a GPU or the twin; on the CPU PyTorch's operators do."""
-        return self.on_twin or self.device.type == "cuda"
+    def _where(self) -> str:
+        """What runs the plans: `cuda`, `twin`, or `cpu`, PyTorch's operators."""
+        return TWIN if self.on_twin else self.device.type
 
     @property
     def graph(self) -> Graph:
@@ -138,12 +138,12 @@ class Engine:
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
         if arguments or keywords:
-            return explain_plan(self.plan(*arguments, **keywords), in_kernels=self.in_kernels)
+            return explain_plan(self.plan(*arguments, **keywords), device=self._where)
         with self._lock:
             latest = max(self._plans.values(), key=lambda kept: kept.turn, default=None)
         if latest is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
-        return explain_plan(latest.calls.plan, in_kernels=self.in_kernels)
+        return explain_plan(latest.calls.plan, device=self._where)
 
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
@@ -266,7 +266,7 @@ class Engine:
         while True:
             plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.fusion)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
-            if not self.in_kernels:
+            if self._where == "cpu":
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
                 if plan.is_direct:

@@ -23,6 +23,7 @@ ON_THE_CPU = (
     "On the CPU PyTorch computes every step of this plan: no kernel of Escalade's runs, so no rung is chosen. "
     "device='twin' runs the kernels themselves on the CPU, device='cuda' on a GPU."
 )
+ON_THE_TWIN = "The twin chooses what an H200 would: estimates are of that card, and no times of this CPU."
 SLOWER_IN_FP8 = (
     "On an H200 networks take longer in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, and are "
     "not the way to speed yet (docs/engine.md)."
@@ -79,8 +80,13 @@ class Explanation:
     time_us: float | None = None
     """Microseconds of the whole plan, in one go."""
     title: str = "plan"
-    in_kernels: bool = True
-    """Whether Escalade's kernels run the plan; else PyTorch computes every step, on the CPU."""
+    device: str = "cuda"
+    """`cuda` or `twin`, where Escalade's kernels run the plan, or `cpu`, where PyTorch computes every step."""
+
+    @property
+    def in_kernels(self) -> bool:
+        """Whether Escalade's kernels run the plan."""
+        return self.device != "cpu"
 
     @property
     def fallbacks(self) -> tuple[ExplainedStep, ...]:
@@ -163,13 +169,15 @@ class Explanation:
             lines.append(f"PyTorch runs {len(self.fallbacks)} of the steps, for want of a kernel: {named}.")
         else:
             lines.append("Nothing falls back to PyTorch.")
+        if self.device == "twin":
+            lines.append(ON_THE_TWIN)
         return lines + list(self.notes)
 
 
-def explain_plan(plan: Plan, floor: Floor | None = None, *, in_kernels: bool = True) -> Explanation:
+def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda") -> Explanation:
     """The plan's steps and totals; with floors if the card's ceilings are known.
 
-    Where PyTorch computes a plan, on the CPU, the rungs that kernels would take are not `in_kernels`, and not named.
+    `device` is what runs it: `cuda`, `twin`, or `cpu`, where PyTorch computes every step and no rung is named.
     """
     batch = plan.graph.inputs[0].shape[0] if plan.graph.inputs and plan.graph.inputs[0].shape else 1
     assert isinstance(batch, int)
@@ -178,12 +186,12 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, in_kernels: bool = T
         plan.dtype,
         batch,
         tuple(f"{given.name} {_form(plan.forms[given.name])}" for given in plan.graph.inputs),
-        steps if in_kernels else tuple(map(_in_pytorch, steps)),
+        tuple(map(_in_pytorch, steps)) if device == "cpu" else steps,
         plan.arena_bytes,
         plan.constant_bytes,
         plan.lasting_bytes,
         tuple(plan.graph.notes),
-        in_kernels=in_kernels,
+        device=device,
     )
 
 

@@ -44,7 +44,7 @@ def test_it_explains_models_and_files(engine: Engine, tmp_path: pathlib.Path) ->
     assert "PyTorch computes every step" in result.output and "Nothing falls back" not in result.output
     data = json.loads(written.read_text())
     assert data["batch"] == 4 and data["dtype"] == "fp32" and data["title"] == "lenet"
-    assert not data["in_kernels"]
+    assert data["device"] == "cpu"
     file = tmp_path / "small.engine"
     engine.save(file)
     result = shown(str(file), "--json", str(tmp_path / "no" / "such" / "folder.json"))

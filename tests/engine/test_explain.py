@@ -103,6 +103,7 @@ def test_on_the_twin_kernels_run(engine: Engine) -> None:
     on_twin = Engine(engine.graph, "fp16", "twin").explain(torch.randn(2, 8, 4, 4))
     assert on_twin.in_kernels and on_twin.launches > 0 and "PyTorch computes every step" not in str(on_twin)
     assert "conv2d/" in str(on_twin)  # the source
+    assert on_twin.device == "twin" and "what an H200 would" in str(on_twin)
 
 
 def test_an_engine_without_a_plan_asks_for_inputs(engine: Engine) -> None:
