@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from escalade.errors import EscaladeError
-from escalade.shown import shown
+from escalade.showing import shown
 from escalade.version import VERSION
 
 _LINES = "\n\t"

@@ -21,7 +21,7 @@ import torch
 
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure.verify import Case
+from escalade.measure.verification import Case
 from escalade.ops import OPERATIONS
 from tests.support import all_rungs, supported
 

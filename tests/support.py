@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from escalade.device.run import TwinOptions
-from escalade.measure.verify import Case
+from escalade.measure.verification import Case
 from escalade.ops import OPERATIONS, Config, Operation, Rung
 from escalade.ops.base.card import TWIN
 

@@ -15,7 +15,7 @@ OPERATIONS = tuple(
     if (folder / "__init__.py").is_file() and folder.name not in ("base", "choose", "calling", "shared")
 )
 LAYERS = (
-    tuple(f"escalade.{name}" for name in ("errors", "files", "outside", "parsing", "shown", "version")),
+    tuple(f"escalade.{name}" for name in ("errors", "files", "outside", "parsing", "showing", "version")),
     ("escalade.device",),
     ("escalade.ops.base",),
     ("escalade.ops.choose",),
@@ -42,7 +42,7 @@ LAYERS = (
 LATE_MODULES = {
     "escalade": "the public names come when they are first used: compiler processes and --help do without PyTorch",
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
-    "escalade.device.precompile": "the processes that compile for a GPU do without the twin and PyTorch",
+    "escalade.device.precompilation": "the processes that compile for a GPU do without the twin and PyTorch",
 }
 """Modules that import others of the package inside functions, and why."""
 LATE_PACKAGES = {

@@ -12,7 +12,7 @@ import torch
 
 from escalade.bench.peers.registry import operator_peers
 from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
-from escalade.measure import verify
+from escalade.measure import verification
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
@@ -105,13 +105,13 @@ def _climb_dtype(
         job
         for layout in layouts
         for rung in rungs
-        for job in verify.rung_jobs(
+        for job in verification.rung_jobs(
             rung, replace(problem, layout=layout), Card.of(device), "all" if settings.tune else "default"
         )
     ]
     if not any(job.config for job in planned):
         return [_failure(operation, job) for job in planned if job.failure]
-    case = verify.Case(operation, problem, device, settings.seed)
+    case = verification.Case(operation, problem, device, settings.seed)
     records, verified = _verify(operation, case, planned)
     peers: list[VerifiedPeer] = []
     if device.type == "cuda" and settings.with_peers:
@@ -138,7 +138,7 @@ def _in_order(records: list[Record], rungs: Sequence[Rung[Any]], layouts: Sequen
 
 
 def _verify(
-    operation: Operation[Any], case: verify.Case, planned: Iterable[verify.Job]
+    operation: Operation[Any], case: verification.Case, planned: Iterable[verification.Job]
 ) -> tuple[list[Record], list[Verified]]:
     """What may be timed; and a failure for each rung and layout of which no config may."""
     right: dict[tuple[str, str], list[Verified]] = {}
@@ -168,7 +168,9 @@ def _verify(
     return [records[0] for records in wrong.values()], verified
 
 
-def _failure(operation: Operation[Any], job: verify.Job, outcome: verify.Outcome | None = None) -> Record:
+def _failure(
+    operation: Operation[Any], job: verification.Job, outcome: verification.Outcome | None = None
+) -> Record:
     return replace(
         blank_record(operation, job.problem, "escalade", job.rung.name),
         config=job.config.as_dict() if job.config else {},

@@ -19,7 +19,7 @@ from escalade.measure.figures import timed
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.measure.timing import Proof, Subject, Timing, rotation, time_interleaved
-from escalade.measure.verify import Case, Outcome, compare, outputs_of
+from escalade.measure.verification import Case, Outcome, compare, outputs_of
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from escalade.errors import UnsupportedError
-from escalade.shown import shown
+from escalade.showing import shown
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """What is taken from a folder; a file that is named is tried whatever it is called."""

@@ -7,7 +7,7 @@ import pathlib
 
 from escalade import files, parsing
 from escalade.errors import UnsupportedError
-from escalade.shown import shown
+from escalade.showing import shown
 
 IMAGENET_CLASSES = 1000
 

@@ -18,7 +18,7 @@ from escalade import files
 from escalade.classify.images import Unreadable
 from escalade.classify.prediction import Prediction
 from escalade.errors import UnsupportedError
-from escalade.shown import shown
+from escalade.showing import shown
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -28,7 +28,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.report import networks as tables
 from escalade.report import terminal
-from escalade.report.network_plot import network_plot
+from escalade.report.network_plots import network_plot
 
 DTYPES = tuple(MOST)
 

@@ -22,7 +22,7 @@ from escalade.engine import compile
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet, read_resnet
-from escalade.shown import shown
+from escalade.showing import shown
 
 Colour = tuple[float, float, float]
 

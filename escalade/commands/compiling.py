@@ -9,33 +9,33 @@ import torch
 from rich.console import Console
 
 from escalade.commands.progress import progress_bar
-from escalade.device import precompile as compiling
+from escalade.device import precompilation
 from escalade.device.cuda import architecture
-from escalade.measure import verify as verifying
+from escalade.measure import verification
 
 
 def compile_for(
-    planned: Sequence[verifying.Job], device: torch.device, console: Console, checks: bool = False
+    planned: Sequence[verification.Job], device: torch.device, console: Console, checks: bool = False
 ) -> None:
     """Compiles what the jobs run. What does not compile is reported by the run, rung by rung."""
     if device.type == "cuda":
         compile_all(planned, architecture(device.index or 0), None, console)
         return
-    wanted = verifying.programs(planned)
+    wanted = verification.programs(planned)
     with progress_bar(console) as progress:
         task = progress.add_task("compiling for the twin", total=len(wanted))
-        compiling.build_for_twin(wanted, checks, done=lambda program: progress.advance(task))
+        precompilation.build_for_twin(wanted, checks, done=lambda program: progress.advance(task))
 
 
 def compile_all(
-    planned: Sequence[verifying.Job], arch: str, workers: int | None, console: Console
-) -> list[compiling.Failure]:
+    planned: Sequence[verification.Job], arch: str, workers: int | None, console: Console
+) -> list[precompilation.Failure]:
     """Compiles what the jobs run on an architecture into the cache, and gives what the compiler refused."""
-    wanted = verifying.programs(planned)
+    wanted = verification.programs(planned)
     began = time.perf_counter()
     with progress_bar(console) as progress:
         task = progress.add_task(f"compiling for {arch}", total=len(wanted))
-        failures = compiling.precompile(wanted, arch, workers, lambda program: progress.advance(task))
+        failures = precompilation.precompile(wanted, arch, workers, lambda program: progress.advance(task))
     seconds = time.perf_counter() - began
     console.print(
         f"{len(wanted) - len(failures)} of {len(wanted)} kernels compiled for {arch} in {seconds:.1f} s"

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from escalade import outside
-from escalade.shown import shown
+from escalade.showing import shown
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),

@@ -34,7 +34,7 @@ from escalade.commands.selection import Selection
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as measuring
 from escalade.measure import records as store
-from escalade.measure import verify as verifying
+from escalade.measure import verification
 from escalade.ops.base.card import Card
 from escalade.report import terminal
 
@@ -113,8 +113,8 @@ def _usual_problems(operation: Any, device: torch.device, crossover: bool) -> tu
 
 def _jobs(
     operation: Any, problems: Sequence[Any], settings: Settings, device: torch.device
-) -> list[verifying.Job]:
-    return verifying.jobs(
+) -> list[verification.Job]:
+    return verification.jobs(
         operation,
         device,
         problems=problems,
@@ -127,7 +127,7 @@ def _jobs(
 
 def _ablation_jobs(
     operation: Any, problems: Sequence[Any], settings: Settings, device: torch.device
-) -> list[verifying.Job]:
+) -> list[verification.Job]:
     """What `--ablate` runs besides: every variant with one idea off."""
     card, configs = Card.of(device), "all" if settings.tune else "default"
     dtypes, layouts = settings.dtypes or operation.dtypes, settings.layouts or operation.layouts
@@ -135,7 +135,7 @@ def _ablation_jobs(
     return [
         job
         for problem, dtype, layout, rung in itertools.product(problems, dtypes, layouts, variants)
-        for job in verifying.rung_jobs(rung, replace(problem, dtype=dtype, layout=layout), card, configs)
+        for job in verification.rung_jobs(rung, replace(problem, dtype=dtype, layout=layout), card, configs)
     ]
 
 

@@ -16,8 +16,8 @@ from rich.markup import escape
 
 from escalade import ops
 from escalade.bench.ladder import Say, free
-from escalade.bench.layers import sets, summary
-from escalade.bench.layers.measure import measure, programs
+from escalade.bench.layers import sets, summaries
+from escalade.bench.layers.measurement import measure, programs
 from escalade.bench.layers.sets import Layer, Part
 from escalade.bench.peers import registry
 from escalade.bench.trial import Settings, blank_record
@@ -33,7 +33,7 @@ from escalade.commands.options import (
 )
 from escalade.commands.progress import status
 from escalade.device.cuda import architecture
-from escalade.device.precompile import precompile
+from escalade.device.precompilation import precompile
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
@@ -188,9 +188,9 @@ class _Run:
             for one in terminal.ladder_tables(records, self.console.width):
                 self.console.print(one)
             return
-        found = summary.rows(part.layers, self.measured)
+        found = summaries.rows(part.layers, self.measured)
         self.console.print(layers_table(part.title, found))
-        total = summary.summary(found)
+        total = summaries.summary(found)
         if total:
             self.console.print(f"{part.title}: {total}")
         if self.ceilings:
@@ -199,7 +199,7 @@ class _Run:
 
     def show_fp8(self, wanted: Sequence[Part]) -> None:
         every = {layer.key: layer for part in wanted for layer in part.layers}
-        compared = summary.over_fp16(summary.rows(every.values(), self.measured))
+        compared = summaries.over_fp16(summaries.rows(every.values(), self.measured))
         for row, ratio in compared:
             self.console.print(f"fp8 {row.layer.problem.name}: {ratio:.2f}× our fp16")
         if compared:

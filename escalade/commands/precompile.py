@@ -13,7 +13,7 @@ from escalade import ops
 from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs
 from escalade.commands.selection import Selection, check_names
-from escalade.measure import verify as verifying
+from escalade.measure import verification
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 
@@ -38,7 +38,7 @@ def command(
     problems = selection.parsed(chosen) or (
         *chosen.small_problems, *chosen.problems, *chosen.crossover,
     )  # fmt: skip
-    planned = verifying.jobs(
+    planned = verification.jobs(
         chosen,
         torch.device("cpu"),
         problems=problems,

@@ -8,7 +8,7 @@ from typing import Any
 
 from escalade import ops
 from escalade.errors import UnsupportedError
-from escalade.measure import verify as verifying
+from escalade.measure import verification
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Selection:
             raise UnsupportedError(f"no operation has all that is named; the last one says: {refusal}")
         return found
 
-    def require_work(self, planned: Sequence[verifying.Job], what: str) -> None:
+    def require_work(self, planned: Sequence[verification.Job], what: str) -> None:
         """Refuses a selection that leaves nothing to do, in all or of one name: what nobody ran is not right."""
         wanted = [job for job in planned if not job.refusal]
-        kinds: dict[str, tuple[tuple[str, ...], Callable[[verifying.Job], str]]] = {
+        kinds: dict[str, tuple[tuple[str, ...], Callable[[verification.Job], str]]] = {
             "problem": (self.problems, lambda job: str(job.problem.name)),
             "rung": (self.rungs, lambda job: job.rung.name),
             "dtype": (self.dtypes, lambda job: str(job.problem.dtype)),

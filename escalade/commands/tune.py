@@ -18,7 +18,7 @@ from escalade.bench.ladder import free
 from escalade.commands.options import Dtypes, Layouts, Problems, listed, numbers
 from escalade.commands.progress import progress_bar
 from escalade.device.cuda import architecture
-from escalade.device.precompile import precompile
+from escalade.device.precompilation import precompile
 from escalade.device.program import Program
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat, require_dtype
@@ -29,9 +29,8 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.table import Entry, add, key_of, read, user_path
-from escalade.tune import judge as judging
+from escalade.tune import judgement, search
 from escalade.tune import samples as store
-from escalade.tune import search
 from escalade.tune import sweep as sweeping
 
 Wanted = dict[str, tuple[str, Any]]
@@ -164,7 +163,7 @@ def choices_hold(path: pathlib.Path, console: Console) -> bool:
         raise UnsupportedError(
             f"{path} has no measured problems; `escalade tune --sweep 300 --out {path}` fills it"
         )
-    return judging.show(judging.judge(swept), judging.calibrations(swept), console) == 0
+    return judgement.show(judgement.judge(swept), judgement.calibrations(swept), console) == 0
 
 
 def _require_gpu() -> torch.device:

@@ -17,7 +17,7 @@ from escalade.commands.progress import progress_bar
 from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure import verify as verifying
+from escalade.measure import verification
 from escalade.report import terminal
 
 
@@ -53,7 +53,7 @@ def command(
     selection = Selection.of(problem, rung, dtype, layout)
     asked = [ops.operation(operation)] if operation else list(ops.OPERATIONS.values())
     work = {
-        ops.operation(name): verifying.jobs(
+        ops.operation(name): verification.jobs(
             ops.operation(name),
             where,
             problems=problems or None,
@@ -71,7 +71,7 @@ def command(
         outcomes = []
         with progress_bar(console) as progress:
             task = progress.add_task(f"verifying {each.name}", total=len(planned))
-            for outcome in verifying.run(each, where, planned, drawn, twin):
+            for outcome in verification.run(each, where, planned, drawn, twin):
                 outcomes.append(outcome)
                 progress.update(task, advance=1, description=f"{each.name} {outcome.rung}")
                 if outcome.failed:

@@ -14,7 +14,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
 from escalade.engine.watched import Watched
 from escalade.errors import UnsupportedError
-from escalade.ops.base.precision import tf32_allowed
+from escalade.ops.base.switches import tf32_allowed
 
 logger = logging.getLogger("escalade")
 OPTIONS = ("dtype", "frozen")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.shown import shown
+from escalade.showing import shown
 
 
 def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:

@@ -12,7 +12,7 @@ from escalade.bench.peers.comparison import against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report.commits import newest
-from escalade.report.compared import compared
+from escalade.report.comparisons import compared
 from escalade.report.layer_pages import WORKLOADS as LAYER_WORKLOADS
 from escalade.report.network_pages import of_network
 

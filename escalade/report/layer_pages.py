@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from escalade.bench.layers import summary
+from escalade.bench.layers import summaries
 from escalade.bench.layers.sets import DIRECTIONS, SETS, Layer, Part, parts
-from escalade.bench.layers.summary import Row
+from escalade.bench.layers.summaries import Row
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.report.commits import newest
@@ -60,7 +60,7 @@ class Found:
         by_layer: dict[tuple[str, str], list[Record]] = {}
         for record in shown:
             by_layer.setdefault((record.problem, record.dtype), []).append(record)
-        return summary.rows(
+        return summaries.rows(
             part.layers,
             {layer.key: by_layer.get((layer.problem.name, layer.problem.dtype), []) for layer in part.layers},
         )
@@ -122,7 +122,7 @@ def _direction(found: Found) -> str:
     for part in shown:
         rows = found.rows(part)
         made.append(f"\n#### {part.title}\n\n{_table(found, rows)}")
-        total = summary.summary(rows)
+        total = summaries.summary(rows)
         if total:
             made.append(f"\n{total}.\n")
     made.append(_over_fp16([row for part in shown for row in found.rows(part)]))
@@ -147,7 +147,7 @@ def _why_not(records: Sequence[Record]) -> str:
 
 
 def _over_fp16(rows: Iterable[Row]) -> str:
-    compared = summary.over_fp16({row.layer.key: row for row in rows}.values())
+    compared = summaries.over_fp16({row.layer.key: row for row in rows}.values())
     if not compared:
         return ""
     mean = statistics.geometric_mean(ratio for _, ratio in compared)

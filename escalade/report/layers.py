@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from escalade.bench.layers.summary import Row
+from escalade.bench.layers.summaries import Row
 from escalade.report import cells
 
 

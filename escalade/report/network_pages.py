@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.measure.records import Record
-from escalade.report import cells, compared, rows
+from escalade.report import cells, comparisons, rows
 from escalade.report.commits import newest
 from escalade.report.markdown import origin, table
 from escalade.report.networks import share_of_copies, share_of_slower
-from escalade.report.op_times import HEADER, op_times
+from escalade.report.op_time_pages import HEADER, op_times
 
 README_NETWORK = "resnet18"
 _LEGEND = (
@@ -57,7 +57,7 @@ def readme_block(records: Sequence[Record]) -> str:
         return ""
     return (
         f"ResNet-18, 224² images, inference on an {own[0].gpu}, medians in µs, commit {own[0].commit}:\n\n"
-        + compared.overview(own)
+        + comparisons.overview(own)
         + f"\n![Images a second, and one image phase by phase](docs/{plot(README_NETWORK)})\n"
         + "\nAll peers, phases, accuracy, memory and streaming: [docs/networks.md](docs/networks.md).\n"
     )
@@ -103,11 +103,11 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
     if rows.of_rows(records):
         return (
             ("", "Batches, in µs of device time", _on_device),
-            ("", "Batches, in µs a call by the clock", compared.call_table),
+            ("", "Batches, in µs a call by the clock", comparisons.call_table),
             ("_score", "Anomaly scores, in µs of device time", _on_device),
-            ("_score", "Anomaly scores, in µs a call by the clock", compared.call_table),
+            ("_score", "Anomaly scores, in µs a call by the clock", comparisons.call_table),
             ("_training", "A step of training, in µs of device time", _on_device),
-            ("_training", "A step of training, in µs by the clock", compared.call_table),
+            ("_training", "A step of training, in µs by the clock", comparisons.call_table),
             ("_accuracy", "Against float64 on the CPU", _accuracy),
         )
     clothes = any(r.accuracy is not None for r in records)
@@ -116,7 +116,7 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
     )  # fmt: skip
     return (
         ("", "Batches, in µs of device time", _on_device),
-        ("", "Batches, in µs a call by the clock", compared.call_table),
+        ("", "Batches, in µs a call by the clock", comparisons.call_table),
         ("", "Memory", _memory),
         accuracy,
         ("_phases", "One image, phase by phase", _phases),
@@ -140,7 +140,7 @@ def _clothes(records: Sequence[Record]) -> str:
     counts = sorted({r.batch for r in records if r.accuracy is not None})
     exact = {r.batch: r.note.removeprefix("float64: ") for r in records}
     found = [("float64", *(exact.get(count, "") for count in counts), "")]
-    for dtype in sorted({r.dtype for r in records}, key=compared.DTYPES.index):
+    for dtype in sorted({r.dtype for r in records}, key=comparisons.DTYPES.index):
         own = {r.batch: r for r in records if r.dtype == dtype}
         shares = [_share(own.get(count)) for count in counts]
         worst = max((r.error for r in own.values() if r.error is not None), default=None)
@@ -156,13 +156,13 @@ def _share(record: Record | None) -> str:
 
 
 def _on_device(records: Sequence[Record]) -> str:
-    figures = compared.ROWS if rows.of_rows(records) else compared.IMAGES
-    return compared.device_table(records, figures)
+    figures = comparisons.ROWS if rows.of_rows(records) else comparisons.IMAGES
+    return comparisons.device_table(records, figures)
 
 
 def _memory(records: Sequence[Record]) -> str:
     found = []
-    for one in compared.compared(records):
+    for one in comparisons.compared(records):
         ours, graph = one.of("escalade"), one.of("torch-graph")
         share = None
         if ours and graph and graph.peak_bytes and ours.peak_bytes:

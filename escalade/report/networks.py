@@ -11,7 +11,7 @@ from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.report import cells
-from escalade.report.op_times import HEADER, op_times
+from escalade.report.op_time_pages import HEADER, op_times
 from escalade.report.rows import of_rows
 
 Column = tuple[str, Callable[[Record], str]]

@@ -8,7 +8,7 @@ from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import gaps, gpu_tests, ladder_pages, layer_pages, network_pages, step_pages
 from escalade.report.commits import mixed
-from escalade.report.network_plot import network_plot
+from escalade.report.network_plots import network_plot
 from escalade.report.plot import ladder_plot
 
 NETWORKS = "networks"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
-from escalade.measure.verify import Outcome
+from escalade.measure.verification import Outcome
 from escalade.ops.base.operation import Operation
 from escalade.report import cells
 

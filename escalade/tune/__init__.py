@@ -1,1 +1,1 @@
-"""Tables of measured choices, filled and judged: `search` measures, `sweep` and `samples` gather, `judge` compares."""
+"""Tables of measured choices: `search` measures, `sweep` and `samples` gather, `judgement` compares."""

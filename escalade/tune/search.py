@@ -14,7 +14,7 @@ from escalade.device.packing import Prepared
 from escalade.device.program import Program
 from escalade.errors import CompileError, UnsupportedError
 from escalade.measure.timing import Proof, Subject, time_interleaved
-from escalade.measure.verify import Case, compare, outputs_of
+from escalade.measure.verification import Case, compare, outputs_of
 from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung

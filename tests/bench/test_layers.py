@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
 from escalade.bench import trial
-from escalade.bench.layers import measure, peers, sets, summary
+from escalade.bench.layers import measurement, peers, sets, summaries
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import cudnn_graph, registry, torch_conv2d
 from escalade.bench.peers.layer import LayerPeer
@@ -26,7 +26,7 @@ from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.measure.verify import Case, Outcome
+from escalade.measure.verification import Case, Outcome
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
@@ -233,7 +233,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def measured(operation: str, tune: bool = False) -> list[Record]:
     layer = Layer(operation, ScaleProblem(100))
-    return measure.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
+    return measurement.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
 
 
 @pytest.mark.parametrize("tune", [False, True])
@@ -252,9 +252,9 @@ def test_what_is_wrong_is_a_failure_and_has_no_time(scales: dict[str, Any]) -> N
 def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     said: list[str] = []
     layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
-    assert measure.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
+    assert measurement.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
     assert len(said) == 1 and "no rung of scale can do" in said[0]
-    assert measure.programs([layer], CPU, False) == []
+    assert measurement.programs([layer], CPU, False) == []
 
 
 @pytest.mark.parametrize("change", [False, True])
@@ -262,13 +262,13 @@ def test_packing_weights_counts_where_they_change(
     scales: dict[str, Any], change: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Settings] = []
-    real = measure.Bench
+    real = measurement.Bench
 
     def spy(*arguments: Any) -> Any:
         given.append(arguments[4])
         return real(*arguments)
 
-    monkeypatch.setattr(measure, "Bench", spy)
+    monkeypatch.setattr(measurement, "Bench", spy)
     monkeypatch.setattr(Scale, "weights_change", change)
     measured("scale")
     assert [settings.weights_stay for settings in given] == [not change]
@@ -305,8 +305,8 @@ def test_what_stays_is_packed_before_the_clock_starts(
 
 def test_what_will_be_compiled_is_known_before(scales: dict[str, Any]) -> None:
     layers = [Layer("scale", ScaleProblem(size)) for size in (100, 200)]
-    assert len(measure.programs(layers, CPU, tune=True)) == 1
-    assert len(measure.programs(layers, CPU, tune=False)) == 1
+    assert len(measurement.programs(layers, CPU, tune=True)) == 1
+    assert len(measurement.programs(layers, CPU, tune=False)) == 1
 
 
 # Figures
@@ -333,7 +333,7 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
         Conv2dProblem.square(64, 64, size, 3, layout="nhwc", dtype="fp16") for size in (8, 9, 10)
     )
     layers = (Layer("conv2d", one, 3), Layer("conv2d", two), Layer("conv2d", alone))
-    found = summary.rows(
+    found = summaries.rows(
         layers,
         {
             layers[0].key: [
@@ -347,14 +347,14 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
     )
     assert [row.ratio for row in found] == [2.0, 0.5, None]
     assert found[0].peer is not None and found[0].peer.system == "cudnn-graph"
-    total = summary.summary(found)
+    total = summaries.summary(found)
     assert total is not None and total.layers == 2
     assert total.geomean == pytest.approx(1.0) and total.worst.layer.problem == two
     assert (total.ours_us, total.peers_us) == (38.0, 64.0)
     assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
     assert "2 layers (without the 1 that have no such ratio)" in str(total) and "0.500×" in str(total)
     assert layers_table("a set", found).row_count == 3
-    assert summary.summary(found[2:]) is None
+    assert summaries.summary(found[2:]) is None
 
 
 def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() -> None:
@@ -362,7 +362,7 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
     layer = Layer("conv2d", problem, 3)
     ours = [replace(timed("escalade", us, problem), tflops=us) for us in (12.0, 8.0, 10.0)]
     peers = [timed("torch-nhwc", 40.0, problem), timed("cudnn-graph", 20.0, problem)]
-    (row,) = summary.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
+    (row,) = summaries.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
     cells = shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
     assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "cudnn-graph"
@@ -378,10 +378,10 @@ def test_fp8_is_compared_with_our_own_fp16_of_the_same_layer() -> None:
     eight, other = replace(half, dtype="fp8"), replace(half, dtype="fp8", batch=2)
     layers = [Layer("conv2d", problem) for problem in (half, eight, other)]
     times = {half: 10.0, eight: 4.0, other: 1.0}
-    found = summary.rows(
+    found = summaries.rows(
         layers, {layer.key: [timed("escalade", times[layer.problem], layer.problem)] for layer in layers}
     )
-    assert [(row.layer.problem, ratio) for row, ratio in summary.over_fp16(found)] == [(eight, 2.5)]
+    assert [(row.layer.problem, ratio) for row, ratio in summaries.over_fp16(found)] == [(eight, 2.5)]
 
 
 # The command

@@ -12,7 +12,7 @@ import torch
 
 from escalade import ops
 from escalade.bench import trial
-from escalade.bench.layers import measure
+from escalade.bench.layers import measurement
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import torch_conv2d
 from escalade.bench.peers.layer import LayerPeer, WrongPeer, error_of
@@ -21,7 +21,7 @@ from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.timing import L2_MULTIPLE, Subject, Timing
-from escalade.measure.verify import Case
+from escalade.measure.verification import Case
 from escalade.ops.conv2d import Conv2dProblem
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -256,7 +256,7 @@ def test_layers_say_which_peers_were_left_out(monkeypatch: pytest.MonkeyPatch) -
         return []
 
     monkeypatch.setattr(Bench, "measure", measured)
-    measure.measure(
+    measurement.measure(
         Layer("scale", PROBLEM), CPU, (), Settings(), None, "layers", lambda text: None, said.append
     )
     assert said == ["a peer is wrong"]

@@ -18,7 +18,7 @@ import torch
 
 from escalade.device.program import KERNELS
 from escalade.device.run import bind
-from escalade.measure.verify import Case, compare, in_layout, poisoned
+from escalade.measure.verification import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from tests.support import supported

@@ -22,8 +22,8 @@ from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture.export import capture
 from escalade.engine.plan.program import OutOfMemory
 from escalade.measure.timing import host_time
-from escalade.measure.verify import compare
-from escalade.ops.base.precision import precision
+from escalade.measure.verification import compare
+from escalade.ops.base.switches import precision
 from tests.engine.untouched import untouched
 from tests.support import in_threads
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from escalade.measure.verify import compare
+from escalade.measure.verification import compare
 from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli
 from escalade.bench.networks.judging import standard
-from escalade.bench.networks.measure import Case, compare, escalade
+from escalade.bench.networks.measurement import Case, compare, escalade
 from escalade.bench.networks.phases import SUMMARIES
 from escalade.bench.networks.workload import reference
 from escalade.bench.networks.workloads import WORKLOADS

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.errors import LaunchError
-from escalade.measure.verify import compare, most_peer_error
+from escalade.measure.verification import compare, most_peer_error
 from escalade.ops import conv2d
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 from tests.ops.test_shared_state import sharing
 from tests.support import in_threads
 

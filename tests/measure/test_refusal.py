@@ -10,7 +10,7 @@ import torch
 from escalade.bench.peers import cudnn_graph
 from escalade.bench.peers.layer import LayerPeer
 from escalade.bench.trial import verified_peers
-from escalade.measure import verify
+from escalade.measure import verification
 from escalade.measure.refusal import reason
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -55,15 +55,15 @@ def raising(what: Any) -> Any:
 
 def by_peers(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     operation = Scale(rung("right"))
-    case = verify.Case(operation, ScaleProblem(10), CPU, 0)
+    case = verification.Case(operation, ScaleProblem(10), CPU, 0)
     right, (refused,) = verified_peers([LayerPeer("peer", "nchw", raising(what))], operation, case)
     assert not right
     return refused.failure
 
 
 def by_verify(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    case = verify.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
-    monkeypatch.setattr(verify, "bind", raising(what))
+    case = verification.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
+    monkeypatch.setattr(verification, "bind", raising(what))
     (first, *_) = (one := rung("right")).configs(case.problem)
     return case.check(one, "nchw", first).failure
 

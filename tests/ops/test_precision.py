@@ -21,7 +21,7 @@ LATER_STATES = (
 )
 SCRIPT = """
 import os, sys, torch
-from escalade.ops.base.precision import precision, tf32_allowed
+from escalade.ops.base.switches import precision, tf32_allowed
 
 cudnn = torch.backends.cudnn
 later = hasattr(cudnn, "conv")

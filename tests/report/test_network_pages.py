@@ -14,7 +14,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Provenance, Record
 from escalade.report import tables
 from escalade.report.networks import network_tables
-from escalade.report.op_times import op_times
+from escalade.report.op_time_pages import op_times
 
 ORIGIN = Provenance(
     "NVIDIA H200", "580.1", {"torch": "2.11"}, "abc", "2026-01-02T03:04:05+00:00", "escalade bench"

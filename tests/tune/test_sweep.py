@@ -24,7 +24,7 @@ from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.ops.choose.table import SHIPPED, key_of, read
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.tune import judge, samples, search
+from escalade.tune import judgement, samples, search
 from escalade.tune.samples import Sample, SamplesError
 from escalade.tune.sweep import MOST_BYTES, MOST_FLOPS, UNTUNED, problems
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -299,7 +299,7 @@ def test_a_choice_beyond_twice_the_best_fails(
 def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
-    (verdict,) = judge.judge(samples.load(path))
+    (verdict,) = judgement.judge(samples.load(path))
     assert verdict.chosen_us is None and verdict.reason.startswith("not measured")
     assert not commands.choices_hold(path, Console(file=io.StringIO()))
 
@@ -312,10 +312,10 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
     path = tmp_path / "sweep.jsonl"
     swept(path, 3 * us, us)
     samples.append(path, [sample("fused_epilogue", None, {}, problem=other)])
-    verdicts = judge.judge(samples.load(path))
+    verdicts = judgement.judge(samples.load(path))
     assert [verdict.key for verdict in verdicts] == [key_of("conv2d", other), key_of("conv2d", PROBLEM)]
     assert verdicts[1].ratio == pytest.approx(3.0)
-    (calibration,) = judge.calibrations(samples.load(path))
+    (calibration,) = judgement.calibrations(samples.load(path))
     assert calibration.rung == choice.rung.name and calibration.count == 2
     assert calibration.high > 2.0
 
@@ -326,9 +326,9 @@ def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:
-    verdicts = judge.judge(samples.load(RECORDED))
+    verdicts = judgement.judge(samples.load(RECORDED))
     assert len(verdicts) == 71
-    beyond = [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in verdicts if v.ratio > judge.BOUND]
+    beyond = [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in verdicts if v.ratio > judgement.BOUND]
     assert not beyond
 
 

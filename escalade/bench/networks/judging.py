@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from escalade.engine.graph.forms import STORAGE
-from escalade.measure.verify import compare
+from escalade.measure.verification import compare
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.precision import precision, round_to_tf32
+from escalade.ops.base.switches import precision, round_to_tf32
 
 TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 """PyTorch's own error. In fp32 operands that are split into halves of 22 bits, and Winograd's transforms, lose a bit or

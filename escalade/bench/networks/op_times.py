@@ -14,8 +14,8 @@ from escalade.bench.ladder import climb
 from escalade.bench.networks.workload import Say, Setting
 from escalade.bench.trial import Settings
 from escalade.device.cuda import architecture
-from escalade.device.precompile import precompile
-from escalade.measure import verify
+from escalade.device.precompilation import precompile
+from escalade.measure import verification
 from escalade.measure.records import Record
 from escalade.ops.base.operation import Operation
 
@@ -66,9 +66,11 @@ def _compile(
         job
         for problem, by_dtype in asked.items()
         for dtype, rungs in by_dtype.items()
-        for job in verify.jobs(operation, setting.device, problems=[problem], rungs=rungs, dtypes=[dtype])
+        for job in verification.jobs(
+            operation, setting.device, problems=[problem], rungs=rungs, dtypes=[dtype]
+        )
     ]
-    precompile(verify.programs(planned), here)
+    precompile(verification.programs(planned), here)
 
 
 def _asked(operation: Operation[Any], problem: Any, setting: Setting) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from torch import nn
 from escalade.bench.ladder import free
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.judging import Standard, standard
-from escalade.bench.networks.measure import Case, measure
+from escalade.bench.networks.measurement import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
 from escalade.bench.networks.workload import Say, Setting

@@ -25,7 +25,7 @@ from escalade.engine.plan.program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 from escalade.measure.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 
 SUMMARIES = {
     "cpu": "PyTorch's CPU operators on one thread, fp32: better than plain loops",

@@ -10,7 +10,7 @@ from torch import nn
 from escalade import models
 from escalade.bench.ladder import free
 from escalade.bench.networks import parts, training
-from escalade.bench.networks.measure import Case, compare
+from escalade.bench.networks.measurement import Case, compare
 from escalade.bench.networks.workload import Part, Say, Setting, Workload
 from escalade.bench.peers import registry, torch_training
 from escalade.bench.peers.network import Maker, Task

@@ -12,7 +12,7 @@ from escalade.bench.networks.judging import Standard
 from escalade.bench.peers.torch_training import Loss, gradients_of
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 
 MOST = 4.0
 """Times the most that is allowed of a network: gradients come through every layer twice, and their sums over a batch

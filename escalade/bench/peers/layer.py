@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from escalade.errors import EscaladeError
-from escalade.measure.verify import compare
+from escalade.measure.verification import compare
 
 Inputs = Mapping[str, torch.Tensor]
 

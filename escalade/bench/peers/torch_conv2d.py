@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.bench.peers.layer import LayerPeer
-from escalade.ops.base.precision import with_cudnn
+from escalade.ops.base.switches import with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 Inputs = Mapping[str, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 from escalade import outside
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import elf, toolchain
-from escalade.device.twin.build import interface_key, kernel_library, runtime_library, waits
+from escalade.device.twin.building import interface_key, kernel_library, runtime_library, waits
 from escalade.device.twin.launch import IN_TURN, Order, Size3, TwinKernel, limit, plain_name
 from escalade.errors import TwinError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from escalade import outside
 from escalade.device.twin import elf, toolchain
-from escalade.device.twin.build import kernel_library, may_read_unset, runtime_library, waits
+from escalade.device.twin.building import kernel_library, may_read_unset, runtime_library, waits
 from escalade.errors import CompileError, LaunchError, TwinError
 
 Size3 = tuple[int, int, int]
@@ -147,7 +147,7 @@ class _Request(ctypes.Structure):
 
 
 class TwinKernel:
-    """A kernel on the CPU. Made by `escalade.device.twin.build`."""
+    """A kernel on the CPU. Made by `escalade.device.twin.building`."""
 
     def __init__(
         self, path: pathlib.Path, entry: str, checks: bool, zeroed: Callable[[], TwinKernel] | None = None

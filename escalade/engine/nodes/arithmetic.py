@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 
 _one_at_a_time = threading.RLock()
 """PyTorch's switches are the process's: two threads would put back what the other has set."""

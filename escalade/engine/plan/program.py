@@ -10,7 +10,7 @@ import torch
 
 from escalade.device.cuda import architecture_of
 from escalade.device.packing import Prepared
-from escalade.device.precompile import build_for_twin, precompile
+from escalade.device.precompilation import build_for_twin, precompile
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 from escalade.ops.shared.pooling import empty_output, random_inputs
 
-__all__ = ["empty_output", "peer", "random_inputs", "reference"]
+__all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 
-def reference(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The means in float64."""
     return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
 

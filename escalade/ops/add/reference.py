@@ -9,7 +9,7 @@ import torch
 from escalade.ops.add.problem import AddProblem
 from escalade.ops.shared.pointwise import empty_output, random_input
 
-__all__ = ["empty_output", "peer", "random_inputs", "reference"]
+__all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 
 def random_inputs(problem: AddProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -17,7 +17,7 @@ def random_inputs(problem: AddProblem, device: torch.device, seed: int) -> dict[
     return {name: random_input(problem, device, generator) for name in ("x", "residual")}
 
 
-def reference(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The result in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 

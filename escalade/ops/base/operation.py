@@ -22,7 +22,7 @@ class InPyTorch(Protocol[P_contra]):
         self, problem: P_contra, device: torch.device, seed: int
     ) -> dict[str, torch.Tensor]: ...
     def empty_output(self, problem: P_contra, device: torch.device) -> torch.Tensor: ...
-    def reference(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
+    def exact(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
     def peer(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
 
 
@@ -73,7 +73,7 @@ class Operation(ABC, Generic[P]):
 
     def reference(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """The result in float64."""
-        return self.in_pytorch.reference(problem, inputs)
+        return self.in_pytorch.exact(problem, inputs)
 
     def further_outputs(self, problem: P, device: torch.device) -> dict[str, torch.Tensor]:
         """Room for what it computes besides `y`, by buffer name."""

@@ -53,6 +53,6 @@ def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
     return y.relu_() if problem.relu else y
 
 
-def reference(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
     """The result in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})

@@ -45,6 +45,6 @@ def peer(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
     return torch.stack((mean, inverse_deviation.pow(-2) - epsilon))
 
 
-def reference(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
     """The result in float64."""
     return _statistics(inputs["x"].double())

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
-from escalade.ops.base.precision import round_to_tf32, with_cudnn
+from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared.images import MEMORY_FORMAT
 
@@ -95,7 +95,7 @@ def _finish_scaled(
     return (torch.relu(y) if problem.relu else y) * inputs["scales"][1]
 
 
-def reference(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The convolution in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import precision, round_to_tf32
+from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
@@ -68,7 +68,7 @@ def _finish(dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
     return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0) if "mask" in inputs else dx
 
 
-def reference(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
     """The gradient in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(_convolve_back(problem, wide["gradient"], wide["weight"]), wide)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import with_cudnn
+from escalade.ops.base.switches import with_cudnn
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
 
@@ -72,7 +72,7 @@ def compute(
     return of_weight, of_bias
 
 
-def reference(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
     """The gradient of the weights in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})[0]
 

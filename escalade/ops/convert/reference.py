@@ -52,7 +52,7 @@ def _normalised(
     return x.to(dtype) * scale + shift
 
 
-def reference(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The converted tensor in float64."""
     p = problem
     y = torch.zeros(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import round_to_tf32, with_cudnn
+from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
@@ -71,7 +71,7 @@ def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
     return F.max_pool2d(y, p.pool, ceil_mode=p.ceil_mode) if p.pool > 1 else y
 
 
-def reference(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The result in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve(problem, wide["x"], wide["weight"], wide.get("bias")))

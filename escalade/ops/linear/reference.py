@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import precision, round_to_tf32
+from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.linear.problem import LinearProblem
 
 
@@ -40,7 +40,7 @@ def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch
     return y.relu_() if problem.relu else y
 
 
-def reference(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The product in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return compute(problem, dict(wide, x=_rows(problem, wide["x"])))

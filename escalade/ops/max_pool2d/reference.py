@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared.pooling import empty_output, random_inputs
 
-__all__ = ["empty_output", "peer", "random_inputs", "reference"]
+__all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 
 def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -18,6 +18,6 @@ def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
     return F.max_pool2d(inputs["x"], p.kernel, p.stride, p.padding, ceil_mode=p.ceil_mode)
 
 
-def reference(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The maxima in float64."""
     return peer(problem, {"x": inputs["x"].double()})

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 from escalade.ops.mlp.problem import Layer, MlpProblem
 
 Tensors = Mapping[str, torch.Tensor]
@@ -65,7 +65,7 @@ def _finish(problem: MlpProblem, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return (y - x).square().mean(1) if problem.output == "error" else y
 
 
-def reference(problem: MlpProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: MlpProblem, inputs: Tensors) -> torch.Tensor:
     """The chain in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, wide["x"], compute(problem, wide))

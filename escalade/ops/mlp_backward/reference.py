@@ -41,7 +41,7 @@ def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
     return torch.cat([gradient.to(wide).flatten() for gradient in gradients])
 
 
-def reference(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
+def exact(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
     """The gradients in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 

@@ -20,7 +20,7 @@ def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor
     return torch.empty(problem.elements, dtype=E4M3, device=device)
 
 
-def reference(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The values in float64, before they are rounded: what rounding costs is the peer's error too."""
     return inputs["x"].double() * inputs["factor"].double()
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared.pointwise import empty_output, random_input
 
-__all__ = ["empty_output", "peer", "random_inputs", "reference"]
+__all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 
 def random_inputs(problem: ReluProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -18,7 +18,7 @@ def random_inputs(problem: ReluProblem, device: torch.device, seed: int) -> dict
     return {"x": random_input(problem, device, generator)}
 
 
-def reference(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The result in float64."""
     return peer(problem, {"x": inputs["x"].double()})
 

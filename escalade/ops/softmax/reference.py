@@ -21,7 +21,7 @@ def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
     return torch.empty((problem.batch, problem.classes), dtype=STORAGE[problem.dtype], device=device)
 
 
-def reference(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The probabilities in float64."""
     return torch.softmax(inputs["x"].double(), -1)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.precision import round_to_tf32, with_cudnn
+from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.stem.problem import StemProblem
 
 
@@ -79,7 +79,7 @@ def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
     return F.max_pool2d(y, *problem.pool) if problem.pool else y
 
 
-def reference(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The result in float64."""
     x = _pixels(problem, inputs, torch.float64)
     return _finish(problem, _convolve(problem, x, inputs["weight"].double(), inputs["bias"].double()))

@@ -10,8 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks import measure as measuring
-from escalade.bench.networks import phases, workload
+from escalade.bench.networks import measurement, phases, workload
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.judging import PEERS, standard
 from escalade.bench.networks.resnets import images, resnet
@@ -30,8 +29,8 @@ from escalade.measure.records import Record
 from escalade.measure.timing import CallSampler
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
-from escalade.ops.base.precision import precision
-from escalade.report.network_plot import network_plot
+from escalade.ops.base.switches import precision
+from escalade.report.network_plots import network_plot
 
 SIZE = 32
 TINY = resnet("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))
@@ -49,9 +48,9 @@ def engine(network: torch.nn.Module) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def case(network: torch.nn.Module) -> measuring.Case:
+def case(network: torch.nn.Module) -> measurement.Case:
     x = images(2, SIZE, 5)
-    return measuring.Case(
+    return measurement.Case(
         "tiny", Task(network, x, "fp32"), standard(network, x, "fp32", reference(network, x)), 0.0
     )
 
@@ -77,10 +76,10 @@ def _norms(network: torch.nn.Module) -> list[torch.nn.BatchNorm2d]:
     return [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
 
 
-def test_a_peer_agrees_with_the_reference(case: measuring.Case) -> None:
+def test_a_peer_agrees_with_the_reference(case: measurement.Case) -> None:
     with precision("fp32"):
         (eager,) = registry.RESNETS["torch-eager"](case.task)
-        error, failure = measuring.check(case, eager, None)
+        error, failure = measurement.check(case, eager, None)
     assert not failure and 0 < error < PEERS * case.standard.tolerance
 
 
@@ -92,22 +91,22 @@ def test_jax_agrees_with_the_reference(chosen: Workload) -> None:
     model, x = chosen.model(SIZE), images(2, SIZE, 5)
     (peer,) = registry.RESNETS["jax"](Task(model, x, "fp32"))
     task = Task(model, x, "fp32")
-    known = measuring.Case("net", task, standard(model, x, "fp32", reference(model, x)), 0.0)
-    _, failure = measuring.check(known, peer, None)
+    known = measurement.Case("net", task, standard(model, x, "fp32", reference(model, x)), 0.0)
+    _, failure = measurement.check(known, peer, None)
     assert not failure, failure
     peer.wait()
 
 
 @pytest.mark.parametrize("system", ["torch-graph", "torch-compile"])
-def test_a_peer_that_cannot_take_part_says_why(system: str, case: measuring.Case) -> None:
+def test_a_peer_that_cannot_take_part_says_why(system: str, case: measurement.Case) -> None:
     with pytest.raises(Unavailable, match="needs a GPU"):
         registry.RESNETS[system](case.task)
 
 
-def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case, engine: Engine) -> None:
+def test_the_engine_is_measured_and_the_unavailable_is_said(case: measurement.Case, engine: Engine) -> None:
     said: list[str] = []
     peers = registry.chosen(("torch-graph", "torch-eager"), registry.RESNETS)
-    records = measuring.measure(case, engine, peers, said.append)
+    records = measurement.measure(case, engine, peers, said.append)
     ours, eager, absent = records
     assert (ours.system, eager.system, absent.system) == ("escalade", "torch-eager", "torch-graph")
     assert absent.failure == "torch-graph needs a GPU" and absent.median_us is None
@@ -116,7 +115,7 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measuring.Case
     assert any("without torch-graph" in text for text in said)
 
 
-def test_an_interrupt_in_a_peer_stops_the_run(case: measuring.Case) -> None:
+def test_an_interrupt_in_a_peer_stops_the_run(case: measurement.Case) -> None:
     """However the peer wraps it; any other error is the peer's failure."""
 
     def interrupted(task: Task) -> list[NetworkPeer]:
@@ -129,12 +128,12 @@ def test_an_interrupt_in_a_peer_stops_the_run(case: measuring.Case) -> None:
         raise TypeError("no such layer")
 
     with pytest.raises(KeyboardInterrupt):
-        measuring.compare(case, {"peer": interrupted}, silent)
-    (record,) = measuring.compare(case, {"peer": broken}, silent)
+        measurement.compare(case, {"peer": interrupted}, silent)
+    (record,) = measurement.compare(case, {"peer": broken}, silent)
     assert record.failure == "TypeError: no such layer"
 
 
-def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine: Engine) -> None:
+def test_a_wrong_result_is_a_failure_without_a_time(case: measurement.Case, engine: Engine) -> None:
     (expected,) = case.standard.expected
 
     def wrong(task: Task) -> list[NetworkPeer]:
@@ -144,7 +143,7 @@ def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine
         raise RuntimeError("out of luck")
 
     peers = {"wrong": wrong, "broken": broken}
-    records = {r.system: r for r in measuring.measure(case, engine, peers, silent)}
+    records = {r.system: r for r in measurement.measure(case, engine, peers, silent)}
     assert "its error is 1.00e-03, more than" in records["wrong"].failure
     assert (
         records["wrong"].median_us is None and records["wrong"].tolerance == PEERS * case.standard.tolerance
@@ -156,7 +155,7 @@ def test_a_wrong_result_is_a_failure_without_a_time(case: measuring.Case, engine
 def test_the_faster_layout_of_a_system_counts() -> None:
     blank = Record("net", "32_b1", "fp16", "nchw", 1, "torch-graph", "")
     records = [replace(blank, median_us=9.0), replace(blank, layout="nhwc", median_us=5.0)]
-    (best,) = measuring._fastest_layouts(records)
+    (best,) = measurement._fastest_layouts(records)
     assert best.layout == "nhwc"
 
 
@@ -220,7 +219,7 @@ def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, 
 
 @pytest.mark.parametrize("fusion", list(FusionLevel))
 def test_every_fusion_level_computes_the_same(
-    fusion: FusionLevel, case: measuring.Case, engine: Engine
+    fusion: FusionLevel, case: measurement.Case, engine: Engine
 ) -> None:
     other = Engine(engine.graph, "fp32", "cpu", fusion=fusion)
     assert case.standard.judge((other(case.task.x),))[1] == ""

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from escalade import cli, models
 from escalade.bench.networks import spectral, training
-from escalade.bench.networks.measure import Case, compare
+from escalade.bench.networks.measurement import Case, compare
 from escalade.bench.networks.spectral import SPECTRAL
 from escalade.bench.peers import registry, torch_training
 from escalade.bench.peers.network import NetworkPeer, Replay, Task

@@ -10,7 +10,7 @@ import torch
 from escalade import outside
 from escalade.device.cache import default_cache
 from escalade.device.twin import build, toolchain
-from escalade.device.twin.build import headers
+from escalade.device.twin.building import headers
 from escalade.errors import CompileError, LaunchError, TwinError
 from tests.device.twin.support import launch
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from escalade.device.twin import build, prefix, toolchain
-from escalade.device.twin.build import kernel_library, runtime_library
+from escalade.device.twin.building import kernel_library, runtime_library
 from escalade.errors import CompileError
 from tests.device.twin.support import launch
 

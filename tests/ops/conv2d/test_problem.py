@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.precision import round_to_tf32
+from escalade.ops.base.switches import round_to_tf32
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.ops.conv2d.reference import peer, random_inputs, reference
+from escalade.ops.conv2d.reference import exact, peer, random_inputs
 
 CPU = torch.device("cpu")
 PLAIN = Conv2dProblem.square(8, 16, 9, 3)
@@ -60,7 +60,7 @@ def test_names_tell_problems_apart(first: Conv2dProblem, second: Conv2dProblem) 
 def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
     p = problem
     inputs = random_inputs(p, CPU, 0)
-    y = reference(p, inputs)
+    y = exact(p, inputs)
     assert y.shape == (p.batch, p.filters, p.output_height, p.output_width)
     assert p.output_elements == y.numel()
     assert p.input_elements == inputs["x"].numel()
@@ -180,7 +180,7 @@ def test_a_large_batch_of_images_may_exceed_32_bits() -> None:
 def test_an_empty_batch_is_a_problem() -> None:
     empty = replace(PLAIN, batch=0)
     assert (empty.flops, empty.output_elements) == (0, 0)
-    assert reference(empty, random_inputs(empty, CPU, 0)).shape == (0, 16, 9, 9)
+    assert exact(empty, random_inputs(empty, CPU, 0)).shape == (0, 16, 9, 9)
 
 
 # --- the reference's own parts
@@ -205,7 +205,7 @@ def test_pytorch_is_within_the_tolerance_it_sets(seed: int) -> None:
     for dtype, most in (("fp32", 1e-6), ("tf32", 1e-3), ("fp16", 1e-3), ("bf16", 1e-2)):
         problem = replace(PLAIN, dtype=dtype)
         inputs = random_inputs(problem, CPU, seed)
-        assert 0 < relative_error(peer(problem, inputs), reference(problem, inputs)) < most
+        assert 0 < relative_error(peer(problem, inputs), exact(problem, inputs)) < most
 
 
 def test_the_error_of_anything_with_a_nan_is_within_no_tolerance() -> None:

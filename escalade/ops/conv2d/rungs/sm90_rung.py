@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.prepare import COPY_BYTES, copied_channels
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, copied_channels
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 from escalade.ops.conv2d.rungs.tma_windows import Windows

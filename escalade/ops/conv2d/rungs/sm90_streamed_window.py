@@ -13,7 +13,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.job import Job
-from escalade.ops.conv2d.rungs.prepare import COPY_BYTES, Conversion, rounded
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, Conversion, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PIECE_BYTES
 from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
 from escalade.ops.conv2d.rungs.tma_windows import Windows

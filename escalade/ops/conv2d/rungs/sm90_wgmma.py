@@ -12,7 +12,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.prepare import prepare_for_copies
+from escalade.ops.conv2d.rungs.preparation import prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
 

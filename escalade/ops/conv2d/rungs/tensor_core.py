@@ -18,7 +18,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
-from escalade.ops.conv2d.rungs.prepare import prepare
+from escalade.ops.conv2d.rungs.preparation import prepare
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
 
 PLAIN_CONFIGS = (

@@ -14,7 +14,7 @@ from escalade.device.recipe import Ints
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
-from escalade.ops.conv2d.rungs.prepare import COPY_BYTES
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES
 from escalade.ops.conv2d.rungs.tma_windows import MNMajor, Windows
 
 

@@ -9,7 +9,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
-from escalade.ops.conv2d.rungs.prepare import COPY_BYTES
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, product
 from escalade.ops.conv2d.rungs.tma_windows import MOST_STRIDE
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem

@@ -19,7 +19,7 @@ def constants(problem: LinearProblem) -> dict[str, Constant]:
     return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias, "HAS_RELU": problem.relu}
 
 
-def arguments(problem: LinearProblem, output: str = "y") -> tuple[Argument, ...]:
+def launch_arguments(problem: LinearProblem, output: str = "y") -> tuple[Argument, ...]:
     return (
         Buffer("x"),
         Buffer("weight"),

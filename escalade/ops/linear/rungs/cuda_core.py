@@ -11,7 +11,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.linear.rungs.arguments import arguments, constants, refuses_pixels
+from escalade.ops.linear.rungs.arguments import constants, launch_arguments, refuses_pixels
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Naive(Rung[LinearProblem]):
             Program.of("linear/naive.cu", "linear_naive", {**constants(problem), "PIXELS": problem.pixels}),
             (ceil_div(problem.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            arguments(problem),
+            launch_arguments(problem),
             overlap=True,
         )
         return Recipe((call,))
@@ -117,7 +117,7 @@ class Tiled(Rung[LinearProblem]):
             Program.of("linear/tiled.cu", "linear_tiled", tile),
             (config.tiles(p), config.splits, 1),
             (config.threads, 1, 1),
-            arguments(p, "y" if whole else "parts"),
+            launch_arguments(p, "y" if whole else "parts"),
             overlap=True,
         )
         if whole:
@@ -218,7 +218,7 @@ class WarpPerOutput(Rung[LinearProblem]):
                 1,
             ),
             (warps * 32, 1, 1),
-            (*arguments(problem), WeightsReady(("weight", "bias"))),
+            (*launch_arguments(problem), WeightsReady(("weight", "bias"))),
             shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
             overlap=True,
         )

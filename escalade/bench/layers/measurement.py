@@ -15,7 +15,7 @@ from escalade.bench.layers.sets import Layer
 from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
-from escalade.measure import verify
+from escalade.measure import verification
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
@@ -85,7 +85,7 @@ def measure(
         note(f"{label}: {why}")
         return []
     say(f"{label}: verifying {chosen.rung.name} and peers")
-    case = verify.Case(operation, problem, device, settings.seed)
+    case = verification.Case(operation, problem, device, settings.seed)
     outcome = case.check(chosen.rung, chosen.problem.layout, chosen.config)
     ours = Verified(chosen.rung, chosen.problem, chosen.config, outcome, _note(chosen, problem))
     right: list[VerifiedPeer] = []

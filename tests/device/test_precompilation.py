@@ -11,9 +11,9 @@ import torch
 
 from escalade.device.cache import default_cache
 from escalade.device.nvrtc import is_compiled
-from escalade.device.precompile import precompile
+from escalade.device.precompilation import precompile
 from escalade.device.program import Program
-from escalade.measure.verify import jobs, programs
+from escalade.measure.verification import jobs, programs
 from escalade.ops.base.card import H200
 from tests.bench.fake import SOURCE, Scale, rung
 

@@ -23,7 +23,7 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.measure.timing import CallSampler, ReplaySampler, Sampler, Timing
-from escalade.ops.base.precision import precision
+from escalade.ops.base.switches import precision
 
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of

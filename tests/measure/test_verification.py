@@ -11,7 +11,7 @@ import torch
 
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure.verify import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
+from escalade.measure.verification import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
 from escalade.ops import OPERATIONS
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE

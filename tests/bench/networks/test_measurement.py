@@ -12,8 +12,7 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from escalade.bench.networks import measure as measuring
-from escalade.bench.networks import phases, turns
+from escalade.bench.networks import measurement, phases, turns
 from escalade.bench.networks.judging import PEERS, Standard, standard
 from escalade.bench.networks.phases import Phase
 from escalade.bench.networks.steps import time_steps
@@ -65,10 +64,10 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def case(model: nn.Module) -> measuring.Case:
+def case(model: nn.Module) -> measurement.Case:
     x = torch.randn(8, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     known = standard(model, x, "fp32", reference(model, x))
-    return measuring.Case("net", OnGpu(model, x, "fp32"), known, 0.0)
+    return measurement.Case("net", OnGpu(model, x, "fp32"), known, 0.0)
 
 
 def silent(text: str) -> None:
@@ -78,7 +77,7 @@ def silent(text: str) -> None:
 class System:
     """y = the right result by a graph of one kernel of 40 us; broken in one of several ways."""
 
-    def __init__(self, card: Card, case: measuring.Case, broken: str = "") -> None:
+    def __init__(self, card: Card, case: measurement.Case, broken: str = "") -> None:
         (self._right,) = case.standard.expected
         self._card = card
         self._broken = broken
@@ -113,9 +112,9 @@ class System:
 
 @pytest.mark.parametrize("broken", ["", "does nothing", "is not filled", "wears out"])
 def test_the_graph_that_is_timed_is_the_one_that_is_judged(
-    broken: str, card: Card, case: measuring.Case
+    broken: str, card: Card, case: measurement.Case
 ) -> None:
-    (record,) = measuring.compare(case, {"suspect": System(card, case, broken).peer}, silent)
+    (record,) = measurement.compare(case, {"suspect": System(card, case, broken).peer}, silent)
     if not broken:
         assert not record.failure and record.median_us == pytest.approx(40.0) and record.timing == "graph"
         return
@@ -123,7 +122,7 @@ def test_the_graph_that_is_timed_is_the_one_that_is_judged(
     assert record.failure.startswith("after it was timed") == (broken == "wears out")
 
 
-def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: measuring.Case) -> None:
+def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: measurement.Case) -> None:
     """Its program may be another than the one that a call runs."""
     (right,) = case.standard.expected
     x, y = torch.zeros_like(case.task.x), torch.zeros_like(right)
@@ -146,8 +145,8 @@ def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: m
         card.kernel(40.0, work)
 
     def measured(engine: Any) -> Record:
-        makers = {"escalade": lambda task: [measuring.escalade(task, engine)]}
-        (record,) = measuring.compare(case, makers, silent)
+        makers = {"escalade": lambda task: [measurement.escalade(task, engine)]}
+        (record,) = measurement.compare(case, makers, silent)
         return record
 
     fine, idle = measured(Engine(run)), measured(Engine(lambda: card.kernel(40.0)))
@@ -157,7 +156,7 @@ def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: m
 
 @pytest.mark.parametrize("factor", [0.75, 1.5, 3.0])
 def test_peers_may_be_twice_as_far_off_and_we_may_not(
-    factor: float, card: Card, case: measuring.Case
+    factor: float, card: Card, case: measurement.Case
 ) -> None:
     (right,) = case.standard.expected
     off = right * (1 + factor * case.standard.tolerance)
@@ -165,7 +164,7 @@ def test_peers_may_be_twice_as_far_off_and_we_may_not(
     def maker(system: str) -> Callable[[Task], list[NetworkPeer]]:
         return lambda task: [NetworkPeer(system, "nhwc", off.clone, alone, card.synchronize)]
 
-    found = measuring.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
+    found = measurement.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
     failed = {record.system for record in found if record.failure}
     assert failed == {0.75: set(), 1.5: {"escalade"}, 3.0: {"escalade", "torch-eager"}}[factor]
     by_system = {record.system: record.tolerance for record in found}
@@ -200,7 +199,7 @@ def at_its_best(run: nn.Module, x: torch.Tensor, layout: str) -> bool:
 
 
 def test_the_graph_of_pytorch_is_folded_and_in_both_layouts(
-    card: Card, case: measuring.Case, graphed: list[tuple[Any, torch.Tensor]]
+    card: Card, case: measurement.Case, graphed: list[tuple[Any, torch.Tensor]]
 ) -> None:
     made = peers.RESNETS["torch-graph"](case.task)
     assert [one.layout for one in made] == ["nchw", "nhwc"]
@@ -212,13 +211,16 @@ def test_the_graph_of_pytorch_is_folded_and_in_both_layouts(
         for one in made:
             assert one.replay is not None
             sampler = ReplaySampler(one.replay.fill, one.replay.run)
-            _, failure = measuring.check(case, one, sampler)
+            _, failure = measurement.check(case, one, sampler)
             assert not failure, failure
             assert sampler.finish() > 0
 
 
 def test_what_is_compiled_is_folded_and_frozen_too(
-    card: Card, case: measuring.Case, graphed: list[tuple[Any, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+    card: Card,
+    case: measurement.Case,
+    graphed: list[tuple[Any, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled: list[tuple[str, bool]] = []
 
@@ -233,7 +235,7 @@ def test_what_is_compiled_is_folded_and_frozen_too(
     assert compiled == [("max-autotune-no-cudagraphs", True)]
 
 
-def test_eager_pytorch_is_in_channels_last(card: Card, case: measuring.Case) -> None:
+def test_eager_pytorch_is_in_channels_last(card: Card, case: measurement.Case) -> None:
     seen: list[bool] = []
 
     class Spy(Net):
@@ -296,7 +298,7 @@ def test_a_record_s_figures() -> None:
     nn.init.zeros_(model.bias)
     card = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, {"fp16": 500.0})
     expected = torch.ones(8, 10, dtype=torch.float64)
-    case = measuring.Case(
+    case = measurement.Case(
         "net",
         OnGpu(model, torch.zeros(8, 3, 9, 9), "fp16"),
         Standard("fp16", (expected,), (1e-3,)),
@@ -304,7 +306,9 @@ def test_a_record_s_figures() -> None:
         card,
     )
     one = NetworkPeer("escalade", "nhwc", lambda: None, alone, lambda: None, peak_bytes=123, note="a note")
-    record = measuring._record(case, measuring.Ready(one, None, 5e-4), timing(50.0), timing(90.0, "calls"))
+    record = measurement._record(
+        case, measurement.Ready(one, None, 5e-4), timing(50.0), timing(90.0, "calls")
+    )
     moved = 2 * (8 * 3 * 9 * 9 + 8 * 10 + 5 * 10 + 10)
     assert (record.problem, record.batch, record.timing, record.samples) == ("9_b8", 8, "graph", 11)
     assert (record.median_us, record.p20_us, record.p80_us, record.wall_us) == (50.0, 47.0, 54.0, 90.0)
@@ -313,12 +317,12 @@ def test_a_record_s_figures() -> None:
     assert record.copy_pct == pytest.approx(100 * moved / 50e-6 / 4000e9)
     assert (record.error, record.tolerance, record.peak_bytes, record.note) == (5e-4, 2e-3, 123, "a note")
     plan = SimpleNamespace(flops=10**9, floor_us=7.0)
-    floored = measuring._with_floor(case, record, plan)  # type: ignore[arg-type]
+    floored = measurement._with_floor(case, record, plan)  # type: ignore[arg-type]
     assert floored.tflops == pytest.approx(1e9 / 50e-6 / 1e12) and floored.floor_us == 7.0
     assert floored.peak_pct == pytest.approx(100 * (floored.tflops or 0) / 500)
 
 
-def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: measuring.Case) -> None:
+def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: measurement.Case) -> None:
     """By the wall clock both, from an idle device."""
     calls: list[int] = []
 
@@ -327,17 +331,17 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
         return case.standard.expected[0].clone()
 
     eager = NetworkPeer("torch-eager", "nhwc", call, alone, lambda: None)
-    timed = measuring._time(case, [measuring.Ready(eager, None, 0.0)])
+    timed = measurement._time(case, [measurement.Ready(eager, None, 0.0)])
     device, wall = timed[eager.name]
     assert device.how == wall.how == "calls"
-    assert len(calls) == 5 * (1 + measuring.CALLS_IN_A_ROW)
+    assert len(calls) == 5 * (1 + measurement.CALLS_IN_A_ROW)
 
 
 def test_a_layout_that_fails_is_a_note_and_a_system_without_a_time_a_failure() -> None:
     blank = Record("net", "9_b8", "fp16", "nhwc", 8, "torch-graph", "", median_us=10.0)
     failed = replace(blank, layout="nchw", median_us=None, failure="out of memory")
     other = replace(failed, system="jax", layout="", failure="jax is not here")
-    found = measuring._with_refusals([blank], [failed, other, replace(other, failure="again")])
+    found = measurement._with_refusals([blank], [failed, other, replace(other, failure="again")])
     assert found == [replace(blank, note="nchw: out of memory"), other]
 
 
@@ -375,7 +379,7 @@ def phase_of(system: System, card: Card, right: torch.Tensor, name: str = "graph
 
 
 @pytest.mark.parametrize("broken", ["", "does nothing", "is not filled"])
-def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measuring.Case) -> None:
+def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measurement.Case) -> None:
     (right,) = case.standard.expected
     blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
     record = phases._checked(blank, phase_of(System(card, case, broken), card, right), case.standard)
@@ -383,7 +387,7 @@ def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measu
     assert not broken or record.failure.startswith("its graph: ")
 
 
-def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measuring.Case) -> None:
+def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measurement.Case) -> None:
     (right,) = case.standard.expected
     logits = right.clone()
     idle = Phase("naive", lambda: logits, None, 9, (logits,))
@@ -392,7 +396,7 @@ def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measur
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_copies_that_do_not_arrive_are_a_failure(arrives: bool, case: measuring.Case) -> None:
+def test_copies_that_do_not_arrive_are_a_failure(arrives: bool, case: measurement.Case) -> None:
     source, target = torch.ones(3), torch.ones(3)
 
     def call() -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from escalade.bench.peers.comparison import by_clock, on_device
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
-from escalade.report.op_times import OpTimes, op_times
+from escalade.report.op_time_pages import OpTimes, op_times
 from escalade.report.rows import of_rows
 
 _COLOURS = {
