@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -100,3 +101,50 @@ def test_a_source_has_the_name_of_who_launches_it(source: str) -> None:
 def test_what_is_listed_is_there() -> None:
     assert set(SHARED) <= set(SOURCES)
     assert all(OPERATIONS[operation].ladder.rung(rung) for operation, rung in BY_OTHERS)
+
+
+def opening(source: str) -> str:
+    """The comment that a source begins with."""
+    lines = (KERNELS / source).read_text().splitlines()
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("//"), lines))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_opens_with_whom_it_serves(source: str) -> None:
+    folder, text = source.partition("/")[0], opening(source)
+    for one in launched()[source]:
+        named = one.rung if one.folder == folder else one.operation
+        assert re.search(rf"\b{named}\b", text), f"the opening of {source} lacks {named}"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_switches_of_a_source_are_its_own(source: str) -> None:
+    """What the table in its opening says is set is asked for in the code, or in a header of its folder."""
+    _, _, table = opening(source).rpartition("//\n")
+    here = (path for path in (KERNELS / source).parent.glob("*.cuh"))
+    code = "\n".join(
+        path.read_text() for path in (KERNELS / source, *here, *(KERNELS / "common").glob("*.cuh"))
+    )
+    code = re.sub(r"//.*", "", code)
+    for switch in re.findall(r"\b[A-Z][A-Z_]{3,}\b", table):
+        assert re.search(rf"\b{switch}\b", code), (
+            f"the opening of {source} has {switch}, which its code has not"
+        )
+
+
+@pytest.mark.parametrize(
+    "path", sorted(KERNELS.rglob("*.cu*")), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
+def test_comments_name_files_that_are_there(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        for name in re.findall(r"[\w/]*\w+\.cuh?\b", line.partition("//")[2]):
+            places = (path.parent / name, KERNELS / name, KERNELS / "common" / name)
+            assert any(place.is_file() for place in places), f"{path} names {name}, which is not there"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_names_the_headers_of_its_folder(source: str) -> None:
+    """Where to read on; shapes that the host fills, of one struct each, go without saying."""
+    folder, text = source.partition("/")[0], opening(source)
+    for header in re.findall(rf'#include "{folder}/(\w+\.cuh)"', (KERNELS / source).read_text()):
+        assert header in text, f"the opening of {source} does not say when to read {header}"

@@ -2,6 +2,8 @@
 //
 // LANES neighbouring lanes of a warp take one output: they read its window in order, side by side, and add their sums
 // up by shuffles. What bounds it: memory, in accesses of one element each; windows begin anywhere.
+//
+// Serves `lanes`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -2,6 +2,8 @@
 //
 // The foot of the ladder: one thread an output, the window summed pixel by pixel. What bounds it: the time that one
 // load takes, for a thread has few under way, and where the outputs are few there are few threads to hide it.
+//
+// Serves `naive`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -4,6 +4,9 @@
 // divide). The window's pixels are dealt out to SPLITS groups of eight lanes, each with several loads under way; the
 // four groups of a warp meet by shuffles, the warps in shared memory. What bounds it: memory, or with few images the
 // time of one load, one shuffle and one barrier.
+//
+// Serves `vectorised`. linear launches it too, for the mean in front of `pool_first`. window.cuh has PyTorch's rule for
+// windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -1,6 +1,8 @@
 // scale[c] = weight[c] / sqrt(variance[c] + epsilon)
 //
 // What does not depend on x, once a channel. What bounds it: the launch.
+//
+// Serves `scaled`.
 #include "common/ptx.cuh"
 
 extern "C" __global__ void batch_norm_scaled_prepare(const float* weight, const float* variance, float* scale, float epsilon,

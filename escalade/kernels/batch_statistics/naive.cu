@@ -3,6 +3,8 @@
 // The foot of the ladder: a block a channel, which goes over the channel twice, first for the mean, then for the squared
 // distances from it. What bounds it: a few loads at a time on as many SMs as there are channels; in NHWC also that a
 // warp's 32 elements lie in 32 places.
+//
+// Serves `naive`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -3,6 +3,8 @@
 // A block a channel, each element read once: a thread keeps the mean and the squared distances of what it has seen
 // (Welford), and lanes merge theirs by shuffles. What bounds it: a load at a time, for each step waits for the last, on
 // as many SMs as there are channels.
+//
+// Serves `one_pass`. moments.cuh has how moments are merged.
 #include "batch_statistics/moments.cuh"
 #include "common/ptx.cuh"
 

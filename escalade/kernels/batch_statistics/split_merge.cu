@@ -3,6 +3,8 @@
 // The second of two launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
 // through the splits in turn and then meet in shared memory: always in the same order, so that every run gives the same
 // bits. All splits have `per_split` elements a channel but the last, which has the rest. What bounds it: latency.
+//
+// Serves `split`. moments.cuh has how moments are merged.
 #include "batch_statistics/moments.cuh"
 #include "common/ptx.cuh"
 

@@ -5,6 +5,8 @@
 // thread's own: one merge for PACKS * VECTOR elements instead of a Welford step for each. Blocks leave their results
 // for a second launch, which merges them in a fixed order: no atomics, so every run gives the same bits. What bounds
 // it: memory, each element read once.
+//
+// Serves `split`. moments.cuh has how moments are merged.
 #include "batch_statistics/moments.cuh"
 #include "common/ptx.cuh"
 

@@ -137,7 +137,6 @@ struct FftTiles {
     // The two steps of a row meet at n2 + SKEW * k1: an odd step keeps both of them clear of bank conflicts.
     static constexpr int SKEW = RADIX | 1;
     static constexpr int ROOT_PITCH = 9;  // odd as well
-    static constexpr int SHARED = RADIX * ROOT_PITCH + PLANES * HALF * PITCH;  // complex numbers
     static_assert(TILE % 8 == 0 && RADIX > 1, "a tile is 8 * RADIX pixels wide");
     static_assert(8 * SKEW <= PITCH && TILE + 2 <= PITCH, "a row holds its columns");
 

@@ -3,6 +3,10 @@
 // Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
 // types, channels padded with zeros, and with ROUNDED values of TF32. Four target channels a thread.
 // What bounds it: memory.
+//
+// Serves `tensor_core`, `half_storage`, `fused_epilogue`, `tensor_core_split`, `tma_wgmma`, `producer_consumer`,
+// `persistent`, `overlapped_store`, `swapped_operands`, `cluster_multicast`, `cluster_split_k`, `streamed_window` and
+// `wgmma_split`, where their operands need it. conv2d_input_gradient and linear launch it through those rungs.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

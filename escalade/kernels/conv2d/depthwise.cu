@@ -5,6 +5,8 @@
 // walks down ROWS output rows. It holds its weights and the sums of all output rows that an input row reaches in
 // registers, so that it reads every input once, while it multiplies the row before. Strips that share columns are
 // neighbours and meet in the L1 cache.
+//
+// Serves `depthwise`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

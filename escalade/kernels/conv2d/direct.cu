@@ -3,6 +3,8 @@
 // The foot of the ladder: one thread an output, every operand read from global memory each time it is
 // used. The only reuse is what the caches catch by themselves; the loads of x and w, two for each
 // multiply-add, are what bounds it.
+//
+// Serves `direct`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

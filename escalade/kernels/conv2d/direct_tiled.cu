@@ -13,6 +13,18 @@
 // With all of them on, a row of taps costs RUN * RUNS * OUTPUTS_K * FILTER_WIDTH multiply-adds for a few
 // 16-byte reads of shared memory. An SM issues one multiply-add or one other instruction a clock on each
 // of its four schedulers, so the bound is the multiply-adds' share of the instructions.
+//
+// Rung                 switches; each keeps those of the rung above it, but for WEIGHTS
+//   input_tile         WEIGHTS 0
+//   constant_weights   WEIGHTS 2
+//   weight_tile        WEIGHTS 1
+//   padded_tile        X_PITCH and X_PLANE beyond what the tile needs
+//   vector_loads       X_VECTOR, W_VECTOR
+//   register_blocking  RUN 4, RUNS 2, OUTPUTS_K 4 or 8, and with them FILTER_VECTOR and Y_VECTOR
+//   nhwc               NHWC
+//   restrict           RESTRICT, in either layout
+//   unrolled           UNROLL_ROWS, UNROLL_COLUMNS, SLIDING
+//   tuned              tile, RUN, RUNS, OUTPUTS_K and CHUNK as the problem asks for
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

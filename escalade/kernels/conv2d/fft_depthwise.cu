@@ -4,6 +4,8 @@
 // multiplies and transforms back in one kernel. The thread that finishes the forward transform of some
 // frequencies is the one that starts their inverse, so the product is formed in its registers.
 // x is read once, y written once; what bounds it is shared memory, twelve passes over the tile.
+//
+// Serves `fft_fused`. Read fft_planes.cuh (tiles), then fft_output.cuh (the way back).
 #include "conv2d/fft_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

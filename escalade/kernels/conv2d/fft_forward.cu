@@ -3,6 +3,8 @@
 // The way into the frequency domain, for images and filters alike: a filter is an image that is its own only
 // tile. Conjugate symmetry leaves v <= TILE/2, so a tile takes the room of its own pixels, no more.
 // Bound by the bytes it writes, or, in the L2 cache, by shared memory: six passes over the tile.
+//
+// Serves `fft`, for images and filters, and `fft_fused`, for filters alone. Read fft_planes.cuh for the tiles.
 #include "conv2d/fft_planes.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

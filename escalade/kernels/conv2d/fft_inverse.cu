@@ -3,6 +3,8 @@
 // The way back from the frequency domain. For depthwise convolutions, where each channel has its own filter and
 // nothing is summed, the product is formed here on the fly: spectra[plane] * conj(weights[channel]).
 // Bound by the bytes it reads, or, in the L2 cache, by shared memory: six passes over the tile.
+//
+// Serves `fft`. Read fft_planes.cuh (tiles), then fft_output.cuh (the way back).
 #include "conv2d/fft_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

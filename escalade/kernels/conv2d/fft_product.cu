@@ -6,6 +6,8 @@
 // (THREAD_TILES x THREAD_FILTERS sums a thread) and, between the warps of a block, in shared memory, which
 // asynchronous copies fill STAGES - 1 steps ahead.
 // Bound by multiply-adds for many channels, by the bytes of the spectra for few.
+//
+// Serves `fft`.
 #include "common/fft.cuh"
 #include "common/ptx.cuh"
 

@@ -11,6 +11,11 @@
 // the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
 // With e4m3 operands (FP8) sums, bias, residual and result have units of their own: see finish_scaled.
 // What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper; with few blocks, latency.
+//
+// Rung                 switches
+//   fused_epilogue     PRODUCTS 1, Element as x is stored
+//   tensor_core_split  PRODUCTS 3, Element float
+// conv2d_input_gradient and linear launch it through those rungs.
 #include "common/conv_tiles.cuh"
 #include "common/epilogue.cuh"
 

@@ -3,6 +3,8 @@
 // The second of three steps: a matrix product as in every textbook, TILE x TILE outputs a block, both operands'
 // tiles in shared memory, 4 x 4 outputs a thread. Sums are fp32 and stay so. What bounds it: shared memory, eight
 // reads for sixteen multiply-adds, and that nothing is fetched while a tile is multiplied.
+//
+// Serves `im2col_gemm`.
 #include "common/elements.cuh"
 
 constexpr int TILE = 64;

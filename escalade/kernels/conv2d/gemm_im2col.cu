@@ -4,6 +4,8 @@
 // The first of three steps: the convolution is unrolled into a matrix, each input element written once for every tap
 // that reads it. One thread a channel and output pixel; neighbouring threads store neighbouring pixels. What bounds
 // it: memory, for the matrix is R*S times as large as x.
+//
+// Serves `im2col_gemm`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 

@@ -2,6 +2,8 @@
 //
 // The third of three steps: the product has the filters outermost, y the images. One thread an output; both
 // sides are read and written in order. What bounds it: memory.
+//
+// Serves `im2col_gemm`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 

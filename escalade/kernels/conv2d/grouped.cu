@@ -8,6 +8,8 @@
 // Where groups have fewer than 8 channels, or no multiple of 8, a BUNDLE of them is multiplied as one, with zeros where
 // filter and channel are not of the same group. A zero times a NaN or an infinity of another group is a NaN: every NaN
 // is summed anew from its own group before it is stored.
+//
+// Serves `grouped`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"

@@ -8,6 +8,8 @@
 //   neighbouring channels. `weight` is [filter][k] in either layout.
 // What bounds it: the rate of FFMA. A thread reads THREAD_M + THREAD_N floats of shared memory for THREAD_M * THREAD_N
 // multiply-adds.
+//
+// Serves `implicit_gemm`. conv2d_input_gradient launches it as a convolution of the gradient.
 #include "common/conv_windows.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

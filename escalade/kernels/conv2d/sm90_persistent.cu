@@ -17,6 +17,17 @@
 //   PLACED    y is a part of a larger image: every so many pixels, every so many rows
 //   MN_MAJOR  weights lie as [k][filters], taps backwards: those of the convolution whose gradient this one is
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
+//
+// Rung                 switches
+//   persistent         BUFFERS 0
+//   overlapped_store   BUFFERS 1 or 2
+//   swapped_operands   SWAPPED, BUFFERS 2 or 4
+//   cluster_multicast  CLUSTER 2, with BUFFERS, SWAPPED or not
+//   cluster_split_k    SPLITS up to 8, SHARE 1 to 3, BUFFERS 0
+// conv2d_input_gradient launches it too: `tma_wgmma` as a plain convolution, `persistent` with HAS_MASK, MN_MAJOR and
+// PLACED. Read sm90_persistent_tile.cuh (tiles, shared memory), sm90_persistent_copies.cuh (the producer),
+// sm90_persistent_products.cuh (the mainloop), then the two epilogues: sm90_persistent_straight.cuh,
+// sm90_persistent_panels.cuh.
 #include "conv2d/sm90_persistent_copies.cuh"
 #include "conv2d/sm90_persistent_panels.cuh"
 #include "conv2d/sm90_persistent_products.cuh"

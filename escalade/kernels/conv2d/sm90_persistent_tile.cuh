@@ -1,4 +1,4 @@
-// The tiles of hopper_persistent.cu and what shared memory holds of them; the prelude's constants are explained there.
+// The tiles of sm90_persistent.cu and what shared memory holds of them; the prelude's constants are explained there.
 #pragma once
 
 #include "common/conv_shape.cuh"

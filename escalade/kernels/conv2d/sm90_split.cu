@@ -16,6 +16,9 @@
 //
 // A block is persistent: one thread is the producer, WARPGROUPS warpgroups are consumers. What bounds it: tensor cores,
 // a third of their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
+//
+// Serves `wgmma_split`. conv2d_input_gradient launches it with HAS_MASK, PLACED and SAMPLED. Read placement.cuh for
+// where results go.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/halves.cuh"

@@ -5,6 +5,8 @@
 // two factors a filter that undo it. Of every 16 channels the order is that in which four lanes with four neighbouring
 // channels each hold them as the rows of a product: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15.
 // One block a filter. What bounds it: memory, once for a network.
+//
+// Serves `wgmma_split`. conv2d_input_gradient launches it too.
 #include "common/halves.cuh"
 #include "common/warp.cuh"
 

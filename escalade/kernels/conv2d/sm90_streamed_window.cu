@@ -3,7 +3,7 @@
 //                      + sum over c of shortcut[n][h * stride][w * stride][c] * shortcut_weight[k][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
-// Stride 1, NHWC, any number of channels. As in hopper_window.cu one copy brings the window of a tile, and all taps
+// Stride 1, NHWC, any number of channels. As in sm90_window.cu one copy brings the window of a tile, and all taps
 // read it in place; but of 64 channels at a time (of 32 in TF32), and weights come after it tap by tap through a ring
 // of their own. For every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM
 // copies 324. The shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what
@@ -11,6 +11,9 @@
 // Blocks stay, and two warpgroups ping-pong over tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
 // share the channels of one tile, and each adds up and stores a part of its pixels.
 // What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
+//
+// Serves `streamed_window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (a tile
+// and its window), products.cuh, then shared_sum.cuh (SPLITS).
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
 #include "conv2d/products.cuh"

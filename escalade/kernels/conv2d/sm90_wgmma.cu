@@ -11,6 +11,11 @@
 // With PROMOTE_SLABS the sums of so many slabs are added up in fp32 by ordinary additions: in FP8 tensor cores keep
 // only about 14 bits of a sum.
 // What bounds it: the copies from L2, 64 operations a byte with tiles of 128x128, then tensor cores and power.
+//
+// Rung                 switches
+//   tma_wgmma          PRODUCER_WARPS 0
+//   producer_consumer  PRODUCER_WARPS 1 or 4
+// Read products.cuh (the mainloop's wgmma), then finish.cuh (the epilogue).
 #include "common/conv_shape.cuh"
 #include "common/ring.cuh"
 #include "conv2d/finish.cuh"

@@ -9,6 +9,9 @@
 // windows into a ring of STAGES, and two warpgroups ping-pong over tiles, so that the epilogue of one's lies under
 // the products of the other's.
 // What bounds it: the tensor cores, 64 x WGMMA_N x 16 a step, and the card's power.
+//
+// Serves `window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (a tile and its
+// window), then products.cuh.
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
 #include "conv2d/products.cuh"

@@ -4,6 +4,10 @@
 // swizzled shared memory, while cp.async fills the other of two buffers. Sums are fp32; they leave the registers
 // where the tensor core put them, two neighbours to a store. Bias, residual and ReLU are left to a second kernel.
 // What bounds it: one tile of look-ahead is too short for the latency of memory, and the stores are small.
+//
+// Rung                 switches
+//   tensor_core        Element as x is stored
+//   half_storage       Element __half, for x and weights that convert.cu has made so
 #include "common/conv_tiles.cuh"
 #include "common/elements.cuh"
 

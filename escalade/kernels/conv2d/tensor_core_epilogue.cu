@@ -2,6 +2,8 @@
 //
 // What a product that stops at its sums leaves to do. VECTOR outputs a thread, VECTOR a divisor of the filters.
 // What bounds it: memory, every output read and written once more.
+//
+// Serves `tensor_core` and `half_storage` alike.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -3,6 +3,11 @@
 //
 // Depends on the weights alone, so a network does it once. Channels and filters are rounded up to 4 for 16-byte
 // copies; the pad is zero.
+//
+// Rungs                                                  switches
+//   winograd_f2, winograd_f2_fused                       TILE 2
+//   winograd_f4, winograd_f4_fused, winograd_f4_blocked  TILE 4
+//   winograd_f4_split, winograd_f4_pipelined             TILE 4, CHANNELS_INSIDE
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

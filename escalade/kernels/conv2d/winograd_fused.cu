@@ -6,6 +6,10 @@
 // the end, where the points of a tile meet again in shared memory, for those four warps to finish. The price: patches
 // are transformed anew for every block of filters, and the blocks are small, so U comes from the L2 cache more often.
 // Bounded by fp32 arithmetic and, next to it, by reads of shared memory.
+//
+// Rung                 switches
+//   winograd_f2_fused  TILE 2, BLOCK_FILTERS 64, WARP_POINTS 2
+//   winograd_f4_fused  TILE 4, BLOCK_FILTERS 32, WARP_POINTS 3
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"

@@ -2,6 +2,11 @@
 //
 // The first of the three stages of a Winograd convolution. Each input is read (1 + 2/TILE)^2 times, mostly from
 // the caches, and grows by as much on its way out: bounded by memory.
+//
+// Rungs                                                  switches
+//   winograd_f2                                          TILE 2
+//   winograd_f4, winograd_f4_blocked, winograd_f4_split  TILE 4
+// Read on in winograd_stages.cuh.
 #include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 

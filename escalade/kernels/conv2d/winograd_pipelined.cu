@@ -4,6 +4,9 @@
 // What this rung changes: the transforms are bounded by memory and the products by arithmetic, so blocks of both
 // kinds on the same multiprocessor fill each other's gaps, and V and M live in two small buffers each, which
 // mostly stay in the L2 cache. Launches follow each other in order, so blocks of one launch never wait for another.
+//
+// Serves `winograd_f4_pipelined`. Read winograd_stages.cuh (the first and the last stage), then winograd_gemm.cuh (the
+// middle one).
 #include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 #include "conv2d/winograd_gemm.cuh"

@@ -3,6 +3,8 @@
 // The foot of the ladder: one thread an element of dx, which gathers every term from global memory, so that nothing is
 // added by two threads. With HAS_MASK the gradient passes where the mask is positive, as through a ReLU.
 // What bounds it: two loads for each multiply-add.
+//
+// Serves `direct`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"

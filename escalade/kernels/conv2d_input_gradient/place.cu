@@ -4,6 +4,10 @@
 // places; a class of pixels that no tap meets has NO_SOURCE, and gets zeros. With HAS_MASK the gradient passes where the
 // mask, which lies as y does, is positive. A source that lies as y does too may be y itself.
 // Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. What bounds it: memory.
+//
+// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split` and `tma_wgmma`, which place nothing themselves; and for
+// pixels that no tap meets, with NO_SOURCE, `persistent`, `streamed_window` and `wgmma_split` too. Read mask.cuh for
+// the mask.
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"
 

@@ -3,6 +3,8 @@
 //
 // The foot of the ladder: a thread an element of the weights, in the layout's order, and one more for each filter's
 // bias; output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
+//
+// Serves `direct`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -2,13 +2,15 @@
 // gradient[p][k] alone
 //
 // Few channels with Hopper's own units, in NHWC: x has been packed, pixels of 16 bytes with the channels of GROUP rows
-// each (pack_rows.cu), and the 8 pixels from a window's corner on, 128 bytes that lie together, are a box: 64 columns of
-// the product, up to 8 taps of GROUP rows of the filter. TMA brings boxes from an image whose rows overlap.
-// A product is over 16 neighbouring output pixels; a slab of the ring has ROWS output rows of them (a divisor of all),
-// and the packed rows that these share: going one box on is going ROW_JUMP packed rows on, one output row, ROW_PITCH.
-// Sums leave as fp32 parts, for a second launch to add up in a fixed order. Warps of the warpgroup that copies sum the
-// gradients for the bias, in blocks of the first columns.
+// each (sm90_few_channels_pack.cu), and the 8 pixels from a window's corner on, 128 bytes that lie together, are a box:
+// 64 columns of the product, up to 8 taps of GROUP rows of the filter. TMA brings boxes from an image whose rows
+// overlap. A product is over 16 neighbouring output pixels; a slab of the ring has ROWS output rows of them (a divisor
+// of all), and the packed rows that these share: going one box on is going ROW_JUMP packed rows on, one output row,
+// ROW_PITCH. Sums leave as fp32 parts, for a second launch to add up in a fixed order. Warps of the warpgroup that
+// copies sum the gradients for the bias, in blocks of the first columns.
 // What bounds it: the tensor cores, whose columns are partly padding (3 channels, 7x7: 147 of 256), and memory.
+//
+// Serves `few_channels`. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 

@@ -4,6 +4,8 @@
 // An image of few channels for TMA: a pixel of 16 bytes has GROUP rows of x, each with room for 8 / GROUP
 // channels, so that 128 bytes that lie together are GROUP rows of 8 taps. A thread takes ROUNDS pixels, all loads before
 // all stores. What bounds it: memory.
+//
+// Serves `few_channels`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

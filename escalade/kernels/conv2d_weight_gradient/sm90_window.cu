@@ -9,6 +9,8 @@
 // its columns. Sums leave as fp32 parts, for a second launch to add up in a fixed order. A warp of the warpgroup that
 // copies sums the gradients for the bias, in blocks of the first channels.
 // What bounds it: the tensor cores; copies from L2 come to 16 to 28 bytes a cycle with stride 1, to 40 with stride 2.
+//
+// Serves `window`. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 

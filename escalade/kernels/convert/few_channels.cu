@@ -4,6 +4,8 @@
 // plane of an NCHW tensor and one run of an NHWC tensor, and moves both in accesses of up to 16 bytes. It does so
 // ROUNDS times, all loads before all stores. No element is touched twice, and nothing passes through shared memory.
 // What bounds it: memory.
+//
+// Serves `few_channels`. convert.cuh has the element types and the normalisation.
 #include "convert/convert.cuh"
 
 // COUNT neighbouring elements, of which the first `exist` are there; VECTOR divides both numbers.

@@ -2,6 +2,8 @@
 //
 // The foot of the ladder: one thread an element of y, in y's order. Stores coalesce; where the layouts differ, the
 // loads of a warp lie in 32 different sectors. What bounds it: those sectors, and the divisions that find a place.
+//
+// Serves `naive`. convert.cuh has the element types and the normalisation.
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order

@@ -6,6 +6,8 @@
 // In shared memory a row of the tile holds one column of x, as 16-byte chunks whose places are exchanged by the
 // column's number: the lanes that write one chunk of eight columns each, and those that read all chunks of one row,
 // miss each other's banks. Elements of 16 bits are written in pairs of rows. What bounds it: memory.
+//
+// Serves `tiled`. convert.cuh has the element types and the normalisation.
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/tiled.py, in this order

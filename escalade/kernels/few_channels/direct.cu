@@ -4,6 +4,8 @@
 // part of x once, into a window in registers over which the taps slide; the weights are the same for all threads, in
 // shared memory as [c][r][s][k], from which a read is a broadcast, or in constant memory. What bounds it: the reads of
 // x, RUN + S - 1 for RUN * S * FILTERS_EACH multiply-adds, each with its condition.
+//
+// Serves `direct`. shape.cuh has the sizes, and how the image is read.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"

@@ -7,6 +7,13 @@
 //   UNROLL               how often the loops over a tile's words are unrolled
 //   Product              float: operands rounded to TF32, m16n8k8; a 16-bit type: m16n8k16
 // What bounds it: finding the place of each value, a dozen integer instructions for 16 multiply-adds.
+//
+// Rung           switches
+//   fusion       none: RESTRICT empty, UNROLL 1, Product float
+//   restrict     RESTRICT
+//   unrolling    RESTRICT, UNROLL 16, FILTER_HEIGHT and FILTER_WIDTH known
+//   half         the same, and Product of 16 bits
+// Read on in matrix_tiles.cuh. shape.cuh has the sizes, and how the image is read.
 #include "common/epilogue.cuh"
 #include "few_channels/matrix_tiles.cuh"
 #include "few_channels/shape.cuh"

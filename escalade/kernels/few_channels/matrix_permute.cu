@@ -2,6 +2,8 @@
 //
 // The third of three steps: the product has the filters outermost, y the images. One thread an output. What bounds it:
 // memory.
+//
+// Serves `matrix_unroll`, `streams` and `tensor_cores` alike. shape.cuh has the sizes, and how the image is read.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"

@@ -3,6 +3,8 @@
 // The second of three steps, as in every textbook: 16 x 16 outputs a block, one a thread, tiles of both matrices in
 // shared memory. What bounds it: shared memory, two reads for one multiply-add, of which with four filters twelve of
 // sixteen are in vain.
+//
+// Serves `matrix_unroll` and `streams` alike.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

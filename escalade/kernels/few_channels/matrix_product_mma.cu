@@ -2,6 +2,8 @@
 //
 // The second of three steps: 16 filters x 64 pixels a block, operands rounded to TF32 on their way into shared memory.
 // What bounds it: reading the unrolled matrix, and that nothing is fetched while a tile is multiplied.
+//
+// Serves `tensor_cores`. Read on in matrix_tiles.cuh.
 #include "few_channels/matrix_tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

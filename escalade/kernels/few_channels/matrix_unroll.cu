@@ -3,6 +3,8 @@
 // The first of three steps: the convolution is unrolled into a matrix, each pixel written once for every tap that reads
 // it, zeros for the padding. One thread a channel and output pixel. What bounds it: memory, for the matrix is R*S times
 // as large as x.
+//
+// Serves `matrix_unroll`, `streams` and `tensor_cores` alike. shape.cuh has the sizes, and how the image is read.
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"
 

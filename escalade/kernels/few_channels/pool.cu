@@ -3,6 +3,9 @@
 // Windows lie side by side, those at the edges may hang over it. VECTOR filters a thread in NHWC, where VECTOR divides
 // their number; one output a thread in NCHW. A NaN in the window is the result. What bounds it: memory, x read once and
 // y written once.
+//
+// Serves every rung that leaves ReLU or pooling: `matrix_unroll`, `streams`, `tensor_cores`, `fusion`, `restrict`,
+// `unrolling`, `half`, `direct` and `images_a_tile`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -9,6 +9,8 @@
 //
 // For S * RUN * FILTERS_EACH multiply-adds there are (RUN + S - 1) / 4 reads of x and S of weights: with 7 taps, 17
 // pixels and 4 filters, 13 reads for 476. What bounds it: the multiply-adds.
+//
+// Serves `rows`. shape.cuh has the sizes, and how the image is read.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"

@@ -27,6 +27,13 @@
 // SOURCE_BUFFER (elements of a tile as it is stored, 0 where that is how it is multiplied), BUFFER (of its operands,
 // and what is read past their end), COPY_BYTES (at once; 0: element by element, for images that are not staged as they
 // lie in memory).
+//
+// Rung             switches
+//   images_a_tile  POOL 1, without HAS_RELU: both are left to pool.cu
+//   pooled         POOL and HAS_RELU as asked for
+//   split_halves   SPLIT, and POOL and HAS_RELU as asked for
+// Read tensor_core_tile.cuh (a tile), tensor_core_staging.cuh (its way in), tensor_core_products.cuh,
+// tensor_core_results.cuh (its way out), then tensor_core_plain.cuh (what is not finite).
 #include "few_channels/tensor_core_plain.cuh"
 #include "few_channels/tensor_core_products.cuh"
 #include "few_channels/tensor_core_results.cuh"

@@ -3,6 +3,11 @@
 // Where SPLIT, the weights of a filter are multiplied by the power of two that brings the largest of them to
 // [2^14, 2^15), which `exponents` keeps, and cut into an upper and a lower half; a filter with a weight that is not
 // finite is marked. What bounds it: one launch, once for a network.
+//
+// Rungs                    switches
+//   images_a_tile, pooled  none
+//   split_halves           SPLIT
+// tensor_core.cuh has the order of the elements.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/pairs.cuh"

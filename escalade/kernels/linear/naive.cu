@@ -4,6 +4,8 @@
 //
 // The foot of the ladder: one thread an output. The threads of a warp share a row of x and read 32 rows of weights, an
 // element of each at a time: loads, two for each multiply-add and mostly of scattered words, are what bounds it.
+//
+// Serves `naive`. mlp launches it too, for the products of `layers`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

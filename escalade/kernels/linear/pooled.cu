@@ -7,6 +7,8 @@
 // them. Each warp then has OUTPUTS outputs, whose weights it has fetched into registers before anything else, ahead of
 // the end of the launch in front if they are ready. What bounds it: the way of x from L2, for each block reads it
 // whole, its conversion to fp32, and the time of one round trip.
+//
+// Serves `pooled`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

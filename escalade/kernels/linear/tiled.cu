@@ -3,7 +3,9 @@
 // A block makes TILE_ROWS x TILE_OUTPUTS outputs from tiles of x and of the weights in shared memory, both transposed so
 // that k is the slow index, as fp32; a thread makes THREAD_ROWS x THREAD_OUTPUTS of them in registers. The next tiles
 // are fetched into registers while the present ones are multiplied. With SPLITS > 1 a block sums one part of k, and
-// sum_parts.cu adds the parts up. What bounds it: multiply-adds, and the reads of shared memory between them.
+// tiled_sum_parts.cu adds the parts up. What bounds it: multiply-adds, and the reads of shared memory between them.
+//
+// Serves `tiled`, and `pool_first` behind a mean.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -2,6 +2,8 @@
 //
 // What a product over parts of k leaves to do. VECTOR outputs a thread, a divisor of the outputs of a row. What bounds
 // it: memory, mostly L2, where the parts have just been written.
+//
+// Serves `tiled`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -6,6 +6,8 @@
 // loaded a step ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same
 // outputs and each takes every DEPTH_WARPS-th piece of k. Weights that are ready do not wait for the launch in
 // front. What bounds it: memory, and at a megabyte the time of one round trip.
+//
+// Serves `warp_per_output`, and `pool_first` behind a mean.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

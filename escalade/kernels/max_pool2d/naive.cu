@@ -2,6 +2,8 @@
 //
 // The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
 // that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
+//
+// Serves `naive`. largest.cuh has the maximum, by two elements at once in 16 bits.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 

@@ -3,6 +3,8 @@
 // A block takes TILE_ROWS x TILE_COLUMNS outputs of one plane. What their windows see is brought into shared memory
 // once, so that overlapping windows cost no further loads and no comparisons with the edges. What bounds it:
 // instructions, for elements still move one by one.
+//
+// Serves `shared_tile`. largest.cuh has the maximum, by two elements at once in 16 bits.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 

@@ -3,6 +3,8 @@
 // A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
 // walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
 // time, and reduced along the row, then down the rows. What bounds it: memory.
+//
+// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 

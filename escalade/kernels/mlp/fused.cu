@@ -4,6 +4,12 @@
 // thread makes one output at a time from a row of weights, which all blocks find in L2: those reads, width_out rows of
 // weights for each item, bound it. With WARP_REDUCTIONS a warp normalises a group by shuffles, where otherwise the whole
 // block adds up in a tree, two barriers a level. `vector` weights, and as many activations, are read at once.
+//
+// Rung               switches
+//   fused            none
+//   warp_reductions  WARP_REDUCTIONS
+//   vectorised       WARP_REDUCTIONS, VECTOR_IN, VECTOR_OUT and the layers' `vector`
+// Read chain.cuh (the layers), then activation.cuh.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 #include "mlp/activation.cuh"

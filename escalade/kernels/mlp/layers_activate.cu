@@ -1,4 +1,6 @@
 // y[i] = activation(y[i]), one thread an element: memory bounds it.
+//
+// Serves `layers`. activation.cuh has the activations.
 #include "common/ptx.cuh"
 #include "mlp/activation.cuh"
 

@@ -1,4 +1,6 @@
 // error[row] = the mean over its features of (reconstruction - x)^2, one thread a row: loads of scattered words bound it.
+//
+// Serves `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

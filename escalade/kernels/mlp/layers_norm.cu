@@ -1,6 +1,8 @@
 // y[row] = (x[row] - its mean) / sqrt(its variance + epsilon) * weight + bias
 //
 // One thread a row, three passes over it. Neighbouring threads are a row apart: loads of scattered words bound it.
+//
+// Serves `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -7,6 +7,8 @@
 // serves outputs. Where that makes fewer tiles than threads, `splits` lanes share a tile, each with every splits-th four
 // of k, and add up by shuffles. A layer whose outputs are all in registers at once is written over its own input.
 // What bounds it: multiply-adds if the tiles are large, the reads of shared memory between them if they are not.
+//
+// Serves `persistent`. Read chain.cuh (the layers), then activation.cuh.
 #include "common/hopper.cuh"
 #include "common/warp.cuh"
 #include "mlp/activation.cuh"

@@ -8,10 +8,19 @@
 //   out  block by block of the result: its share of the last layer's product [-> layer of every group] -> y, or the
 //        square of its distance from x
 // What mma gives a lane (columns.cuh) is what the next mma takes from it, so nothing but x, y and weights moves. Norms
-// have their weight and bias folded into the product that follows (pack.cu). TILE_WARPS warps, or those of a CLUSTER of
-// blocks, may share 16 rows: each takes some of the blocks (or pieces of one: some outputs of the layer of every group)
-// and adds its sums to the others' through shared memory, for batches too small to fill the card. What bounds it: for
-// large batches the instructions around the products, then x in and y out; for small ones the latency of one pass.
+// have their weight and bias folded into the product that follows (tensor_core_pack.cu). TILE_WARPS warps, or those of
+// a CLUSTER of blocks, may share 16 rows: each takes some of the blocks (or pieces of one: some outputs of the layer of
+// every group) and adds its sums to the others' through shared memory, for batches too small to fill the card. What
+// bounds it: for large batches the instructions around the products, then x in and y out; for small ones the latency of
+// one pass.
+//
+// Rung              switches
+//   tensor_core     none
+//   folded          none: two layers have become one before (tensor_core_fold.cu)
+//   shared_rows     TILE_WARPS, PIECES
+//   clustered_rows  CLUSTER, PIECES
+// Read columns.cuh (who has what), rows.cuh (its forms in registers), operand.cuh (as mma takes it), then
+// activation.cuh.
 #if CLUSTER > 1
 #include "common/hopper.cuh"
 #endif

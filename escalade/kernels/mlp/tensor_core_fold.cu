@@ -2,6 +2,8 @@
 //
 // Either may be the same for several groups of its columns; the result is one for the whole row. A thread makes one
 // weight or one bias; it is done once for a network.
+//
+// Serves `folded`, `shared_rows` and `clustered_rows` alike.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

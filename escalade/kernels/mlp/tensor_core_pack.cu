@@ -5,6 +5,8 @@
 // is folded in: W (g * n + h) + b = (W g) n + (W h + b), with g and h the norm's own weight and bias. Biases are fp32,
 // as the sums lie in the registers of four lanes: each twice, for two rows. A thread makes 16 bytes of a fragment, or
 // one bias.
+//
+// Serves `tensor_core`, `folded`, `shared_rows` and `clustered_rows` alike. columns.cuh has the order of the columns.
 #include "common/elements.cuh"
 #include "common/pairs.cuh"
 #include "mlp/columns.cuh"

@@ -12,6 +12,9 @@
 // follow from sums that are there anyway: with H = G^T N and s = the sum of G over rows, the gradient of W is
 // H v + s u^T, of v the column sums of W * H, and of u those of W * s. What bounds it: multiply-adds, and the reads of
 // shared memory between them.
+//
+// Serves `fused`. Read fused_layers.cuh (what it knows of a layer), fused_loading.cuh, fused_walk.cuh (down the chain
+// and back), fused_products.cuh, fused_sums.cuh, then fused_finish.cuh.
 #include "mlp_backward/fused_finish.cuh"
 #include "mlp_backward/fused_loading.cuh"
 #include "mlp_backward/fused_sums.cuh"

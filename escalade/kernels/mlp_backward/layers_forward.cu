@@ -2,6 +2,9 @@
 //
 // The forward step of a layer, a thread an output; groups of a row are rows of their own. Where a norm comes first the
 // input is what it made of the row, still without its weight and bias. What bounds it: loads, two for each product.
+//
+// Serves `layers`. activation.cuh has activations and their slopes. layer_input.cuh has what the weights are multiplied
+// with.
 #include "mlp_backward/activation.cuh"
 #include "mlp_backward/layer_input.cuh"
 #include "common/ptx.cuh"

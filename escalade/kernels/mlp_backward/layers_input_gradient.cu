@@ -1,6 +1,8 @@
 // result[row][f] = sum over o of gradient[row][o] * weight[o][f], through the slope of the activation in front
 //
 // A thread a feature. What bounds it: loads, two for each product.
+//
+// Serves `layers`. activation.cuh has activations and their slopes.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "mlp_backward/activation.cuh"

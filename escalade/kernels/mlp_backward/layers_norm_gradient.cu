@@ -2,6 +2,8 @@
 // through the slope of the activation in front
 //
 // A warp a row. What bounds it: memory.
+//
+// Serves `layers`. activation.cuh has activations and their slopes.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

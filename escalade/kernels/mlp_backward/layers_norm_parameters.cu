@@ -1,6 +1,8 @@
 // parts[part][f] = sum over the rows of the part of gradient[row][f] * hat[row][f]; then those of gradient[row][f]
 //
 // The gradients of a norm's weight and bias, a thread a feature. What bounds it: memory.
+//
+// Serves `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -2,6 +2,8 @@
 //
 // A thread an element of the weights, and one more for each output's bias; rows are cut into parts of `part_rows`, one
 // for each blockIdx.y. What bounds it: loads, two for each product.
+//
+// Serves `layers`. layer_input.cuh has what the weights are multiplied with.
 #include "common/ptx.cuh"
 #include "mlp_backward/layer_input.cuh"
 

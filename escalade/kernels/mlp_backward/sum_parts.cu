@@ -3,6 +3,8 @@
 // A warp takes 32 neighbouring elements and every LANES-th part of them, then the warps' sums meet in shared memory:
 // always in the same order, so that every run gives the same bits. What bounds it: L2, where the parts have just been
 // written.
+//
+// Serves `layers` and `fused` alike.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

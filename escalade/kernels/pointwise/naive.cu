@@ -2,6 +2,8 @@
 //
 // The foot of the ladder: an element a thread. What bounds it: how few bytes are on their way at a time, one small
 // load a thread; in fp16 not enough to keep the memory busy. y may be x or the residual.
+//
+// Serves `naive` of relu (HAS_RELU, HAS_LIMIT) and of add (HAS_RESIDUAL). pointwise.cuh has what becomes of an element.
 #include "common/ptx.cuh"
 #include "pointwise/pointwise.cuh"
 

@@ -2,6 +2,9 @@
 //
 // 16 bytes an access, and PACKS of them under way in a thread before the first is used. What bounds it: memory, each
 // element read and written once. A thread has read all that it writes, so y may be x or the residual.
+//
+// Serves `vectorised` of relu (HAS_RELU, HAS_LIMIT) and of add (HAS_RESIDUAL). pointwise.cuh has what becomes of an
+// element.
 #include "common/packs.cuh"
 #include "pointwise/pointwise.cuh"
 

@@ -2,6 +2,8 @@
 //
 // The foot of the ladder: an element a thread. What bounds it: how few bytes are on their way at a time, one small load
 // a thread.
+//
+// Serves `naive`.
 #include "common/e4m3.cuh"
 
 extern "C" __global__ void quantise_naive(const Element* x, const float* factor, e4m3* y, long long elements) {

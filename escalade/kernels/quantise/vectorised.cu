@@ -2,6 +2,8 @@
 //
 // 16 bytes a load, PACKS of them under way in a thread before the first is used, and as many elements a store. What
 // bounds it: memory, each element read and written once.
+//
+// Serves `vectorised`.
 #include "common/e4m3.cuh"
 
 constexpr int VECTOR = 16 / sizeof(Element);

@@ -4,6 +4,8 @@
 // row is read once, and each exponential taken once. A row that one warp holds needs no barrier, and ROWS of them
 // share a block. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits there.
 // What bounds it: memory, each element read and written once.
+//
+// Serves `block_per_row`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

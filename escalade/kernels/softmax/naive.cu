@@ -3,6 +3,8 @@
 // The foot of the ladder: one thread a row, three passes over it: the largest, the sum, the results. What bounds it:
 // the threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements, and few rows make
 // few threads.
+//
+// Serves `naive`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

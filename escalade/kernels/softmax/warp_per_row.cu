@@ -2,6 +2,8 @@
 //
 // A warp a row: lanes read neighbouring elements, keep the largest and the sum together in one pass, and merge them by
 // shuffles; a second pass writes. What bounds it: memory, with one element a load, each twice.
+//
+// Serves `warp_per_row`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

@@ -6,6 +6,10 @@
 //   otherwise     the order of memory, tap by tap, as wgmma reads pixels: chunks of two taps by 4 channels
 // Rows `group` and `group` + 8 of a warp's blocks are neighbouring filters, and so are the blocks' rows of one group:
 // then a lane's sums of one pixel lie side by side in y. What bounds it: one launch, once for a network.
+//
+// Rungs                  switches
+//   tensor_core, pooled  PIXEL_A_LANE
+//   warpgroup            none
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

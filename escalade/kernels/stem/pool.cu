@@ -2,6 +2,8 @@
 //
 // VECTOR filters a thread, VECTOR a divisor of them. Positions outside x are passed over; a NaN in the window is the
 // result. What bounds it: memory, x read about once (the caches hold the overlap) and y written once.
+//
+// Serves `separate` and `tensor_core` alike.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

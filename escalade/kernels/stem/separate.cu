@@ -2,6 +2,8 @@
 //
 // The foot: one thread an output, filters along threads, every pixel converted and normalised each time it is used.
 // What bounds it: the loads, one of w and (a broadcast) one of x for each multiply-add.
+//
+// Serves `separate`. shape.cuh has the sizes, and how a pixel is read.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"

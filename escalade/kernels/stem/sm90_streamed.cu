@@ -1,14 +1,17 @@
 // y = pool(relu(sum over r, s, c of pixel[row*2 + r][column*2 + s][c] * weight[filter][r][s][c] + bias))
 //
-// The stem's product by wgmma, over a k with less padding (see dense.cuh), and as a stream: a block stays and has two
-// ranges of rows of y, which it walks down without looking back. For each range a producer warpgroup loads the image two
-// rows at a time, converts them and leaves them in a ring of stages; a consumer multiplies and pools. The two consumers
-// ping-pong, so that the tensor cores have the one's row while the other pools and stores. Rows of the convolution are
-// computed twice only where a range begins.
+// The stem's product by wgmma, over a k with less padding (see sm90_streamed_dense.cuh), and as a stream: a block stays
+// and has two ranges of rows of y, which it walks down without looking back. For each range a producer warpgroup loads
+// the image two rows at a time, converts them and leaves them in a ring of stages; a consumer multiplies and pools. The
+// two consumers ping-pong, so that the tensor cores have the one's row while the other pools and stores. Rows of the
+// convolution are computed twice only where a range begins.
 // What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, 176 of k for 147 that exist (7x7); then memory.
 //
-// The prelude defines, besides what tile.cuh and dense.cuh need, STAGES and PAIR_LOADS (the two pixels of a slot are
-// both in the image or both outside, and aligned).
+// The prelude defines, besides what tile.cuh and sm90_streamed_dense.cuh need, STAGES and PAIR_LOADS (the two pixels of
+// a slot are both in the image or both outside, and aligned).
+//
+// Serves `streamed`. conv2d launches it too, as its rung `stem`: POOL 0, SOURCE_NHWC, a Source of 16 bits. Read
+// sm90_streamed_dense.cuh (the order of k), tile.cuh (columns, pooling), then row_product.cuh.
 #include "common/ring.cuh"
 #include "stem/sm90_streamed_dense.cuh"
 #include "stem/row_product.cuh"

@@ -10,6 +10,8 @@
 // warpgroup; several share a multiprocessor, so that one stages or stores while another multiplies.
 // What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, with a quarter of the channels and an eighth of the taps
 // padding (7x7).
+//
+// Serves `warpgroup`. Read tile.cuh (columns, pooling), staged.cuh (the image in shared memory), then row_product.cuh.
 #include "common/mma_tile.cuh"
 #include "stem/row_product.cuh"
 #include "stem/staged.cuh"

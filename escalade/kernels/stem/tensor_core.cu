@@ -6,6 +6,11 @@
 // that order (see pack.cu). A warp walks down the rows of its band, NB * 8 columns at a time, and pools in registers
 // (see tile.cuh). Between bands, rows of the convolution are computed twice where pooling windows overlap.
 // What bounds it: the rate of mma.sync; a wavefront of shared memory is read for each.
+//
+// Rung           switches
+//   tensor_core  POOL 0
+//   pooled       POOL 2 or 3
+// Read tile.cuh (columns, pooling), then staged.cuh (the image in shared memory).
 #include "common/mma_tile.cuh"
 #include "stem/staged.cuh"
 

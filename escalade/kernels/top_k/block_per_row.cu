@@ -3,6 +3,8 @@
 // As many warps a row as its width asks for, up to 16 bytes a load; each warp finds its own best K and leaves them in
 // shared memory, from where the first warp takes the best of all. With one warp a row ROWS of them share a block, and
 // nothing passes through shared memory. What bounds it: memory for wide rows, else the instructions for the lists.
+//
+// Serves `block_per_row`. ranking.cuh has the order of the classes.
 #include "top_k/ranking.cuh"
 
 constexpr int THREADS = WARPS * 32;  // of a row

@@ -2,6 +2,8 @@
 //
 // A warp a row, read once: each lane keeps the best K of what it has seen, with the largest logit and the sum; then K
 // rounds find the best head of the 32 lists. What bounds it: instructions, most of them for keeping the lists.
+//
+// Serves `warp_per_row`. ranking.cuh has the order of the classes.
 #include "top_k/ranking.cuh"
 
 extern "C" __global__ void top_k_warp_per_row(const Element* x, float* y, int rows, int classes) {

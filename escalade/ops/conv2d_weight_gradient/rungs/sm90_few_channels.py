@@ -42,7 +42,7 @@ _PACK_THREADS, _PACK_ROUNDS = 256, 4
 
 @dataclass(frozen=True)
 class Packing:
-    """The image as pack_rows.cu leaves it: every pixel has `group` neighbouring rows of x."""
+    """The image as sm90_few_channels_pack.cu leaves it: every pixel has `group` neighbouring rows of x."""
 
     group: int
     row_step: int
