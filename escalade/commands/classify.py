@@ -27,7 +27,7 @@ from escalade.showing import shown
 Colour = tuple[float, float, float]
 
 PHOTOGRAPHS, SMALL_IMAGES = Crop(256, 224), Crop(32, 32)
-"""For ImageNet's stem and for CIFAR's."""
+"""The crops for ImageNet's stem and for CIFAR's."""
 _IMAGENET: tuple[Colour, Colour] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PLAIN: tuple[Colour, Colour] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 

@@ -34,7 +34,7 @@ from escalade.tune import samples as store
 from escalade.tune import sweep as sweeping
 
 Wanted = dict[str, tuple[str, Any]]
-"""Operation and problem, by key."""
+"""The operation and problem of each key."""
 SWEPT = "conv2d"
 TOGETHER = 16
 """Problems whose kernels are compiled at once, while those before are measured."""

@@ -410,7 +410,7 @@ def _gives_list(operator: torch._ops.OpOverload) -> bool:
 
 
 def _takes_apart(operator: torch._ops.OpOverload) -> bool:
-    """One tensor into a list of them."""
+    """Whether an operator takes one tensor apart into a list of them."""
     return _gives_list(operator) and str(operator._schema.arguments[0].type) == "Tensor"
 
 

@@ -1,4 +1,4 @@
-"""From a PyTorch model, or from a file, to an engine."""
+"""Makes an engine of a PyTorch model, or of a file."""
 
 from __future__ import annotations
 

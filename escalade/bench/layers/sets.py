@@ -20,7 +20,7 @@ DIRECTIONS = {
     "input_gradient": "conv2d_input_gradient",
     "weight_gradient": "conv2d_weight_gradient",
 }
-"""The operation of each."""
+"""The directions of a convolution, and the operation of each."""
 IMAGE_CHANNELS = 4
 """Channels up to which the input is taken for an image, whose gradient nobody asks for."""
 

@@ -158,7 +158,7 @@ class Graph:
         return name
 
     def replace_uses(self, old: str, new: str) -> None:
-        """Whoever read `old` reads `new`."""
+        """Makes whoever reads `old` read `new`."""
         for node in self:
             if old in node.inputs.values():
                 changed = {role: new if name == old else name for role, name in node.inputs.items()}

@@ -147,7 +147,7 @@ class Conv2d(Operator):
 
 
 def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """In FP8 every number is a multiple of a unit of its own."""
+    """Finishes a node in FP8, where every number is a multiple of a unit of its own."""
     y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
     if "residual" in inputs:
         y = y + inputs["residual"] * inputs["scales"][0]

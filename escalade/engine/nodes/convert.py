@@ -1,4 +1,5 @@
-"""From one type and layout to another, with normalising and padding on the way; made by the layout pass."""
+"""A conversion from one type and layout to another, with normalising and padding on the way; made by the layout
+pass."""
 
 from __future__ import annotations
 

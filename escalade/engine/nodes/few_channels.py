@@ -90,7 +90,7 @@ def _is_few_channels(graph: Graph, node: Node) -> bool:
 
 
 def _as_it_comes(graph: Graph, node: Node) -> tuple[dict[str, str], bool]:
-    """Its inputs, and whether they do what a normalisation in front did: w (s x + t) is (w s) x, and a bias.
+    """The inputs of a node, and whether they do what a normalisation in front did: w (s x + t) is (w s) x, and a bias.
 
     Only where no filter reaches over the edge: what lies there is zero after the normalisation, not before. An image
     of several channels has to be put in order anyway, and is normalised on the way.

@@ -23,7 +23,7 @@ def _dropout(node: Node, call: AtenCall, graph: Graph) -> Recognised:
 
 
 def _to(node: Node, call: AtenCall, graph: Graph) -> Recognised:
-    """From one floating type to another is nothing: the plan has one of its own."""
+    """A cast from one floating type to another, which is nothing: the plan has one of its own."""
     x = call.value("self")
     if x is None or not node.is_floating:
         return None

@@ -28,7 +28,7 @@ class LayerNorm(Operator):
         return self.captured
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """Without a weight or a bias it gets those that change nothing."""
+        """A norm without a weight or a bias gets those that change nothing."""
         sizes = call("normalized_shape", ())
         if len(sizes) != 1 or not isinstance(sizes[0], int) or node.attributes.get("result", 0) != 0:
             return None

@@ -1,4 +1,4 @@
-"""The same elements with other sizes."""
+"""A tensor's elements with other sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.engine.nodes.signature import ANY, RESULT, Attributes, Signature, 
 
 
 class Reshape(Operator):
-    """The same bytes, seen differently; passes see to it that they lie in PyTorch's order, or need not."""
+    """A tensor's bytes, seen differently; passes see to it that they lie in PyTorch's order, or need not."""
 
     name = "reshape"
     signature = Signature({"x": ANY}, {}, floating=False)

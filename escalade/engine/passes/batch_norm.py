@@ -34,7 +34,7 @@ def _holds_scales(layer: Node) -> bool:
 
 
 def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:
-    """In float64, so that folding adds no rounding of its own."""
+    """Folds in float64, so that it adds no rounding of its own."""
     weight = graph.constants[layer.inputs["weight"]]
     folded = weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     if "bias" in layer.inputs:

@@ -23,7 +23,8 @@ from escalade.ops.base.card import Card
 from escalade.ops.choose.choice import Choice, choose
 
 MOST_DIRECT_LAUNCHES = 3
-"""Up to here, launching kernels one by one costs the host no more than a CUDA graph with copies before and after it."""
+"""Launches up to which launching kernels one by one costs the host no more than a CUDA graph with copies before and
+after it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Plan:
 
     dtype: str
     graph: Graph
-    """With every size a number."""
+    """The graph with every size a number."""
     steps: tuple[Step, ...]
     forms: Mapping[str, Form]
     places: Mapping[str, int]
@@ -81,10 +82,10 @@ class Plan:
     """Workspaces that are written once, and counters: they keep what they hold from call to call."""
     constants: tuple[ConstantForm, ...]
     outside: Mapping[str, str]
-    """In plans of few launches, values that may lie in the caller's tensors instead of the arena: the input or output
+    """Values that may lie in the caller's tensors instead of the arena, in plans of few launches: the input or output
     whose bytes each has. Kernels then read inputs where they are and write results where they are wanted."""
     scratch_bytes: int
-    """Of the arena, its beginning: what is left of it when those are outside."""
+    """Bytes of the arena's beginning: what is left of it when those are outside."""
 
     @property
     def is_direct(self) -> bool:

@@ -63,7 +63,7 @@ class Kernels:
         return (*self._lasting.values(), *self._constants.values())
 
     def run_steps(self) -> None:
-        """One launch after another."""
+        """Runs one launch after another."""
         for call in self.calls:
             call()
 
@@ -215,7 +215,7 @@ class ReferenceProgram:
                     room.copy_(values[name])
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
-        """Nothing here is on a GPU."""
+        """Does nothing: nothing here is on a GPU."""
 
     def _room(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:

@@ -76,8 +76,8 @@ class Rates:
     clock: float
     """Clocks of a multiprocessor in a microsecond, under load."""
     launch_us: float
-    """From the end of one launch to the first results of the next: measured steps of a network take that much more than
-    their clocks."""
+    """Microseconds from the end of one launch to the first results of the next: measured steps of a network take that
+    much more than their clocks."""
     dram: float
     """Bytes in a microsecond, as a copy moves them."""
     l2: float

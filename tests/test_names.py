@@ -1,0 +1,24 @@
+"""A module is not named as what it defines: whoever imports the one would hide the other."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import escalade
+
+PACKAGE = pathlib.Path(escalade.__file__).parent
+
+
+def defined(source: str) -> set[str]:
+    """The functions and classes at the top of a module."""
+    return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_no_module_is_named_as_what_it_defines() -> None:
+    assert defined("def verify() -> None: ...\nclass Case:\n    def verified(self) -> None: ...\n") == {
+        "verify",
+        "Case",
+    }
+    shared = [path for path in PACKAGE.rglob("*.py") if path.stem in defined(path.read_text())]
+    assert shared == []
