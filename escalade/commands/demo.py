@@ -21,6 +21,7 @@ TWIN_SIZE = 64
 """Rows and columns of an image on the twin, where each thread of a kernel takes its turn on the CPU."""
 GPU_PROBLEM = "64to64_56_k3s1_b32"
 """A problem whose whole ladder takes a minute to measure."""
+_PLACES = {"cuda": "GPU", "twin": "twin"}
 _TWIN = (
     "There is no GPU here, so the kernels run on the twin: the CUDA sources themselves, compiled by g++ and run on the "
     "CPU, thread by thread. The results are the kernels' own. Times on it are the CPU's, and no speeds."
@@ -54,11 +55,12 @@ def _network(console: Console, device: str) -> None:
     began = time.perf_counter()
     engine = compile(model, x, dtype=DTYPE, device=device)
     console.print(
-        f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the {device} in "
+        f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the {_PLACES[device]} in "
         f"{time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"
     )
-    console.print(engine.explain(x))
-    results = engine(x.to(engine.device)).cpu()
+    there = x.to(engine.device)
+    console.print(engine.explain(there))
+    results = engine(there).cpu()
     with torch.no_grad():
         in_fp32 = model(x)
         exact = copy.deepcopy(model).double()(x.double())

@@ -75,7 +75,8 @@ def _totals(run: Run) -> str:
         f"{said['steps']} steps, {said['launches']} launches. In one go, as a call runs it, the plan takes "
         f"**{cells.figure(run.plan.median_us)} µs**; its floor, each step at its own, is "
         f"{cells.figure(run.plan.floor_us)} µs. The steps timed by themselves, over warm caches, take "
-        f"{cells.figure(alone)} µs together: in a plan the launches overlap.\n"
+        f"{cells.figure(alone)} µs together; in the plan launches overlap, and each finds the caches as the one before "
+        "has left them.\n"
     )
 
 

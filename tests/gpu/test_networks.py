@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli
@@ -18,6 +20,7 @@ from escalade.bench.networks.phases import SUMMARIES
 from escalade.bench.networks.workload import reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers.network import NetworkPeer, Task
+from escalade.commands import demo
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure import records as store
@@ -116,3 +119,10 @@ def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:
     assert len(records) == 1 + len(plan["steps"]) and records[0].median_us == pytest.approx(
         plan["time_us"], rel=1e-4
     )
+
+
+def test_the_network_of_the_demo_runs_on_the_gpu() -> None:
+    text = io.StringIO()
+    demo._network(Console(file=text, width=200), "cuda")
+    assert "compiled in fp16 for the GPU" in text.getvalue()
+    assert "The kernels compute what PyTorch does" in text.getvalue()
