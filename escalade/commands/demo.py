@@ -55,8 +55,8 @@ def _network(console: Console, device: str) -> None:
     began = time.perf_counter()
     engine = compile(model, x, dtype=DTYPE, device=device)
     console.print(
-        f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the {_PLACES[device]} in "
-        f"{time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"
+        f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the "
+        f"{_PLACES[device]} in {time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"
     )
     there = x.to(engine.device)
     console.print(engine.explain(there))
