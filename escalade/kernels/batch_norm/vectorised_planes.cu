@@ -24,8 +24,9 @@ struct Channels {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_vectorised_planes(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
-                      const float* __restrict__ mean, const float* __restrict__ variance, const Element* residual,
-                      Element* y, float epsilon, int channels, int plane, long long elements) {
+                                 const float* __restrict__ mean, const float* __restrict__ variance,
+                                 const Element* residual, Element* y, float epsilon, int channels, int plane,
+                                 long long elements) {
     wait_for_previous_launch();
     const Channels all{weight, bias, mean, variance, epsilon};
     const Packs packs(elements);

@@ -10,8 +10,9 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_vectorised_rows(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
-                    const float* __restrict__ mean, const float* __restrict__ variance, const Element* residual,
-                    Element* y, float epsilon, int channels, int width, long long rows, int turns) {
+                               const float* __restrict__ mean, const float* __restrict__ variance,
+                               const Element* residual, Element* y, float epsilon, int channels, int width,
+                               long long rows, int turns) {
     wait_for_previous_launch();
     const int height = THREADS / width;
     const int row_in_block = threadIdx.x / width;

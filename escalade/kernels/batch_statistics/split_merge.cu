@@ -10,7 +10,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_merge(const float* partial, float* y, int channels, int splits, long long per_split,
-                           long long count) {
+                                 long long count) {
     constexpr int LANES = THREADS / CHANNELS;
     __shared__ Moments of_lane[LANES][CHANNELS];
     wait_for_previous_launch();

@@ -32,7 +32,7 @@ __device__ __forceinline__ Moments moments_of(const Pack<Element, VECTOR> (&pack
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_planes(const Element* __restrict__ x, float* partial, int channels, int plane, int splits,
-                            long long packs, long long packs_per_split) {
+                                  long long packs, long long packs_per_split) {
     wait_for_previous_launch();
     const int c = blockIdx.x / splits, split = blockIdx.x - c * splits;
     const int plane_packs = plane / VECTOR;

@@ -38,7 +38,7 @@ __device__ __forceinline__ void take(const Element* from, long long step, float&
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_rows(const Element* __restrict__ x, float* partial, int channels, int width, int splits,
-                          long long rows, long long rows_per_split) {
+                                long long rows, long long rows_per_split) {
     __shared__ float counts[THREADS], all_means[VECTOR][THREADS], all_squares[VECTOR][THREADS];
     wait_for_previous_launch();
     const int height = THREADS / width;

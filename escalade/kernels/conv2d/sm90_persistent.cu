@@ -35,14 +35,13 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_persistent(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
-                             const __grid_constant__ TensorMap shortcut_map,
-                             const __grid_constant__ TensorMap shortcut_weight_map,
-                             const __grid_constant__ TensorMap residual_map,
-                             const __grid_constant__ TensorMap output_map, const Bias* __restrict__ bias,
-                             const float* __restrict__ scale, const float* __restrict__ scales,
-                             const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
-                             ShortcutShape shortcut_shape, Placement placement, int weights_ready,
-                             int release_dependents) {
+                           const __grid_constant__ TensorMap shortcut_map,
+                           const __grid_constant__ TensorMap shortcut_weight_map,
+                           const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
+                           const Bias* __restrict__ bias, const float* __restrict__ scale,
+                           const float* __restrict__ scales, const Element* __restrict__ residual,
+                           Output* __restrict__ y, ConvShape shape, ShortcutShape shortcut_shape, Placement placement,
+                           int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);

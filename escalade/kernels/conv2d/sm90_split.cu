@@ -289,10 +289,10 @@ struct Output {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_sm90_split(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap shortcut_map,
-                        const __grid_constant__ TensorMap weight_map, const float* __restrict__ scales,
-                        const float* __restrict__ bias, const float* __restrict__ residual, float* __restrict__ y,
-                        Seen* seen, int attempt, const float* __restrict__ x, long long x_packs, Work work, ConvShape shape, ShortcutShape shortcut,
-                        Placement placement) {
+                      const __grid_constant__ TensorMap weight_map, const float* __restrict__ scales,
+                      const float* __restrict__ bias, const float* __restrict__ residual, float* __restrict__ y,
+                      Seen* seen, int attempt, const float* __restrict__ x, long long x_packs, Work work,
+                      ConvShape shape, ShortcutShape shortcut, Placement placement) {
     Stages ring(shared_address(shared_memory));
     if (threadIdx.x == 0) {
         ring.init(WARPGROUPS * 4);

@@ -32,8 +32,8 @@ __device__ __forceinline__ void pack(const float* __restrict__ tap, int channels
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_sm90_split_weights(const float* __restrict__ weight, const float* __restrict__ shortcut_weight,
-                         u32* __restrict__ packed, float2* __restrict__ scales, int channels, int taps,
-                         int shortcut_channels) {
+                              u32* __restrict__ packed, float2* __restrict__ scales, int channels, int taps,
+                              int shortcut_channels) {
     __shared__ u32 largest_of_warps[THREADS / 32];
     wait_for_previous_launch();
     const int filter = blockIdx.x;

@@ -175,10 +175,11 @@ __device__ __forceinline__ void store(const Sums& sums, const Finish& finish, in
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_sm90_wgmma(const __grid_constant__ TensorMap pixel_map, const __grid_constant__ TensorMap weight_map,
-                  const __grid_constant__ TensorMap shortcut_map, const __grid_constant__ TensorMap shortcut_weight_map,
-                  const Bias* __restrict__ bias, const float* __restrict__ scale, const float* __restrict__ scales,
-                  const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
-                  ShortcutShape shortcut_shape) {
+                      const __grid_constant__ TensorMap shortcut_map,
+                      const __grid_constant__ TensorMap shortcut_weight_map, const Bias* __restrict__ bias,
+                      const float* __restrict__ scale, const float* __restrict__ scales,
+                      const Element* __restrict__ residual, Output* __restrict__ y, ConvShape shape,
+                      ShortcutShape shortcut_shape) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     Stages ring(shared_address(shared_memory));
     if (threadIdx.x == 0) {

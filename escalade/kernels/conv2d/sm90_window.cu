@@ -125,9 +125,8 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
-                         const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
-                         const Element* __restrict__ bias, WindowShape shape, int weights_ready,
-                         int release_dependents) {
+                       const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
+                       const Element* __restrict__ bias, WindowShape shape, int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {

@@ -117,8 +117,8 @@ __device__ __forceinline__ void store_boxes(const Sums& sums, float* part, const
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_sm90_few_channels(const __grid_constant__ TensorMap gradient_map,
-                                        const __grid_constant__ TensorMap x_map, float* __restrict__ parts,
-                                        ConvShape shape, int part_slabs) {
+                                             const __grid_constant__ TensorMap x_map, float* __restrict__ parts,
+                                             ConvShape shape, int part_slabs) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
     const Tile tile(shape, part_slabs);

@@ -124,8 +124,8 @@ __device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages rin
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_weight_gradient_sm90_window(const __grid_constant__ TensorMap gradient_map,
-                                  const __grid_constant__ TensorMap x_map, float* __restrict__ parts, ConvShape shape,
-                                  int part_columns) {
+                                       const __grid_constant__ TensorMap x_map, float* __restrict__ parts,
+                                       ConvShape shape, int part_columns) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
     // Blocks that see the same pixels run side by side, so that they come from DRAM once.

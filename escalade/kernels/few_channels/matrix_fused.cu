@@ -20,7 +20,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     few_channels_matrix_fused(const Source* RESTRICT x, const Element* RESTRICT weight, const Element* RESTRICT bias,
-                       Element* RESTRICT y, FewChannelsShape shape) {
+                              Element* RESTRICT y, FewChannelsShape shape) {
     wait_for_previous_launch();
     __shared__ Tiles tiles;
     const int first_filter = blockIdx.y * TILE_FILTERS;

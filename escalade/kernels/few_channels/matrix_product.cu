@@ -11,8 +11,8 @@
 constexpr int TILE = 16;
 
 extern "C" __global__ void __launch_bounds__(TILE* TILE)
-    few_channels_matrix_product(const Element* weight, const Element* columns, float* product, int filters, long long pixels,
-                         int depth) {
+    few_channels_matrix_product(const Element* weight, const Element* columns, float* product, int filters,
+                                long long pixels, int depth) {
     wait_for_previous_launch();
     __shared__ float weights[TILE][TILE];
     __shared__ float values[TILE][TILE];

@@ -8,7 +8,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     few_channels_matrix_product_mma(const Element* weight, const Element* columns, float* product, int filters,
-                             long long pixels, int depth) {
+                                    long long pixels, int depth) {
     wait_for_previous_launch();
     __shared__ Tiles tiles;
     const int first_filter = blockIdx.y * TILE_FILTERS;

@@ -284,8 +284,8 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     stem_sm90_streamed(const Source* __restrict__ x, const u32* __restrict__ packed, const Element*,
-                  const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
-                  StemShape shape, int release_dependents) {
+                       const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
+                       StemShape shape, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so that the compiler knows: alike in all lanes
     const int stream = warpgroup % STREAMS;

@@ -48,8 +48,8 @@ __device__ __forceinline__ void multiply_carefully(Writer::Sums& sums, const u32
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     stem_sm90_warpgroup(const Source* __restrict__ x, const u32* __restrict__ packed, const Element* __restrict__ bias,
-                   const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
-                   StemShape shape) {
+                        const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
+                        StemShape shape) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Pixel* staged = reinterpret_cast<Pixel*>(shared_memory);
 
