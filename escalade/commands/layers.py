@@ -195,7 +195,7 @@ class _Run:
             self.console.print(f"{part.title}: {total}")
         if self.ceilings:
             rates = ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in self.ceilings.tflops.items())
-            self.console.print(f"a matrix product of {card.MATMUL_SIZE}³ in the same run, TFLOP/s: {rates}")
+            self.console.print(f"the best of several matrix products in the same run, TFLOP/s: {rates}")
 
     def show_fp8(self, wanted: Sequence[Part]) -> None:
         every = {layer.key: layer for part in wanted for layer in part.layers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ from escalade.measure.records import Record
 from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, to_e4m3
 
-MATMUL_SIZE = 8192
+PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (16384, 2048, 4096), (50176, 256, 2304))
+"""Rows, columns and depth of the matrix products that are tried: large ones, a long one, a convolution's. Which is the
+fastest depends on the clock that a card holds under each."""
 COPY_BYTES = 2 << 30
 _FP8_CAPABILITY = (8, 9)
 
@@ -28,72 +31,99 @@ class Ceilings:
     """The most shared memory that one block may ask for."""
     memory_bytes: int
     copy_gbps: float
-    """Bytes read plus bytes written."""
+    """Bytes read plus bytes written, by a copy."""
+    read_gbps: float
+    """Bytes read, by a sum."""
     tflops: dict[str, float]
-    """TFLOP/s of a large matrix product, by dtype."""
+    """TFLOP/s of the fastest of several matrix products, by dtype."""
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
-        """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling."""
-        return max(flops / (self.tflops[dtype] * 1e6), bytes_moved / (self.copy_gbps * 1e3))
+        """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling.
+
+        In fp32 the operations say nothing: split operands do them on tensor cores, and Winograd's algorithm and FFTs do
+        fewer of them. In TF32 they may be done on operands that are rounded to fp16, at its rate.
+        """
+        moving = bytes_moved / (max(self.copy_gbps, self.read_gbps) * 1e3)
+        if dtype == "fp32":
+            return moving
+        rate = max(self.tflops[name] for name in ((dtype, "fp16") if dtype == "tf32" else (dtype,)))
+        return max(moving, flops / (rate * 1e6))
 
 
-def measure(device: torch.device, seconds_each: float = 0.3) -> Ceilings:
-    """Copies (by a kernel) and matrix products over random data (zeros would be up to 13% faster)."""
+def measure(device: torch.device, seconds_each: float = 0.1) -> Ceilings:
+    """Copies (by a kernel), sums and matrix products over random data (zeros would be up to 13% faster)."""
     card = properties_of(device)
-    products = [_matmul(dtype, device) for dtype in MULTIPLIED]
+    dtypes = [*MULTIPLIED]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
-        products.append(_fp8_matmul(device))
-    subjects = [_copy(device, card.memory_bytes), *products]
-    timings = time_interleaved(subjects, device, seconds_each=seconds_each)
-    tflops = {
-        subject.name: 2 * MATMUL_SIZE**3 / timings[subject.name].median_us / 1e6 for subject in products
+        dtypes.append("fp8")
+    products = {
+        _product_name(dtype, shape): (_fp8_matmul if dtype == "fp8" else _matmul)(dtype, shape, device)
+        for dtype in dtypes
+        for shape in PRODUCTS
     }
-    copy_gbps = 2 * _copy_bytes(card.memory_bytes) / timings["copy"].median_us / 1e3
+    subjects = [*_passes(device, card.memory_bytes), *products.values()]
+    times = time_interleaved(subjects, device, seconds_each=seconds_each)
     del subjects, products
     torch.cuda.empty_cache()
+    tflops = {
+        dtype: max(2 * math.prod(s) / times[_product_name(dtype, s)].median_us / 1e6 for s in PRODUCTS)
+        for dtype in dtypes
+    }
+    size = _copy_bytes(card.memory_bytes)
+    copied, read = (passes * size / times[name].median_us / 1e3 for name, passes in (("copy", 2), ("sum", 1)))
     return Ceilings(
         card.name,
         card.multiprocessors,
         card.l2_bytes,
         card.shared_bytes,
         card.memory_bytes,
-        copy_gbps,
+        copied,
+        read,
         tflops,
     )
+
+
+def _product_name(dtype: str, shape: tuple[int, int, int]) -> str:
+    return f"{dtype} {'x'.join(map(str, shape))}"
 
 
 def _copy_bytes(memory_bytes: int) -> int:
     return min(COPY_BYTES, memory_bytes // 8)
 
 
-def _copy(device: torch.device, memory_bytes: int) -> Subject:
+def _passes(device: torch.device, memory_bytes: int) -> list[Subject]:
+    """Memory passed over: read and written, and read alone."""
     source = torch.randn(_copy_bytes(memory_bytes) // 4, device=device)
-    target = torch.empty_like(source)
+    target, total = torch.empty_like(source), torch.empty((), device=device)
 
     def copy() -> None:
         # A kernel: in a CUDA graph copy_ becomes a memcpy node, which moves little more than half as much.
         torch.neg(source, out=target)
 
-    return Subject("copy", [copy])
+    def read() -> None:
+        torch.sum(source, dim=0, out=total)
+
+    return [Subject("copy", [copy]), Subject("sum", [read])]
 
 
-def _matmul(dtype: str, device: torch.device) -> Subject:
-    size = (MATMUL_SIZE, MATMUL_SIZE)
-    a, b = (torch.randn(size, device=device).to(STORAGE[dtype]) for _ in range(2))
-    product = torch.empty_like(a)
-    return Subject(dtype, [with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))])
+def _matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Subject:
+    rows, columns, depth = shape
+    a, b = (torch.randn(size, device=device).to(STORAGE[dtype]) for size in ((rows, depth), (depth, columns)))
+    product = torch.empty(rows, columns, dtype=a.dtype, device=device)
+    call = with_matmul_tf32(dtype == "tf32", lambda: torch.mm(a, b, out=product))
+    return Subject(_product_name(dtype, shape), [call])
 
 
-def _fp8_matmul(device: torch.device) -> Subject:
-    """PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
-    size = (MATMUL_SIZE, MATMUL_SIZE)
-    a, b = (to_e4m3(torch.randn(size, device=device)) for _ in range(2))
+def _fp8_matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Subject:
+    """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    rows, columns, depth = shape
+    a, b = (to_e4m3(torch.randn(size, device=device)) for size in ((rows, depth), (columns, depth)))
     one = torch.ones((), device=device)
 
     def multiply() -> None:
         torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float16)
 
-    return Subject("fp8", [multiply])
+    return Subject(_product_name(dtype, shape), [multiply])
 
 
 def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], None]:
@@ -112,16 +142,18 @@ def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], 
 
 def records(ceilings: Ceilings) -> list[Record]:
     """The ceilings as records of the workload `ceilings`."""
-    copied = _copy_bytes(ceilings.memory_bytes)
     found = [
-        Record(
-            "ceilings", f"matmul_{MATMUL_SIZE}", dtype, "", 0, "torch", "",
-            median_us=2 * MATMUL_SIZE**3 / rate / 1e6, tflops=rate, timing="graph",
-        )
+        Record("ceilings", "matmul", dtype, "", 0, "torch", "", tflops=rate, timing="graph")
         for dtype, rate in ceilings.tflops.items()
-    ]  # fmt: skip
-    copy = Record(
-        "ceilings", f"copy_{copied >> 20}MiB", "fp32", "", 0, "torch", "",
-        median_us=2 * copied / ceilings.copy_gbps / 1e3, gbps=ceilings.copy_gbps, timing="graph",
-    )  # fmt: skip
-    return [copy, *found]
+    ]
+    mebibytes = _copy_bytes(ceilings.memory_bytes) >> 20
+    passes = {"copy": ceilings.copy_gbps, "sum": ceilings.read_gbps}
+    return [
+        *(
+            Record(
+                "ceilings", f"{name}_{mebibytes}MiB", "fp32", "", 0, "torch", "", gbps=rate, timing="graph"
+            )
+            for name, rate in passes.items()
+        ),
+        *found,
+    ]

@@ -19,7 +19,8 @@ def ceilings_line(ceilings: Ceilings) -> str:
     return (
         f"{ceilings.gpu}: {ceilings.multiprocessors} SMs, {ceilings.l2_bytes / 2**20:.0f} MiB L2, "
         f"{ceilings.shared_bytes / 2**10:.0f} KiB shared memory a block; "
-        f"copy {ceilings.copy_gbps:.0f} GB/s; matrix product in TFLOP/s: {products}"
+        f"copy {ceilings.copy_gbps:.0f} GB/s, sum {ceilings.read_gbps:.0f}; the best of several matrix products in "
+        f"TFLOP/s: {products}"
     )
 
 

@@ -19,7 +19,7 @@ from escalade.measure.timing import Subject, Timing
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
-CARD = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, {"fp32": 50.0, "fp16": 700.0})
+CARD = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, 3900.0, {"fp32": 50.0, "fp16": 700.0})
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ L2 = 2000
 
 
 def card(l2_bytes: int) -> Ceilings:
-    return Ceilings("card", 132, l2_bytes, 227 << 10, 139 << 30, 4000.0, {"fp32": 50.0})
+    return Ceilings("card", 132, l2_bytes, 227 << 10, 139 << 30, 4000.0, 3900.0, {"fp32": 50.0})
 
 
 def verified(operation: Scale, problem: ScaleProblem = PROBLEM) -> list[Verified]:

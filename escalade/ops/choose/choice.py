@@ -12,7 +12,7 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
-from escalade.ops.base.problem import Problem
+from escalade.ops.base.problem import Problem, traffic
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.table import tables_for
 
@@ -70,7 +70,7 @@ def estimated(
             refusals.append(f"{name}: {refusal}")
             continue
         layout = f", in layout {form.layout}" if form != problem else ""
-        conversion = card.microseconds(0, 2 * problem.bytes, launches=2) if layout else 0.0
+        conversion = card.microseconds(0, 2 * traffic(problem), launches=2) if layout else 0.0
         if rung.least(form) + conversion >= least:
             continue
         config, us = _best(rung, form)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
 DTYPES = (*MULTIPLIED, "fp8")
@@ -196,12 +197,45 @@ class Conv2dProblem:
         return self.batch * self.channels * self.height * self.width
 
     @property
+    def touched_elements(self) -> int:
+        """Elements of x that some window touches: a 1x1 filter with a stride of 2 needs a quarter of them."""
+        rows = touched(
+            self.height,
+            self.output_height,
+            self.filter_height,
+            self.stride[0],
+            self.padding[0],
+            self.dilation[0],
+        )
+        columns = touched(
+            self.width,
+            self.output_width,
+            self.filter_width,
+            self.stride[1],
+            self.padding[1],
+            self.dilation[1],
+        )
+        return self.batch * self.channels * rows * columns
+
+    @property
     def weight_elements(self) -> int:
         return self.filters * self.group_channels * self.taps
 
     @property
     def shortcut_elements(self) -> int:
         return self.batch * self.shortcut_channels * self.shortcut_size[0] * self.shortcut_size[1]
+
+    @property
+    def touched_shortcut_elements(self) -> int:
+        """Elements of the shortcut's input that its 1x1 filters touch."""
+        height, width = self.shortcut_size
+        rows = touched(height, self.output_height, 1, self.shortcut_stride)
+        return (
+            self.batch
+            * self.shortcut_channels
+            * rows
+            * touched(width, self.output_width, 1, self.shortcut_stride)
+        )
 
     @property
     def _usual_shortcut_size(self) -> tuple[int, int]:
@@ -213,7 +247,7 @@ class Conv2dProblem:
 
     @property
     def bytes(self) -> int:
-        images = self.input_elements + self.shortcut_elements
+        images = self.touched_elements + self.touched_shortcut_elements
         weights = self.weight_elements + self.filters * self.shortcut_channels
         residual = self.output_elements if self.residual else 0
         scaled = self.dtype == "fp8"
@@ -225,6 +259,13 @@ class Conv2dProblem:
             + bias
             + scales
         )
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that estimates count: whole images, since most kernels read what lies between the pixels too."""
+        untouched = self.input_elements - self.touched_elements
+        untouched += self.shortcut_elements - self.touched_shortcut_elements
+        return self.bytes + self.element_bytes * untouched
 
     @property
     def rounding(self) -> float:

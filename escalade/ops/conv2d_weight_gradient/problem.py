@@ -46,7 +46,13 @@ class Conv2dWeightGradientProblem(GradientProblem):
     @property
     def bytes(self) -> int:
         f = self.forward
-        return f.element_bytes * (f.input_elements + f.output_elements + self.part_elements)
+        return f.element_bytes * (f.touched_elements + f.output_elements + self.part_elements)
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that estimates count: the whole of x."""
+        f = self.forward
+        return self.bytes + f.element_bytes * (f.input_elements - f.touched_elements)
 
     @property
     def rounding(self) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import (
     FilteredImages,
     check_problem,
@@ -112,9 +114,20 @@ class FewChannelsProblem(FilteredImages):
         return -(-size // self.pool) if self.ceil_mode else size // self.pool
 
     @property
+    def touched_pixels(self) -> int:
+        sizes = zip(
+            (self.height, self.width), (self.conv_height, self.conv_width), (self.output_height, self.output_width),
+            (self.filter_height, self.filter_width), self.padding, strict=True,
+        )  # fmt: skip
+        return math.prod(
+            touched(size, touched(between, outputs, self.pool, self.pool), taps, 1, padding)
+            for size, between, outputs, taps, padding in sizes
+        )
+
+    @property
     def bytes(self) -> int:
         stored = self.weight_elements + (self.filters if self.bias else 0) + self.output_elements
-        return self.elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
+        return self.touched_elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
 
 
 def _check(p: FewChannelsProblem) -> None:

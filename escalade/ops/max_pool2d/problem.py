@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import (
     Images,
     check_problem,
@@ -84,7 +85,10 @@ class MaxPool2dProblem(Images):
 
     @property
     def bytes(self) -> int:
-        return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
+        rows = touched(self.height, self.output_height, self.kernel[0], self.stride[0], self.padding[0])
+        columns = touched(self.width, self.output_width, self.kernel[1], self.stride[1], self.padding[1])
+        read = self.batch * self.channels * rows * columns
+        return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
 
     @property
     def rounding(self) -> float:

@@ -68,8 +68,17 @@ class FilteredImages(Images, ABC):
     def output_width(self) -> int: ...
 
     @property
+    @abstractmethod
+    def touched_pixels(self) -> int:
+        """Pixels of one image that the result depends on."""
+
+    @property
     def taps(self) -> int:
         return self.filter_height * self.filter_width
+
+    @property
+    def touched_elements(self) -> int:
+        return self.batch * self.channels * self.touched_pixels
 
     @property
     def weight_elements(self) -> int:

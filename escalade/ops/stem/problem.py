@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import (
     LAYOUTS,
     FilteredImages,
@@ -116,8 +118,20 @@ class StemProblem(FilteredImages):
         return "fp32" if self.dtype == "tf32" else self.dtype
 
     @property
+    def touched_pixels(self) -> int:
+        kernel, step, edge = self.pool or (1, 1, 0)
+        sizes = zip(
+            (self.height, self.width), (self.conv_height, self.conv_width), (self.output_height, self.output_width),
+            (self.filter_height, self.filter_width), self.stride, self.padding, strict=True,
+        )  # fmt: skip
+        return math.prod(
+            touched(size, touched(between, outputs, kernel, step, edge), taps, stride, padding)
+            for size, between, outputs, taps, stride, padding in sizes
+        )
+
+    @property
     def bytes(self) -> int:
-        image = self.elements * ELEMENT_BYTES[self.source]
+        image = self.touched_elements * ELEMENT_BYTES[self.source]
         stored = self.weight_elements + self.filters + self.output_elements
         return image + stored * ELEMENT_BYTES[self.storage] + (8 * self.channels if self.normalise else 0)
 

@@ -296,7 +296,7 @@ def test_a_record_s_figures() -> None:
     """Batch 8 of 3 x 9 x 9, 10 logits, one weight matrix of 10 x 5: 1,944 + 80 + 55 numbers of two bytes."""
     model = nn.Linear(5, 10)
     nn.init.zeros_(model.bias)
-    card = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, {"fp16": 500.0})
+    card = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, 3900.0, {"fp16": 500.0})
     expected = torch.ones(8, 10, dtype=torch.float64)
     case = measurement.Case(
         "net",

@@ -52,7 +52,7 @@ class Direct(Conv2dRung):
         neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
         alone = problem.depth * STEP_CLOCKS / self.card.rates.clock
         sums = problem.flops / ((NAIVE_RATE if neighbours else SCATTERED_RATE) * self.card.speed)
-        return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.bytes))
+        return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.traffic))
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
@@ -118,7 +118,7 @@ class Tiled(Conv2dRung):
         share = efficiency(problem, config, self.card) * REACHED
         if "tuned" not in self.ideas or not share:
             return None
-        return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.passing(problem.bytes)
+        return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.passing(problem.traffic)
 
     def least(self, problem: Conv2dProblem) -> float:
         return ENDS_US + problem.flops / self.card.rates.fp32

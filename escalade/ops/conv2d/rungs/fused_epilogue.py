@@ -115,7 +115,7 @@ class FusedEpilogue(Conv2dRung):
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         operands = Operands.stored(problem)
-        main = self.card.microseconds(self.clocks(problem, config), problem.bytes)
+        main = self.card.microseconds(self.clocks(problem, config), problem.traffic)
         if not operands.padded:
             return main
         pixels = problem.batch * problem.height * problem.width

@@ -76,7 +76,7 @@ class JobRung(Conv2dRung):
     def job_clocks(self, job: Job, config: Config) -> float: ...
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        return self.card.microseconds(self.clocks(problem, config), problem.bytes, self.launches)
+        return self.card.microseconds(self.clocks(problem, config), problem.traffic, self.launches)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         return self.job_recipe(Job.of(problem), config)

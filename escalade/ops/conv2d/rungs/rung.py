@@ -44,7 +44,7 @@ class Conv2dRung(Rung[Conv2dProblem]):
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
         clocks = self.clocks(problem, config)
-        return None if clocks is None else self.card.microseconds(clocks, problem.bytes)
+        return None if clocks is None else self.card.microseconds(clocks, problem.traffic)
 
     @abstractmethod
     def limits(self, problem: Conv2dProblem) -> str | None:

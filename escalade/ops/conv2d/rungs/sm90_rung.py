@@ -73,7 +73,7 @@ class HopperRung(Conv2dRung):
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         p, channels = problem, copied_channels(problem)
-        main = self.card.microseconds(self.clocks(p, config), p.bytes)
+        main = self.card.microseconds(self.clocks(p, config), p.traffic)
         if channels == p.channels:
             return main
         return main + self.card.microseconds(

@@ -50,7 +50,7 @@ class AsStem(Conv2dRung):
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
         return max(
-            self.card.microseconds(0, problem.bytes),
+            self.card.microseconds(0, problem.traffic),
             self.card.rates.launch_us + problem.flops / (RATE * self.card.speed),
         )
 

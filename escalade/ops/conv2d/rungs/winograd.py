@@ -120,7 +120,7 @@ class Staged(Winograd):
         stages = (
             self.card.passing(x + inputs)
             + max(self.card.passing(inputs + products), multiplied)
-            + self.card.passing(problem.bytes - x + products)
+            + self.card.passing(problem.traffic - x + products)
         )
         return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
 

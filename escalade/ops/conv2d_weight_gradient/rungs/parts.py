@@ -85,4 +85,4 @@ class Work:
         return min((ceil_div(self.pieces, parts) for parts in wanted), key=self.cost)
 
     def microseconds(self, problem: Conv2dWeightGradientProblem, each: int) -> float:
-        return self.card.microseconds(self.cost(each), problem.bytes, launches=2)
+        return self.card.microseconds(self.cost(each), problem.traffic, launches=2)
