@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from escalade.measure.ceilings import Ceilings
@@ -39,7 +40,7 @@ _COLUMNS: dict[str, Cell] = {
     "% ceiling": lambda r: cells.percent(r.peak_pct),
     "gain": lambda r: cells.times(r.gain),
     "predicted": lambda r: cells.times(r.predicted_gain),
-    "vs peer": lambda r: cells.times(r.peer_gain),
+    "vs PyTorch": lambda r: cells.times(r.peer_gain),
     "error": lambda r: cells.error(r.error),
 }
 _MORE_COLUMNS: dict[str, Cell] = {
@@ -63,7 +64,9 @@ def _ladder_table(records: Sequence[Record], width: int) -> Table:
             heading, justify="left" if heading == "config" else "right", no_wrap=heading != "config"
         )
     for record in records:
-        shown = ["[red]failed[/]"] if record.failure else [cell(record) for cell in columns.values()]
+        shown = [cell(record) for cell in columns.values()]
+        if record.failure:
+            shown = [escape(cells.reason(record)) if record.is_peer else "[red]failed[/]"]
         table.add_row(record.dtype, cells.who(record), record.layout, *shown)
     return table
 
