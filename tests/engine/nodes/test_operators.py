@@ -1,0 +1,284 @@
+"""Every graph operator that is registered: recognised, computed as PyTorch does, lowered to what it computes, and true
+to what it says of itself. A new operator needs an example here, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture.export import capture
+from escalade.engine.check import check_graph
+from escalade.engine.compiler import _normalise
+from escalade.engine.graph.forms import InputFormat
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import BY_NAME, OPERATORS, operator_of
+from escalade.engine.nodes.base import NO_ACTIVATION, Operator
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.identity import IDENTITIES
+from escalade.engine.nodes.recognition import CAPTURED
+from escalade.engine.passes import fuse, optimise
+from escalade.engine.passes.calibrate import ranges
+from escalade.engine.plan.plan import Step, make_plan
+
+BATCH = 2
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model in whose graph, as it is captured or for a dtype, there is a node of the operator."""
+
+    model: nn.Module
+    shape: tuple[int, ...]
+    dtype: str = ""
+    """The plan that it is in; empty if it is there when the model is captured."""
+    normalised: bool = False
+
+
+class Call(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def _chain() -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
+
+
+EXAMPLES: Mapping[str, Callable[[], Example]] = {
+    "conv2d": lambda: Example(nn.Conv2d(8, 16, 3, 2, 1), (8, 9, 9)),
+    "batch_norm": lambda: Example(nn.BatchNorm2d(8), (8, 5, 5)),
+    "relu": lambda: Example(nn.ReLU(), (8, 5, 5)),
+    "add": lambda: Example(Call(lambda x: x.abs() + x), (16,)),
+    "max_pool2d": lambda: Example(nn.MaxPool2d(3, 2, 1), (8, 9, 9)),
+    "adaptive_avg_pool2d": lambda: Example(nn.AdaptiveAvgPool2d(2), (8, 6, 6)),
+    "linear": lambda: Example(nn.Linear(16, 8), (16,)),
+    "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
+    "gelu": lambda: Example(nn.GELU(), (16,)),
+    "softmax": lambda: Example(nn.Softmax(-1), (16,)),
+    "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
+    "normalise": lambda: Example(nn.Identity(), (3, 5, 5), normalised=True),
+    "stem": lambda: Example(
+        nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), (3, 16, 16), "fp16", True
+    ),
+    "few_channels": lambda: Example(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), (1, 10, 10), "fp32"
+    ),
+    "mlp": lambda: Example(_chain(), (16,), "fp16"),
+    "convert": lambda: Example(nn.Conv2d(8, 8, 1), (8, 5, 5), "fp16"),
+    "quantise": lambda: Example(nn.Conv2d(16, 16, 1), (16, 5, 5), "fp8"),
+    "aten": lambda: Example(Call(torch.sin), (16,)),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A node of an operator in its graph for a batch, with what it is given."""
+
+    graph: Graph
+    node: Node
+    inputs: dict[str, torch.Tensor]
+    step: Step
+
+    @property
+    def operator(self) -> Operator:
+        return operator_of(self.node)
+
+    def result(self, node: Node | None = None, /, **changed: torch.Tensor) -> torch.Tensor:
+        return self.operator.compute(node or self.node, {**self.inputs, **changed})
+
+
+def find(name: str) -> Found:
+    """The example's node, and the step of a plan that does it."""
+    torch.manual_seed(0)
+    example = EXAMPLES[name]()
+    model = example.model.eval()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean, part.running_var = torch.randn(8), torch.rand(8) + 0.5
+    x = torch.randn(BATCH, *example.shape)
+    graph = capture(model, (x,))
+    if example.normalised:
+        channels = example.shape[0]
+        _normalise(graph, ((0.5,) * channels, (0.2,) * channels))
+        x = torch.rand(BATCH, *example.shape) * 255
+    dtype = example.dtype or "fp32"
+    if dtype == "fp8":
+        graph.ranges = ranges(fuse(graph, dtype), [x], torch.device("cpu"))
+    graph = optimise(graph, dtype) if example.dtype else graph
+    fixed = graph.at(BATCH)
+    values = {fixed.inputs[0].name: x, **fixed.constants}
+    for node in fixed:
+        inputs = {role: values[value] for role, value in node.inputs.items()}
+        values[node.name] = compute(node, inputs)
+    node = next(node for node in fixed if node.op == name)
+    formats = {fixed.inputs[0].name: InputFormat.of(x)}
+    plan = make_plan(fixed, dtype, torch.device("cpu"), formats)
+    step = next(step for step in plan.steps if step.node.name == node.name)
+    return Found(fixed, node, {role: values[value] for role, value in node.inputs.items()}, step)
+
+
+@pytest.fixture(scope="module", params=[operator.name for operator in OPERATORS])
+def found(request: pytest.FixtureRequest) -> Found:
+    return find(request.param)
+
+
+def close(result: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(result.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_every_operator_has_an_example_and_a_name_of_its_own() -> None:
+    assert set(EXAMPLES) == set(BY_NAME) and len(BY_NAME) == len(OPERATORS)
+
+
+def test_every_operator_has_a_file_of_its_own() -> None:
+    for operator in OPERATORS:
+        assert type(operator).__module__ == f"escalade.engine.nodes.{operator.name}"
+
+
+def test_each_of_pytorchs_operators_is_recognised_by_one() -> None:
+    captured = [name for operator in OPERATORS for name in operator.captured]
+    assert len(set(captured)) == len(captured) and not set(captured) & set(IDENTITIES)
+    folded = [name for operator in OPERATORS for name in operator.folded]
+    assert len(set(folded)) == len(folded)
+    for name in (*captured, *folded):
+        assert hasattr(torch.ops.aten, name), f"PyTorch has no operator {name}"
+    assert set(captured) < set(CAPTURED)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not EXAMPLES[name]().dtype])
+def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
+    torch.manual_seed(1)
+    example = EXAMPLES[name]()
+    model = example.model.eval()
+    x = torch.randn(BATCH, *example.shape)
+    graph = capture(model, (x,))
+    if example.normalised:
+        channels = example.shape[0]
+        _normalise(graph, ((0.5,) * channels, (0.2,) * channels))
+    check_graph(graph)  # what a file may hold, with the sizes that the operator gives
+    assert name in {node.op for node in graph}
+    fixed = graph.at(BATCH)
+    values = {fixed.inputs[0].name: x, **fixed.constants}
+    for node in fixed:
+        values[node.name] = compute(node, {role: values[value] for role, value in node.inputs.items()})
+    expected = model((x / 255 - 0.5) / 0.2 if example.normalised else x).detach()
+    close(values[fixed.outputs[0]], expected)
+
+
+def test_the_operation_is_what_the_node_computes(found: Found) -> None:
+    """The problem that a node becomes has the node's own result, by the operation's own reference."""
+    lowered = found.step.lowered
+    says_so = type(found.operator).lower is not Operator.lower
+    assert (lowered is not None) == (says_so and not found.step.is_alias)
+    assert found.step.in_pytorch == (lowered is None and not found.step.is_alias)
+    if lowered is None:
+        return
+    result = lowered.operation.reference(lowered.problem, found.inputs)
+    expected = found.result()
+    close(result.reshape(expected.shape), expected, 1e-2 if lowered.problem.dtype != "fp32" else 1e-4)
+
+
+def test_activations_that_it_takes_are_applied(found: Found) -> None:
+    operator, node = found.operator, found.node
+    for activation in operator.takes_activations:
+        plain = operator.with_activation(node, NO_ACTIVATION)
+        taken = operator.with_activation(node, activation)
+        assert operator.applied_activation(plain) == NO_ACTIVATION
+        assert operator.applied_activation(taken) == activation
+        close(found.result(taken), ACTIVATIONS[activation](found.result(plain)))
+    own = operator.activation(node)
+    if own is not None:
+        close(found.result(), ACTIVATIONS[own](found.inputs["x"]))
+
+
+def test_a_residual_that_it_takes_is_added(found: Found) -> None:
+    if found.operator.takes_residual:
+        residual = torch.randn(found.node.shape)  # type: ignore[arg-type]
+        close(found.result(residual=residual), found.result() + residual)
+    if found.operator.is_addition:
+        close(found.result(), found.inputs["x"] + found.inputs["residual"])
+
+
+def test_a_scale_of_channels_is_one(found: Found) -> None:
+    factors = found.operator.channel_scale(found.node, found.graph)
+    if factors is not None:
+        scale, shift = (factor.view(1, -1, 1, 1) for factor in factors)
+        close(found.result(), found.inputs["x"] * scale + shift)
+    if found.operator.folds_channel_scale(found.node):
+        weight, bias = found.inputs["weight"], found.inputs["bias"]
+        twice = found.result(weight=2 * weight, bias=2 * bias + 1)
+        close(twice, 2 * found.result() + 1)
+    if found.operator.is_image_scaling:
+        scale, shift = (found.inputs[role].view(1, -1, 1, 1) for role in ("scale", "shift"))
+        close(found.result(), found.inputs["x"] * scale + shift)
+
+
+def test_features_may_be_in_another_order(found: Found) -> None:
+    roles = found.operator.feature_constants(found.node)
+    if roles:
+        order = torch.randperm(found.inputs["x"].shape[-1])
+        moved = {role: found.inputs[role][..., order] for role in ("x", *roles)}
+        close(found.result(**moved), found.result())
+
+
+def test_channels_of_zeros_change_nothing(found: Found) -> None:
+    if found.operator.pads_channels(found.node):
+        weight = F.pad(found.inputs["weight"], (0, 0, 0, 0, 0, 3), value=1.0)
+        x = F.pad(found.inputs["x"], (0, 0, 0, 0, 0, 3))
+        close(found.result(x=x, weight=weight), found.result())
+
+
+def test_roles_are_those_of_the_node(found: Found) -> None:
+    node, operator = found.node, found.operator
+    weights = operator.fp8_weights(node)
+    assert {*weights, *weights.values()} <= node.inputs.keys()
+    assert set(weights.values()) <= set(operator.values)
+    if found.step.lowered is not None:
+        assert all(
+            role in operator.values or name in found.graph.constants for role, name in node.inputs.items()
+        )
+    if (
+        operator.signature is not None
+        and not found.step.node.attributes.keys() - operator.signature.attributes.keys()
+    ):
+        assert node.inputs.keys() <= operator.signature.inputs.keys()
+
+
+def test_a_view_is_the_same_elements(found: Found) -> None:
+    if found.operator.is_view:
+        close(found.result().flatten(), found.inputs["x"].flatten())
+        assert found.step.is_alias
+
+
+@pytest.mark.parametrize("folder", ["passes", "plan"])
+def test_passes_and_plans_name_no_operator(folder: str) -> None:
+    """They ask traits: a new operator is nobody else's special case."""
+    package = pathlib.Path(__file__).parents[3] / "escalade" / "engine" / folder
+    for path in package.rglob("*.py"):
+        for part in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(part, ast.Attribute) and part.attr == "op"), f"{path.name} asks for a name"
+
+
+def test_nodes_can_be_told_apart() -> None:
+    node = find("relu").node
+    assert type(operator_of(node)).matches(node) and not BY_NAME["gelu"].matches(node)
+    assert not BY_NAME["relu"].matches(None)
+    assert operator_of(replace(node, op="gelu")) is BY_NAME["gelu"]
