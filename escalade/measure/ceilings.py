@@ -115,7 +115,7 @@ def _matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Su
 
 
 def _fp8_matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Subject:
-    """By PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    """PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
     rows, columns, depth = shape
     a, b = (to_e4m3(torch.randn(size, device=device)) for size in ((rows, depth), (columns, depth)))
     one = torch.ones((), device=device)
