@@ -10,8 +10,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
-from escalade.ops.conv2d_input_gradient.rungs import duality
-from escalade.ops.conv2d_input_gradient.rungs import sm90_jobs as jobs
+from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_jobs
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import PERSISTENT
 from escalade.ops.shared.images import LAYOUTS
@@ -38,7 +37,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
     problem = Conv2dInputGradientProblem
     in_pytorch = reference
-    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *jobs.RUNGS))
+    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, PERSISTENT, *sm90_jobs.RUNGS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = MULTIPLIED

@@ -158,7 +158,7 @@ def _split_weights(job: Job) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class HopperSplit(JobRung):
+class WgmmaSplit(JobRung):
     launches: ClassVar[int] = 2
 
     @property
@@ -245,7 +245,7 @@ def _weight_map(job: Job, config: SplitConfig) -> TiledMap:
 
 # Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
-    HopperSplit(
+    WgmmaSplit(
         "wgmma_split",
         "fp32 accuracy from fp16 halves on Hopper's own units: TMA brings x as it is, registers cut it "
         "into halves, three wgmma for one product, 32 channels at a time added up in fp32; a second launch redoes the "

@@ -87,7 +87,7 @@ TWO_ROLES = (
 
 
 @dataclass(frozen=True)
-class Hopper(HopperRung):
+class Wgmma(HopperRung):
     candidates: tuple[WgmmaConfig, ...] = ()
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -154,7 +154,7 @@ class Hopper(HopperRung):
 
 # Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
-    Hopper(
+    Wgmma(
         "tma_wgmma",
         "Hopper's own units: TMA gathers windows (im2col) and weights into a ring of stages, whole "
         "warpgroups multiply from there (wgmma), and sums go straight from registers to y",
@@ -165,7 +165,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         predicted_gain=1.25,
         candidates=ONE_ROLE,
     ),
-    Hopper(
+    Wgmma(
         "producer_consumer",
         "a warp of its own starts the copies, and the others only multiply; where sums fill the registers, a whole "
         "warpgroup that leaves its own to the others",
