@@ -63,6 +63,10 @@ def test_code_quoted_from_the_sources_is_in_the_sources(page: str, language: str
         assert line in known, f"docs/{page} quotes {line!r}, which {sources} does not have"
 
 
+def test_every_page_that_walks_through_code_is_compared_with_it() -> None:
+    assert {path.name for path in (ROOT / "docs").glob("adding-*.md")} == {page for page, _, _ in QUOTES}
+
+
 def test_the_readme_is_one_page() -> None:
     assert len(README.splitlines()) <= 120
 
