@@ -77,7 +77,6 @@ def fuse_stem(graph: Graph) -> None:
             padding=node.attributes["padding"],
             relu=node.attributes["relu"],
             pool=None,
-            conv_shape=node.shape,
         )
         pool = graph.only_user(node.name)
         if MaxPool2d.matches(pool) and _poolable(pool):

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.engine.capture.export import CaptureError, capture
+from escalade.engine.capture.export import capture
+from escalade.engine.capture.reader import CaptureError
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.errors import UnsupportedError

@@ -1,0 +1,287 @@
+"""Reads an exported program, node by node, into a graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.export.graph_signature import OutputKind
+
+from escalade.engine.capture.separate import Original
+from escalade.engine.graph.graph import (
+    ATEN,
+    Batch,
+    Dimension,
+    Graph,
+    Input,
+    Node,
+    Reference,
+    Shape,
+    map_leaves,
+)
+from escalade.engine.nodes.recognition import recognise_captured
+from escalade.errors import EscaladeError, UnsupportedError
+
+
+class CaptureError(UnsupportedError):
+    """The model is not a graph of tensor operations."""
+
+
+class NotBatched(EscaladeError):
+    """Sizes depend on the batch in a way that a graph cannot hold."""
+
+
+class Reader:
+    """An exported program, node by node."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
+        if _tangled(exported.graph):
+            exported = exported.run_decompositions({})
+        self._exported = exported
+        self._original = original
+        self._symbol: Any = None
+        self._values: dict[torch.fx.Node, str] = {}
+        """What each tensor holds by now; of those changed in place, the tensor that they all are."""
+        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
+        """The results of operations in place, and the tensors that they are."""
+
+    def graph(self) -> Graph:
+        exported = self._exported
+        signature = exported.graph_signature
+        graph = Graph((), {}, {}, ())
+        tensors = {**exported.state_dict, **exported.constants}
+        targets = {
+            **signature.inputs_to_parameters, **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }  # fmt: skip
+        copies = _Copies(self._original)
+        inputs: list[Input] = []
+        for node in exported.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in targets:
+                    graph.constants[node.name] = copies.of(tensors[targets[node.name]])
+                    self._values[node] = node.name
+                else:
+                    inputs.append(self._input(node))
+                    self._values[node] = node.name
+                graph.inputs = tuple(inputs)
+            elif node.op == "call_function":
+                self._call(graph, node)
+            elif node.op == "get_attr":
+                raise CaptureError(
+                    f"the model has a branch or loop inside ({node.target}); a plan runs the same operations every time"
+                )
+            elif node.op == "output":
+                self._outputs(graph, node)
+        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
+        if self._symbol is not None:
+            graph.batches = self._batches()
+        if graph.changes_inputs:
+            graph.notes.append(
+                "the model writes to its input; the engine leaves the caller's tensor as it is"
+            )
+        return graph
+
+    def _input(self, node: torch.fx.Node) -> Input:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"input {node.name!r} is {type(value).__name__}; a compiled model takes tensors only. Fix other "
+                "arguments with functools.partial or a wrapper module"
+            )
+        for size in value.shape:
+            if self._symbol is None and isinstance(size, torch.SymInt):
+                symbols = size.node.expr.free_symbols
+                if len(symbols) == 1:
+                    self._symbol = next(iter(symbols))
+        return Input(node.name, self._shape(value), _dtype_name(value.dtype))
+
+    def _outputs(self, graph: Graph, node: torch.fx.Node) -> None:
+        specs = self._exported.graph_signature.output_specs
+        found, types = [], []
+        for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                graph.changes_inputs = True
+                continue
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise CaptureError(_state(spec.target))
+            if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
+                raise CaptureError(f"the model returns {value!r}; a compiled model returns tensors only")
+            found.append(self._value(value))
+            types.append(_dtype_name(value.meta["val"].dtype))
+        graph.outputs, graph.output_types = tuple(found), tuple(types)
+
+    def _value(self, node: torch.fx.Node) -> str:
+        return self._values[self._same.get(node, node)]
+
+    def _batches(self) -> tuple[int, int | None]:
+        """The batch sizes for which the model takes the branches that it took."""
+        values = self._exported.range_constraints.get(self._symbol)
+        if values is None:
+            return 1, None
+        least = int(values.lower) if values.lower.is_Integer else 1
+        # Two is what export begins with, whatever the model is like.
+        return (1 if least <= 2 else least), (int(values.upper) if values.upper.is_Integer else None)
+
+    def _shape(self, value: torch.Tensor) -> Shape:
+        return tuple(self._dimension(size) for size in value.shape)
+
+    def _dimension(self, size: Any) -> Dimension:
+        """A number, or so many for each item of the batch."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        if any(symbol.name.startswith("u") for symbol in expression.free_symbols):
+            raise CaptureError(
+                "the model takes a size out of a tensor's values; a plan's sizes are fixed beforehand"
+            )
+        if self._symbol is None or expression.free_symbols != {self._symbol}:
+            raise NotBatched(f"a size of {expression}")
+        times = expression / self._symbol
+        if not times.is_Integer:
+            raise NotBatched(f"a size of {expression}")
+        return Batch(int(times))
+
+    def _call(self, graph: Graph, fx: torch.fx.Node) -> None:
+        value = fx.meta.get("val")
+        call, result = fx, None
+        if fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
+            call, result = fx.args[0], fx.args[1]  # one of several results: the operation runs for each
+        target = call.target
+        if isinstance(value, (tuple, list, type(None), torch.SymInt, int, float, bool)):
+            if isinstance(value, (torch.SymFloat, torch.SymBool, float, bool)):
+                raise CaptureError(f"{target} takes a value out of a tensor; a plan cannot depend on values")
+            return  # sizes and results in several parts: whoever uses them reads them from their node
+        if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
+            raise CaptureError(f"{target} is no tensor operation; a plan runs the same operations every time")
+        if target.namespace != "aten":
+            raise CaptureError(
+                f"{target.name()} is not one of PyTorch's own operators; compile the parts of the model around it"
+            )
+        self._refuse_state(call)
+        node = self._node(graph, fx, call, target, value)
+        if result is not None:
+            node = node.with_attributes(result=result)
+        known = recognise_captured(node, target, graph)
+        if isinstance(known, str):  # it changes nothing
+            name = known
+        else:
+            graph.append(known)
+            name = known.name
+        tensor = fx
+        if _mutates(call):
+            changed = call.args[0]
+            assert isinstance(changed, torch.fx.Node)
+            tensor = self._same[fx] = self._same.get(changed, changed)
+            graph.changes_inputs |= tensor.op == "placeholder"
+        self._values[tensor] = name  # from here on that tensor is this, whoever holds it
+
+    def _node(
+        self,
+        graph: Graph,
+        fx: torch.fx.Node,
+        call: torch.fx.Node,
+        target: torch._ops.OpOverload,
+        value: torch.Tensor,
+    ) -> Node:
+        inputs: dict[str, str] = {}
+
+        def leaf(argument: Any) -> Any:
+            if not isinstance(argument, torch.fx.Node):
+                return argument
+            meta = argument.meta["val"]
+            if not isinstance(meta, torch.Tensor):
+                return self._dimension(meta)
+            role = f"in{len(inputs)}"
+            inputs[role] = self._value(argument)
+            return Reference(role)
+
+        names = [argument.name for argument in target._schema.arguments]
+        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        return Node(
+            graph.fresh(fx.name), ATEN, inputs,
+            {"target": target.name(), "arguments": map_leaves(leaf, bound)},
+            self._shape(value), _dtype_name(value.dtype), _source(call),
+        )  # fmt: skip
+
+    def _refuse_state(self, call: torch.fx.Node) -> None:
+        signature = self._exported.graph_signature
+        own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        first = call.args[0] if call.args else None
+        if _mutates(call) and isinstance(first, torch.fx.Node) and first.name in own:
+            raise CaptureError(_state(own[first.name]))
+        names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[union-attr]
+        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        # These change their statistics when they train, though their schemas do not say so.
+        trains = bound.get("training") or bound.get("use_input_stats")
+        statistics = bound.get("running_mean")
+        if trains and isinstance(statistics, torch.fx.Node):
+            raise CaptureError(_state(own.get(statistics.name, statistics.name)))
+
+
+def _state(name: str | None) -> str:
+    return f"the model changes its own {name} when it runs; compile takes models without state"
+
+
+class _Copies:
+    """The engine's own weights, so that it stays as it is when the model is trained on; shared ones stay shared."""
+
+    def __init__(self, original: Original) -> None:
+        self._original = original
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the model's copies hold is nobody else's; a tensor from elsewhere, a global one, may be."""
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        if not tensor.numel() or key not in self._made:
+            own = self._original.owns(tensor)
+            self._made[key] = tensor.detach() if own else tensor.detach().clone()
+        return self._made[key]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        and bool(node.args)
+        and isinstance(node.args[0], torch.fx.Node)
+    )
+
+
+def _tangled(graph: torch.fx.Graph) -> bool:
+    """Whether a value is changed in place of which there is a view by then: PyTorch has to untangle that."""
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+    viewed: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        first = node.args[0] if node.args else None
+        if not isinstance(first, torch.fx.Node):
+            continue
+        memory = owner.get(first, first)
+        if _mutates(node):
+            if memory in viewed:
+                return True
+            owner[node] = memory
+        elif _is_view(node) or node.target is operator.getitem:
+            viewed.add(memory)
+            owner[node] = memory
+    return False
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    """Whether it shares memory with its first argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in node.target._schema.returns
+    )
+
+
+def _source(node: torch.fx.Node) -> str:
+    """The module that an operation belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    names = [path for path, _ in stack.values()]
+    return names[-1].removeprefix("L['self'].") if names else ""
