@@ -148,7 +148,7 @@ def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:
 
     def measure(key: str, operation: str, problem: Problem) -> None:
         try:
-            store.append(path, search.samples(operation, problem, device))
+            store.append(path, search.samples(ops.operation(operation), problem, device))
         except RuntimeError as error:  # PyTorch's: no memory, or nothing of cuDNN's to compare with
             console.print(f"{key}: not measured: {str(error).splitlines()[0]}")
 
@@ -234,7 +234,7 @@ def _go_through(
         def compile(group: Sequence[tuple[str, tuple[str, Any]]]) -> None:
             programs: dict[Program, None] = {}
             for _, (operation, problem) in group:
-                programs |= dict.fromkeys(search.programs(operation, (problem,), card))
+                programs |= dict.fromkeys(search.programs(ops.operation(operation), (problem,), card))
             progress.update(compiling, total=(progress.tasks[compiling].total or 0) + len(programs))
             precompile(list(programs), here, done=lambda program: progress.advance(compiling))
 
@@ -254,7 +254,7 @@ def _measured(
     operation: str, problem: Problem, device: torch.device, console: Console, key: str
 ) -> Entry | None:
     try:
-        entry = search.fastest(operation, problem, device)
+        entry = search.fastest(ops.operation(operation), problem, device)
     except (UnsupportedError, torch.OutOfMemoryError) as error:
         console.print(f"{key}: not measured: {error}")
         return None

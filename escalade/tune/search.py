@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from escalade import ops
 from escalade.device.packing import Prepared
 from escalade.device.program import Program
 from escalade.errors import CompileError, UnsupportedError
 from escalade.measure.timing import Proof, Subject, time_interleaved
 from escalade.measure.verification import Case, compare, outputs_of
 from escalade.ops.base.card import Card
+from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import configs_for_any_caller
@@ -40,17 +40,16 @@ class Candidate:
         return f"{self.rung.name} {self.config}"
 
 
-def candidates(operation: str, problem: Problem, card: Card) -> list[Candidate]:
+def candidates(operation: Operation[Any], problem: Problem, card: Card) -> list[Candidate]:
     """Every config of every preferred rung that takes the problem as it is, and that any caller may be given; the
     hopeless ones apart.
 
     One thread an output can take a thousand times as long as tensor cores: seconds that nothing is learnt from.
     """
-    asked = ops.operation(operation)
     found: list[tuple[Candidate, float | None]] = []
     least = math.inf
-    for name in dict.fromkeys(asked.preferred(problem)):
-        rung = asked.ladder.rung(name).on(card)
+    for name in dict.fromkeys(operation.preferred(problem)):
+        rung = operation.ladder.rung(name).on(card)
         if rung.refusal(problem) is not None or rung.least(problem) > HOPELESS * least:
             continue
         for config in configs_for_any_caller(rung, problem):
@@ -60,7 +59,7 @@ def candidates(operation: str, problem: Problem, card: Card) -> list[Candidate]:
     return [candidate for candidate, us in found if us is None or us <= HOPELESS * least]
 
 
-def programs(operation: str, problems: Iterable[Problem], card: Card) -> list[Program]:
+def programs(operation: Operation[Any], problems: Iterable[Problem], card: Card) -> list[Program]:
     """What tuning these problems compiles."""
     return list(
         dict.fromkeys(
@@ -72,7 +71,7 @@ def programs(operation: str, problems: Iterable[Problem], card: Card) -> list[Pr
     )
 
 
-def fastest(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> Entry:
+def fastest(operation: Operation[Any], problem: Problem, device: torch.device, seed: int = 0) -> Entry:
     """The fastest rung and config by time in a network: inputs where the step before left them, launches that follow
     each other.
 
@@ -93,7 +92,7 @@ def finalists(times: Mapping[str, float]) -> list[str]:
     return sorted(times, key=lambda name: times[name])[:_FINALISTS]
 
 
-def samples(operation: str, problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
+def samples(operation: Operation[Any], problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
     """The time of every candidate, by a short look."""
     card = Card.of(device)
     offered = candidates(operation, problem, card)
@@ -101,7 +100,7 @@ def samples(operation: str, problem: Problem, device: torch.device, seed: int = 
     times = trial.time(trial.right, SCREENING_SECONDS)
     return [
         Sample(
-            operation, problem.name, problem.dtype, problem.layout, card.architecture or "", candidate.rung.name,
+            operation.name, problem.name, problem.dtype, problem.layout, card.architecture or "", candidate.rung.name,
             candidate.config.as_dict(), round(times[candidate.name], 3) if candidate.name in times else None,
             trial.failures.get(candidate.name, ""), len(offered),
         )
@@ -113,14 +112,18 @@ class Trial:
     """The candidates of one problem, verified; those that are right can be timed. What is timed is judged too."""
 
     def __init__(
-        self, operation: str, problem: Problem, device: torch.device, offered: Sequence[Candidate], seed: int
+        self,
+        operation: Operation[Any],
+        problem: Problem,
+        device: torch.device,
+        offered: Sequence[Candidate],
+        seed: int,
     ) -> None:
-        asked = ops.operation(operation)
-        case = Case(asked, problem, device, seed)
-        outputs = outputs_of(asked, problem, device)
+        case = Case(operation, problem, device, seed)
+        outputs = outputs_of(operation, problem, device)
         tensors = {**case.inputs_in(problem.layout), **outputs}
         self.failures: dict[str, str] = {}
-        self._label = f"{operation} has does {problem.name}"
+        self._label = f"{operation.name} has does {problem.name}"
         self._device = device
         self._subjects: dict[str, Subject] = {}
         for candidate in offered:
@@ -132,7 +135,7 @@ class Trial:
                 assert outcome.tolerance is not None
                 proof = _proof(outputs, {"y": case.expected, **case.further}, outcome.tolerance)
                 self._subjects[candidate.name] = _subject(
-                    candidate, problem, tensors, device, not asked.weights_change, proof
+                    candidate, problem, tensors, device, not operation.weights_change, proof
                 )
             except CompileError as error:
                 self.failures[candidate.name] = str(error)

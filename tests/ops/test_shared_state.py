@@ -156,7 +156,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
 def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of the user's may hold what was measured before."""
     for operation, rung, problem, config in sharing().values():
-        offered = search.candidates(operation.name, problem, typical(None))
+        offered = search.candidates(operation, problem, typical(None))
         for candidate in offered:
             assert not candidate.rung.recipe(problem, candidate.config).shared_state
         entry = Entry(rung.name, config.as_dict(), 0.001)

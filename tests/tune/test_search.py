@@ -48,7 +48,7 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
             super().__init__(recipe, *rest, **flags)
 
     monkeypatch.setattr(packing, "Executable", Spy)
-    trial = Trial(operation, problem, CPU, [candidate], seed=0)
+    trial = Trial(asked, problem, CPU, [candidate], seed=0)
     assert trial.right == [candidate.name]
     assert [once.steps[0] in recipe.steps for recipe in ran if recipe != once] == timed
 
@@ -57,7 +57,7 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An operation of two rungs with three configs each; their names, as candidates have them."""
     monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("one"), rung("two"))})
-    return [candidate.name for candidate in search.candidates("scale", PROBLEM, typical(None))]
+    return [candidate.name for candidate in search.candidates(ops.operation("scale"), PROBLEM, typical(None))]
 
 
 Look = dict[str, float]
@@ -90,9 +90,11 @@ def test_the_fastest_four_are_looked_at_again_and_the_fastest_of_them_is_kept(
     # The final puts the third first, and would have put those first that are not in it.
     final = dict(zip(ranked, (5.0, 4.0, 3.0004, 6.0, 1.0, 0.5), strict=True))
     rounds = looks(first, final)
-    entry = search.fastest("scale", PROBLEM, CPU)
+    entry = search.fastest(ops.operation("scale"), PROBLEM, CPU)
     assert sorted(rounds[0]) == sorted(scales) and sorted(rounds[1]) == sorted(ranked[:4])
-    winner = next(c for c in search.candidates("scale", PROBLEM, typical(None)) if c.name == ranked[2])
+    winner = next(
+        c for c in search.candidates(ops.operation("scale"), PROBLEM, typical(None)) if c.name == ranked[2]
+    )
     assert (entry.rung, entry.config, entry.median_us) == (winner.rung.name, winner.config.as_dict(), 3.0)
 
 
@@ -101,7 +103,7 @@ def test_samples_are_the_times_of_their_own_candidates(
 ) -> None:
     times = {name: 10.0 + number for number, name in enumerate(scales)}
     looks(times, {})
-    found = search.samples("scale", PROBLEM, CPU)
+    found = search.samples(ops.operation("scale"), PROBLEM, CPU)
     assert [sample.us for sample in found] == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
     assert {sample.of for sample in found} == {6} and [sample.rung for sample in found] == ["one"] * 3 + [
         "two"
@@ -124,13 +126,13 @@ def test_what_does_nothing_when_it_is_timed_does_not_win(
             recipe, device, name, **flags
         )
     )  # fmt: skip
-    entry = search.fastest("scale", PROBLEM, CPU)
+    entry = search.fastest(ops.operation("scale"), PROBLEM, CPU)
     assert entry.rung == "two"
-    by_rung = {sample.rung: sample for sample in search.samples("scale", PROBLEM, CPU)}
+    by_rung = {sample.rung: sample for sample in search.samples(ops.operation("scale"), PROBLEM, CPU)}
     assert by_rung["one"].us is None and "what is timed is wrong: 100 of 100" in by_rung["one"].failure
     assert by_rung["two"].us is not None and not by_rung["two"].failure
     monkeypatch.setattr(packing, "Executable", Idle)
     with pytest.raises(
         UnsupportedError, match="nothing that scale has does scale_100: one .*what is timed is wrong"
     ):
-        search.fastest("scale", PROBLEM, CPU)
+        search.fastest(ops.operation("scale"), PROBLEM, CPU)

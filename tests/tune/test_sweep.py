@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from escalade import cli
+from escalade import cli, ops
 from escalade.commands import tune as commands
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
@@ -170,7 +170,7 @@ def with_operation(monkeypatch: pytest.MonkeyPatch) -> Scale:
 
 
 def test_every_config_is_measured_and_wrong_ones_have_no_time(with_operation: Scale) -> None:
-    found = search.samples("scale", ScaleProblem(100), CPU)
+    found = search.samples(ops.operation("scale"), ScaleProblem(100), CPU)
     assert [(s.rung, s.config["threads"]) for s in found] == [
         (name, threads) for name in ("right", "wrong") for threads in (64, 32, 128)
     ]
@@ -180,12 +180,12 @@ def test_every_config_is_measured_and_wrong_ones_have_no_time(with_operation: Sc
 
 
 def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
-    entry = search.fastest("scale", ScaleProblem(100), CPU)
+    entry = search.fastest(ops.operation("scale"), ScaleProblem(100), CPU)
     assert entry.rung == "right" and entry.median_us > 0
 
 
 def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
-    found = search.candidates("conv2d", PROBLEM, typical("sm_90a"))
+    found = search.candidates(ops.operation("conv2d"), PROBLEM, typical("sm_90a"))
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
     figures = [us for us in estimates if us is not None]

@@ -40,7 +40,7 @@ def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) ->
     if not tune:
         found = choose(ops.operation(layer.operation), layer.problem, device)
         return Chosen(found.rung, found.config, found.problem, found.why)
-    entry = search.fastest(layer.operation, layer.problem, device, seed)
+    entry = search.fastest(ops.operation(layer.operation), layer.problem, device, seed)
     rung = ops.operation(layer.operation).ladder.rung(entry.rung).on(Card.of(device))
     config = next(c for c in rung.configs(layer.problem) if c.as_dict() == entry.config)
     return Chosen(rung, config, layer.problem, "the fastest of all configs of the preferred rungs")
@@ -51,7 +51,9 @@ def programs(layers: Iterable[Layer], device: torch.device, tune: bool) -> list[
     found: dict[Program, None] = {}
     for layer in layers:
         if tune:
-            wanted: Sequence[Program] = search.programs(layer.operation, (layer.problem,), Card.of(device))
+            wanted: Sequence[Program] = search.programs(
+                ops.operation(layer.operation), (layer.problem,), Card.of(device)
+            )
         else:
             try:
                 chosen = chosen_for(layer, device, tune=False)
