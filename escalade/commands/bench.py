@@ -145,6 +145,10 @@ def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None, chos
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
+        if dtype == "fp8" and dtype not in chosen.further_dtypes:
+            raise UnsupportedError(
+                f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; fp8 is for ResNets"
+            )
     for batch in batches:
         if batch < 1:
             raise UnsupportedError(f"a batch of {batch}: it must be at least 1")

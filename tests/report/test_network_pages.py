@@ -118,3 +118,14 @@ def test_the_terminal_shows_how_much_faster() -> None:
     text = console.export_text()
     for expected in ("2.50×", "4.50×", "Sum of Op-Times", "0.8715", "80%", "rows of 320"):
         assert expected in text
+
+
+def test_what_8_bits_cost_is_said_from_records(root: pathlib.Path) -> None:
+    half = replace(LENET, workload="resnet18", problem="224_b256", batch=256, median_us=1000.0)
+    store.file_away(root / "results", [half, replace(half, dtype="fp8", median_us=1250.0)])
+    tables.write(root / "results", root)
+    page = (root / "docs/networks.md").read_text()
+    assert "FP8 through the engine takes 1.25 times fp16's at batch 256." in page
+    store.file_away(root / "without", [half])
+    tables.write(root / "without", root)
+    assert "FP8" not in (root / "docs/networks.md").read_text()

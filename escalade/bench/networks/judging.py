@@ -18,14 +18,15 @@ from escalade.measure.verification import compare
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision, round_to_tf32
 
-TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 """PyTorch's own error. In fp32 operands that are split into halves of 22 bits, and Winograd's transforms, lose a bit or
 two; in TF32 Hopper's units cut x off where others round (docs/hopper.md). In 16 bits that is below their rounding.
 """
-LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9}
+LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25}
 """What is allowed in any case: of few results PyTorch's may happen to be nearly exact, and its TF32 may be fp32."""
-MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2}
-"""What is allowed at most, however sloppy PyTorch is."""
+MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
+"""What is allowed at most, however sloppy PyTorch is. PyTorch has no networks in FP8: there it is what 16 roundings to
+2^-4 in a row come to, as a random walk."""
 PEERS = 2.0
 """How many times as far off a peer may be."""
 LEAST_ROWS = 8

@@ -50,13 +50,20 @@ def over_batches(
         for dtype, engine in engines.items():
             standard = Standard(dtype, (expected,), (own[dtype],))
             case = Case(workload, Task(model, x, dtype), standard, setting.seconds, setting.ceilings)
-            yield measure(case, engine, setting.peers_at(batch), say)
+            peers = {} if dtype in setting.workload.further_dtypes else setting.peers_at(batch)
+            yield measure(case, engine, peers, say)
             free(setting.device)
 
 
+def _with_peers(setting: Setting) -> tuple[str, ...]:
+    """The dtypes of the run that every fusion level, and a stream of bytes, can be compiled in."""
+    return tuple(dtype for dtype in setting.dtypes if dtype not in setting.workload.further_dtypes)
+
+
 def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    x, expected, own = setting.known(setting.model, 1, 3, (*setting.dtypes, "fp32"))
-    for dtype in setting.dtypes:
+    dtypes = _with_peers(setting)
+    x, expected, own = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
+    for dtype in dtypes:
         task = Task(setting.model, x, dtype)
         standards = {name: Standard(name, (expected,), (own[name],)) for name in (dtype, "fp32")}
         yield measure_phases(setting.name, setting.graph, task, standards, setting.seconds, say)
@@ -82,7 +89,7 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
         expected = setting.reference(setting.model, x)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 
-    for dtype in setting.dtypes:
+    for dtype in _with_peers(setting):
         engine = compile(
             setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
         )

@@ -37,7 +37,8 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         lambda count, size, seed, device: images(count, size, seed).to(device),
         SIZE,
         batches=(1, 4, 8, 16, 32, 64, 256),
-        dtypes=tuple(MOST),
+        dtypes=tuple(dtype for dtype in MOST if dtype != "fp8"),
+        further_dtypes=("fp8",),
         peers=registry.RESNETS,
         parts={
             "accuracy": Part(parts.accuracy),

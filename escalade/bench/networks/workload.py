@@ -12,12 +12,15 @@ from torch import nn
 from escalade.bench.networks.judging import LEAST_ROWS, own_error
 from escalade.bench.peers.network import Budget, Maker
 from escalade.bench.peers.registry import SLOW
+from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 
 Say = Callable[[str], None]
+CALIBRATION, CALIBRATION_NUMBER = 16, 9
+"""How many inputs FP8's ranges are measured on, and which: none that are judged or timed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Workload:
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
     parts: Mapping[str, Part]
+    further_dtypes: tuple[str, ...] = ()
+    """Dtypes that are measured only when they are named, and have no peers."""
     smallest: int | None = None
     """The size from which on others may be asked for; None: none may."""
     small_batches: tuple[int, ...] = (1,)
@@ -109,7 +114,12 @@ class Setting:
 
     def engine(self, dtype: str) -> Engine:
         if dtype not in self._engines:
-            self._engines[dtype] = Engine(self.graph, dtype, self.device, plans=1)
+            if dtype == "fp8":
+                x = self.inputs(CALIBRATION, CALIBRATION_NUMBER)
+                made = compile(self.model, x, dtype=dtype, device=self.device, calibration=[x], plans=1)
+            else:
+                made = Engine(self.graph, dtype, self.device, plans=1)
+            self._engines[dtype] = made
         return self._engines[dtype]
 
     def inputs(self, count: int, number: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks import measurement, phases, workload
+from escalade.bench.networks import measurement, parts, phases, workload
 from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.judging import PEERS, standard
 from escalade.bench.networks.resnets import images, resnet
@@ -298,3 +298,21 @@ def test_plots_refuse_what_they_cannot_write(tmp_path: pathlib.Path) -> None:
         network_plot([record], "net", tmp_path / "p.txt")
     with pytest.raises(UnsupportedError, match="nothing was timed"):
         network_plot([replace(record, images_per_s=None)], "net", tmp_path / "p.png")
+
+
+def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:
+    assert "fp8" not in WORKLOADS["resnet18"].dtypes and WORKLOADS["resnet18"].further_dtypes == ("fp8",)
+    refused = CliRunner().invoke(cli.app, ["bench", "lenet", "--device", "cpu", "-t", "fp8"])
+    assert refused.exit_code and "fp8 is for ResNets" in str(refused.exception)
+
+
+def test_an_engine_in_fp8_is_calibrated_and_has_no_peers() -> None:
+    tiny = WORKLOADS["resnet18"]
+    model = tiny.model(SIZE)
+    graph = capture(model, (tiny.inputs(2, SIZE),))
+    known = {"torch-eager": registry.RESNETS["torch-eager"]}
+    setting = Setting(tiny, model, graph, torch.device("cpu"), SIZE, (2,), ("fp8",), known, (), 0.0, 0)
+    (records,) = parts.batches(setting, silent)
+    (ours,) = records
+    assert (ours.system, ours.dtype, ours.failure) == ("escalade", "fp8", "") and ours.tolerance == 0.25
+    assert ours.error is not None and ours.error > 1e-2, "and not fp16 by mistake"
