@@ -78,7 +78,7 @@ def test_networks_match_pytorch(
     assert difference(y, expected) <= allowed
 
 
-def test_ways_differ_in_steps_and_agree_in_results() -> None:
+def test_fusion_levels_differ_in_steps_and_agree_in_results() -> None:
     torch.manual_seed(4)
     model = ResNet(BasicBlock, (1, 1, 1, 1), 10)
     models.settle(model, torch.randn(8, 3, 64, 64))
