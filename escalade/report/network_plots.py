@@ -88,8 +88,8 @@ def _times(axes: Any, records: Sequence[Record], dtype: str) -> None:
 
 
 def _bars(axes: Any, records: Sequence[Record], dtype: str) -> None:
-    """Draws the rates on the device at one batch."""
-    records = [record for record in records if on_device(record) is not None]
+    """Draws the rates at one batch: those on the device, or of a CPU."""
+    records = [record for record in records if on_device(record) is not None] or records
     rates = [record.images_per_s or 0.0 for record in records]
     systems = [record.system for record in records]
     bars = axes.bar(systems, rates, color=[_COLOURS.get(system) for system in systems])
