@@ -64,7 +64,7 @@ def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     graph = capture(model, (x,))
-    for dtype in TIMES:
+    for dtype in (dtype for dtype in TIMES if dtype != "fp8"):  # whose scales come from a calibration
         made = Engine(graph, dtype, cuda)
         found = made(x)
         assert found.dtype == torch.float32 and found.shape == expected.shape
