@@ -299,8 +299,10 @@ def driver_version() -> str:
 def commit() -> str:
     """The checkout's commit, with `+changes` when the package differs from it.
 
-    Outside a checkout (a copy of the sources on another machine) `ESCALADE_COMMIT` says it, or nobody does.
+    `ESCALADE_COMMIT` comes first: a copy of the sources on another machine may lie in no checkout, or in an older one.
     """
+    if given := os.environ.get("ESCALADE_COMMIT"):
+        return given
     # A look at the checkout: nothing is written to it, and no program that it names is run.
     git = (
         "git",
@@ -312,6 +314,6 @@ def commit() -> str:
     )
     name = outside.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
     if not name:
-        return os.environ.get("ESCALADE_COMMIT", "unknown")
+        return "unknown"
     changed = outside.output(*git, "status", "--porcelain", "--", ".", timeout=20).strip()
     return name + ("+changes" if changed else "")

@@ -18,7 +18,7 @@ import xml.etree.ElementTree as xml
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -180,7 +180,6 @@ def _version(sanitizer: str) -> str:
 
 def records(parts: Sequence[Part], device: torch.device) -> list[store.Record]:
     origin = store.provenance(device, "make gpu-test")
-    origin = replace(origin, commit=os.environ.get("ESCALADE_COMMIT") or origin.commit)
     return [
         store.Record(
             WORKLOAD, part.name, "", "", 0, part.system, "",

@@ -155,7 +155,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "provenance", lambda device, command: replace(ORIGIN, command=command))
     monkeypatch.setattr(gate, "run_suite", lambda workers, seed: SUITE)
     monkeypatch.setattr(sanitize, "covering", lambda: EASY)
-    monkeypatch.setenv("ESCALADE_COMMIT", "given")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -166,7 +165,7 @@ def test_without_a_sanitizer_it_fails_and_says_so(
     assert gate.main(["--results", str(tmp_path)]) == 1
     found = store.load(tmp_path / "h200" / "gpu_test.jsonl")
     assert [record.problem for record in found] == ["tests", "memcheck", "racecheck"]
-    assert "not on the PATH" in found[1].failure and found[0].commit == "given"
+    assert "not on the PATH" in found[1].failure and found[0].commit == ORIGIN.commit
 
 
 @pytest.mark.usefixtures("gpu")

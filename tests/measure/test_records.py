@@ -187,6 +187,13 @@ def test_provenance_says_where_and_how() -> None:
     assert stamped.commit and stamped.date.endswith("+00:00")
 
 
+def test_a_commit_that_is_given_comes_before_the_checkout_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESCALADE_COMMIT", "given")
+    assert store.commit.__wrapped__() == "given"
+    monkeypatch.delenv("ESCALADE_COMMIT")
+    assert store.commit.__wrapped__() != "given"
+
+
 def test_a_failed_record_has_no_time() -> None:
     with pytest.raises(StoreError, match="its error is 3"):
         _ = replace(RECORD, median_us=None, failure="its error is 3").time

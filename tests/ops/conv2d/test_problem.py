@@ -67,7 +67,9 @@ def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
     assert p.weight_elements == inputs["weight"].numel()
     if p.shortcut_channels:
         assert p.shortcut_elements == inputs["shortcut"].numel()
-    assert p.bytes <= p.traffic == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.output_bytes
+    assert (
+        p.bytes <= p.traffic == sum(tensor.nbytes for tensor in inputs.values()) + y.numel() * p.output_bytes
+    )
 
 
 @given(problems())
