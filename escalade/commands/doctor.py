@@ -18,7 +18,7 @@ from escalade.showing import shown
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
-    "ESCALADE_COMMIT": ("git's", "what records name as the commit; without it, git is asked"),
+    "ESCALADE_COMMIT": ("HEAD", "what records name as the commit; without it, git is asked"),
     "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
     "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
     "ESCALADE_TWIN_LIMIT": (
