@@ -263,10 +263,11 @@ def test_every_rung_compiles_and_keeps_its_registers(
         if architecture != OLDEST and turn % SHARE:
             pytest.skip(f"another rung's turn at {architecture}; --thorough compiles all")
         problems = [problems[turn % len(problems)]]
+    here = rung.on(typical(architecture))
     for problem in problems:
-        if rung.on(typical(architecture)).refusal(problem):
+        if here.refusal(problem):
             continue
-        for program in rung.recipe(problem, rung.configs(problem)[0]).programs:
+        for program in here.recipe(problem, here.configs(problem)[0]).programs:
             cubin = compile_program(program, architecture)
             spilled = cubin.resources.spill_bytes
             assert intended or spilled == 0, (
