@@ -58,8 +58,8 @@ def readme_block(records: Sequence[Record]) -> str:
     return (
         f"ResNet-18, 224² images, inference on an {own[0].gpu}, medians in µs, commit {own[0].commit}:\n\n"
         + comparisons.overview(own)
-        + f"\n![Images a second, and one image phase by phase](docs/{plot(README_NETWORK)})\n"
-        + "\nAll peers, phases, accuracy, memory and streaming: [docs/networks.md](docs/networks.md).\n"
+        + f"\n![Images a second, by batch size](docs/{plot(README_NETWORK)})\n"
+        + "\nAll networks and peers, with what else was measured: [docs/networks.md](docs/networks.md).\n"
     )
 
 
