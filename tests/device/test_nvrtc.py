@@ -248,7 +248,7 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
 def test_every_rung_compiles_and_keeps_its_registers(
     operation: Operation[Any], rung: Rung[Any], architecture: str, request: pytest.FixtureRequest
 ) -> None:
-    """Every dtype for Hopper, of the two with 16 bits one; for the others one dtype, and they take turns at the rungs."""
+    """Every dtype for Hopper, of the two with 16 bits one; the others take turns at the rungs, in one dtype each."""
     if architecture not in rung.architectures:
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
