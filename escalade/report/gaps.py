@@ -85,8 +85,6 @@ def _layers(records: Sequence[Record]) -> Iterator[str]:
         verdicts = [against_best(newest(group)) for group in groups.values()]
         without = Counter(found.why for found in verdicts if found.why)
         reasons = [f"{why} ({count} of {len(groups)})" for why, count in without.items()]
-        if direction == "forward" and not any(r.system == "torch-compile" and r.median_us for r in own):
-            reasons.append("torch.compile was not measured")
         if not any(r.floor_us for r in own):
             reasons.append("floors were counted otherwise then, and are not shown")
         if reasons:

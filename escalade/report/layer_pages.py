@@ -29,9 +29,10 @@ _HEADER = (*TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
 _LEGEND = (
     "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has "
     "the layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest "
-    "peer's time over ours: above 1 we are faster. A layer with an epilogue has a ratio only beside a peer that does "
-    "it in one launch (cuDNN's fused call or graph, torch.compile); without one it says so, and is in no mean. A table "
-    "is of one commit.\n"
+    "peer's time over ours: above 1 we are faster. A layer has a ratio only where torch.compile was measured too, and "
+    "with an epilogue only beside a peer that does it in one launch (cuDNN's fused call or graph, torch.compile); "
+    "without, it says so, and is in no mean. Gradients are compared with PyTorch's and cuDNN's, which torch.compile "
+    "leaves them to. A table is of one commit.\n"
 )
 
 

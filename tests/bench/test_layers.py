@@ -339,9 +339,14 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
             layers[0].key: [
                 timed("escalade", 10.0, one),
                 timed("torch-nhwc", 40.0, one),
+                timed("torch-compile", 30.0, one),
                 timed("cudnn-graph", 20.0, one),
             ],
-            layers[1].key: [timed("escalade", 8.0, two), timed("torch-nhwc", 4.0, two)],
+            layers[1].key: [
+                timed("escalade", 8.0, two),
+                timed("torch-nhwc", 4.0, two),
+                timed("torch-compile", 5.0, two),
+            ],
             layers[2].key: [timed("escalade", 8.0, alone)],
         },
     )
@@ -361,7 +366,10 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
     problem = Conv2dProblem.square(64, 64, 8, 3, layout="nhwc", dtype="fp16")
     layer = Layer("conv2d", problem, 3)
     ours = [replace(timed("escalade", us, problem), tflops=us) for us in (12.0, 8.0, 10.0)]
-    peers = [timed("torch-nhwc", 40.0, problem), timed("cudnn-graph", 20.0, problem)]
+    peers = [
+        timed(system, us, problem)
+        for system, us in (("torch-nhwc", 40.0), ("cudnn-graph", 20.0), ("torch-compile", 30.0))
+    ]
     (row,) = summaries.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
     cells = shown(replace(row, ours=replace(ours[1], floor_us=6.0)))

@@ -34,11 +34,13 @@ def required(record: Record, clock: Clock) -> Required:
     """Which peers a ratio of this workload needs.
 
     Whole networks need PyTorch as one CUDA graph and torch.compile (max-autotune); ResNets by the clock JAX too, which
-    has no graph to be timed on the device. A layer with an epilogue needs a peer that does it in one launch. Anything
-    else needs PyTorch's operator.
+    has no graph to be timed on the device. A layer needs torch.compile, but for FP8, which that has no convolutions in;
+    with an epilogue it needs a peer that does it in one launch. Anything else needs PyTorch's operator: gradients of
+    convolutions, which torch.compile leaves to it, among them.
     """
-    if record.workload.startswith("layers"):
-        return _FUSED if "_bias" in record.problem else _OPERATOR
+    if record.workload == "layers":
+        eager = _FUSED if "_bias" in record.problem else _OPERATOR
+        return eager if record.dtype == "fp8" else (*eager, _COMPILE)
     if record.layout == "flat" or record.workload.partition("_")[0] in ("lenet", "spectral"):
         return _NETWORK
     if record.workload.startswith("resnet"):
@@ -75,15 +77,13 @@ def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against
     assert best is not None and mine is not None
     if clock is on_device:
         faster = [r for r in peers if r.timing not in ON_DEVICE and r.median_us and r.median_us < best]
-        if (
-            faster
-        ):  # even with the clock's overhead, so it is the best, and its time on the device is not known
+        if faster:  # even with the clock's overhead: it is the best, and its time on the device is not known
             return Against(ours, peer, why=f"{faster[0].system} is faster, and has no device time")
     return Against(ours, peer, best / mine)
 
 
 def _missing(groups: Sequence[tuple[str, ...]]) -> str:
-    if groups == list(_FUSED):
+    if _FUSED[0] in groups:
         return "no fused peer"
     return "not measured: " + ", ".join(group[0] for group in groups)
 

@@ -48,14 +48,22 @@ def test_calls_are_compared_with_calls_and_need_jax_for_a_resnet() -> None:
     assert against_best(small, by_clock).ratio == pytest.approx(2.2)
 
 
-def test_a_layer_with_an_epilogue_needs_a_peer_that_fuses_it() -> None:
+def test_a_layer_needs_torch_compile_and_with_an_epilogue_a_peer_that_fuses_it() -> None:
     ours = replace(OURS, workload="layers", problem="64to128_56_k1s2_b1_bias", rung="window")
     torch = replace(ours, system="torch-nhwc", rung="", median_us=600.0)
     assert against_best([ours, torch]).why == "no fused peer"
     fused = replace(torch, system="cudnn-graph", median_us=500.0)
-    assert against_best([ours, torch, fused]).ratio == pytest.approx(2.0)
-    plain = [replace(r, problem="64to128_56_k1s2_b1") for r in (ours, torch)]
-    assert against_best(plain).ratio == pytest.approx(2.4)
+    assert against_best([ours, torch, fused]).why == "not measured: torch-compile"
+    compiled = replace(torch, system="torch-compile", median_us=550.0)
+    assert against_best([ours, torch, fused, compiled]).ratio == pytest.approx(2.0)
+    assert against_best([ours, torch, compiled]).ratio == pytest.approx(2.2)
+    plain = [replace(r, problem="64to128_56_k1s2_b1") for r in (ours, torch, compiled)]
+    assert against_best(plain[:2]).why == "not measured: torch-compile"
+    assert against_best(plain).ratio == pytest.approx(2.2)
+    in_fp8 = [replace(r, dtype="fp8") for r in (ours, fused)]
+    assert against_best(in_fp8).ratio == pytest.approx(2.0), "torch.compile has no convolutions in FP8"
+    gradient = [replace(r, workload="layers_weight_gradient") for r in (ours, torch)]
+    assert against_best(gradient).ratio == pytest.approx(2.4), "torch.compile leaves them to PyTorch"
 
 
 def test_without_ours_there_is_nothing_to_compare() -> None:
