@@ -12,12 +12,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 OPERATIONS = tuple(
     f"escalade.ops.{folder.name}"
     for folder in sorted((ROOT / "escalade" / "ops").iterdir())
-    if (folder / "__init__.py").is_file() and folder.name not in ("base", "choose", "calling", "shared")
+    if (folder / "__init__.py").is_file() and folder.name not in ("base", "choose", "calling", "expressions", "shared")
 )
 LAYERS = (
     tuple(f"escalade.{name}" for name in ("errors", "files", "outside", "parsing", "showing", "version")),
     ("escalade.device",),
     ("escalade.ops.base",),
+    ("escalade.ops.expressions",),
     ("escalade.ops.choose",),
     ("escalade.ops.calling",),
     ("escalade.ops.shared",),

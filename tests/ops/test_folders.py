@@ -12,7 +12,7 @@ from escalade import ops
 from escalade.ops import OPERATIONS, Operation, Rung
 
 OPS = pathlib.Path(ops.__file__).parent
-NOT_OPERATIONS = {"base", "choose", "calling", "shared"}
+NOT_OPERATIONS = {"base", "choose", "calling", "expressions", "shared"}
 FOLDERS = sorted(
     folder.name
     for folder in OPS.iterdir()

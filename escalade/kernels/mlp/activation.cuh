@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/epilogue.cuh"
-#include "mlp/gelu.cuh"
+#include "common/gelu.cuh"
 
 #ifndef GELU_TANH
 #define GELU_TANH gelu_tanh

@@ -12,7 +12,7 @@ from escalade.device.twin import build
 from tests import formulas
 
 SOURCE = """
-#include "mlp/gelu.cuh"
+#include "common/gelu.cuh"
 extern "C" __global__ void form(const float* x, float* y, int count) {{
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at < count) y[at] = {form}(x[at]);

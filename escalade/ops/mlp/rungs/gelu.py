@@ -10,7 +10,7 @@ _FORMS = {
     "fitted": ("gelu_fitted", "gelu_tanh_by_exp2"),
     "tanh": ("gelu_tanh_approximate", "gelu_tanh_approximate"),
 }
-"""Functions of kernels/mlp/gelu.cuh: for layers with `gelu`, and for those with `gelu_tanh`."""
+"""Functions of kernels/common/gelu.cuh: for layers with `gelu`, and for those with `gelu_tanh`."""
 
 
 def gelu_constants(form: str) -> dict[str, Constant]:

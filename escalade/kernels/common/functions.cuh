@@ -1,0 +1,115 @@
+// Functions of single elements in fp32, by the names of escalade/ops/expressions/functions.py. A NaN stays a NaN
+// wherever PyTorch keeps it. Truth values are 1 and 0.
+//
+// FAST_FUNCTIONS takes the special-function unit's exponential, logarithm and quotient: off by some 2^-21 of the
+// result, which 16 bits cannot tell from the right one.
+#pragma once
+
+#include "common/gelu.cuh"
+
+namespace of {
+
+#define FUNCTION(name) __device__ __forceinline__ float name
+
+FUNCTION(neg)(float x) { return -x; }
+FUNCTION(abs)(float x) { return fabsf(x); }
+FUNCTION(sign)(float x) { return float(x > 0.f) - float(x < 0.f); }  // 0 for a NaN, as in PyTorch
+FUNCTION(square)(float x) { return x * x; }
+FUNCTION(sqrt)(float x) { return sqrtf(x); }
+FUNCTION(rsqrt)(float x) { return rsqrtf(x); }
+FUNCTION(exp)(float x) { return FAST_FUNCTIONS ? __expf(x) : expf(x); }
+FUNCTION(exp2)(float x) { return exp2f(x); }
+FUNCTION(expm1)(float x) { return expm1f(x); }
+FUNCTION(log)(float x) { return FAST_FUNCTIONS ? __logf(x) : logf(x); }
+FUNCTION(log2)(float x) { return log2f(x); }
+FUNCTION(log10)(float x) { return log10f(x); }
+FUNCTION(log1p)(float x) { return log1pf(x); }
+FUNCTION(sin)(float x) { return sinf(x); }
+FUNCTION(cos)(float x) { return cosf(x); }
+FUNCTION(tan)(float x) { return tanf(x); }
+FUNCTION(asin)(float x) { return asinf(x); }
+FUNCTION(acos)(float x) { return acosf(x); }
+FUNCTION(atan)(float x) { return atanf(x); }
+FUNCTION(sinh)(float x) { return sinhf(x); }
+FUNCTION(cosh)(float x) { return coshf(x); }
+FUNCTION(asinh)(float x) { return asinhf(x); }
+FUNCTION(acosh)(float x) { return acoshf(x); }
+FUNCTION(atanh)(float x) { return atanhf(x); }
+FUNCTION(erf)(float x) { return erff(x); }
+FUNCTION(erfc)(float x) { return erfcf(x); }
+FUNCTION(floor)(float x) { return floorf(x); }
+FUNCTION(ceil)(float x) { return ceilf(x); }
+FUNCTION(trunc)(float x) { return truncf(x); }
+FUNCTION(round)(float x) { return rintf(x); }  // halves to the even neighbour
+
+FUNCTION(add)(float a, float b) { return a + b; }
+FUNCTION(sub)(float a, float b) { return a - b; }
+FUNCTION(mul)(float a, float b) { return a * b; }
+FUNCTION(div)(float a, float b) { return a / b; }
+FUNCTION(reciprocal)(float x) { return 1.f / x; }
+FUNCTION(atan2)(float a, float b) { return atan2f(a, b); }
+FUNCTION(fmod)(float a, float b) { return fmodf(a, b); }
+FUNCTION(remainder)(float a, float b) {  // with the sign of b
+    const float rest = fmodf(a, b);
+    return rest != 0.f && (rest < 0.f) != (b < 0.f) ? rest + b : rest;
+}
+FUNCTION(maximum)(float a, float b) { return a != a || a > b ? a : b; }
+FUNCTION(minimum)(float a, float b) { return a != a || a < b ? a : b; }
+FUNCTION(fmax)(float a, float b) { return fmaxf(a, b); }
+FUNCTION(fmin)(float a, float b) { return fminf(a, b); }
+FUNCTION(copysign)(float a, float b) { return copysignf(a, b); }
+FUNCTION(hypot)(float a, float b) { return hypotf(a, b); }
+FUNCTION(pow)(float a, float b) {  // whole exponents are common, and products are cheaper than powf
+    if (b == 2.f) return a * a;
+    if (b == 3.f) return a * a * a;
+    return powf(a, b);
+}
+
+FUNCTION(lt)(float a, float b) { return a < b; }
+FUNCTION(le)(float a, float b) { return a <= b; }
+FUNCTION(gt)(float a, float b) { return a > b; }
+FUNCTION(ge)(float a, float b) { return a >= b; }
+FUNCTION(eq)(float a, float b) { return a == b; }
+FUNCTION(ne)(float a, float b) { return a != b; }
+FUNCTION(isnan)(float x) { return x != x; }
+FUNCTION(isinf)(float x) { return fabsf(x) == INFINITY; }
+FUNCTION(logical_not)(float x) { return x == 0.f; }
+FUNCTION(logical_and)(float a, float b) { return a != 0.f && b != 0.f; }
+FUNCTION(logical_or)(float a, float b) { return a != 0.f || b != 0.f; }
+FUNCTION(logical_xor)(float a, float b) { return (a != 0.f) != (b != 0.f); }
+FUNCTION(where)(float test, float yes, float no) { return test != 0.f ? yes : no; }
+
+FUNCTION(clamp)(float x, float low, float high) { return minimum(maximum(x, low), high); }
+FUNCTION(lerp)(float a, float b, float t) { return fabsf(t) < 0.5f ? a + t * (b - a) : b - (b - a) * (1.f - t); }
+FUNCTION(relu)(float x) { return x < 0.f ? 0.f : x; }
+FUNCTION(leaky_relu)(float x, float slope) { return x > 0.f ? x : slope * x; }
+FUNCTION(elu)(float x, float scale) {
+    if (x > 0.f) return x;
+    return scale * (FAST_FUNCTIONS ? __expf(x) - 1.f : expm1f(x));
+}
+FUNCTION(sigmoid)(float x) {
+    return FAST_FUNCTIONS ? __fdividef(1.f, 1.f + __expf(-x)) : 1.f / (1.f + expf(-x));
+}
+FUNCTION(silu)(float x) {
+    return FAST_FUNCTIONS ? x * reciprocal_approximate(1.f + __expf(-x)) : x / (1.f + expf(-x));
+}
+FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
+    if (!FAST_FUNCTIONS || fabsf(x) < 0.1f) return tanhf(x);
+    return 1.f - 2.f * reciprocal_approximate(1.f + __expf(2.f * x));
+}
+FUNCTION(softplus)(float x) { return x > 20.f ? x : log1pf(expf(x)); }
+FUNCTION(log_sigmoid)(float x) { return minimum(x, 0.f) - log1pf(expf(-fabsf(x))); }
+FUNCTION(mish)(float x) {  // x tanh(log(1 + e)) of e = e^x is x (e^2 + 2e) / (e^2 + 2e + 2)
+    if (!FAST_FUNCTIONS) return x * tanhf(softplus(x));
+    const float e = __expf(minimum(x, 20.f));
+    const float n = e * (e + 2.f);
+    return x * n * reciprocal_approximate(n + 2.f);
+}
+FUNCTION(hardsigmoid)(float x) { return clamp(x + 3.f, 0.f, 6.f) * (1.f / 6.f); }
+FUNCTION(hardswish)(float x) { return x * hardsigmoid(x); }
+FUNCTION(gelu)(float x) { return FAST_FUNCTIONS ? gelu_fitted(x) : gelu_fine(x); }
+FUNCTION(gelu_tanh)(float x) { return FAST_FUNCTIONS ? ::gelu_tanh_by_exp2(x) : ::gelu_tanh(x); }
+
+#undef FUNCTION
+
+}  // namespace of

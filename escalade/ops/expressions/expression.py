@@ -1,0 +1,240 @@
+"""A pointwise program: functions of single elements in the order in which they are computed.
+
+Its text is Python's notation: `x * sigmoid(x)`, or `t0 = x + residual; where(t0 > 0, t0, 0.1 * t0)` where something is
+used twice, with commas between several results. Two programs that compute the same in the same way are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+
+from escalade.device.program import Constant, Macro
+from escalade.errors import UnsupportedError
+from escalade.ops.expressions.functions import FUNCTIONS
+from escalade.ops.expressions.text import Operand, Spelling, spell, syntax
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of operands."""
+
+    function: str
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Results computed from named inputs, element by element. Make one by `of`, `parse` or another's methods."""
+
+    calls: tuple[Call, ...]
+    results: tuple[Operand, ...]
+
+    @staticmethod
+    def of(calls: Iterable[Call], results: Iterable[Operand]) -> Expression:
+        """The program in its one form: no call twice, none that no result needs, none of numbers alone, and each as
+        late as its first user is reached from the results."""
+        return _ordered(tuple(calls), tuple(results))
+
+    @staticmethod
+    def apply(function: str, *operands: str | float) -> Expression:
+        """One function of inputs and numbers."""
+        return Expression.of((Call(function, operands),), (0,))
+
+    @staticmethod
+    def parse(text: str) -> Expression:
+        """The program of a text; the inverse of `text`."""
+        return _parsed(text)
+
+    @cached_property
+    def text(self) -> str:
+        return _spelled(self)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs, in the order in which they are first used."""
+        operands = (*(one for call in self.calls for one in call.operands), *self.results)
+        return tuple(dict.fromkeys(one for one in operands if isinstance(one, str)))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it is its one input."""
+        return not self.calls and len(self.results) == 1 and isinstance(self.results[0], str)
+
+    def rename(self, names: Mapping[str, str]) -> Expression:
+        """The same of other inputs: those of these names are called otherwise."""
+        return self.substitute({old: Expression((), (new,)) for old, new in names.items()})
+
+    def substitute(self, values: Mapping[str, Expression]) -> Expression:
+        """The program with inputs replaced by what others, of one result each, compute."""
+        calls: list[Call] = []
+        place: dict[str, Operand] = {}
+        for name, value in values.items():
+            (result,) = value.results
+            start = len(calls)
+            calls += (_moved(call, start) for call in value.calls)
+            place[name] = result + start if isinstance(result, int) else result
+        start = len(calls)
+
+        def moved(operand: Operand) -> Operand:
+            if isinstance(operand, str):
+                return place.get(operand, operand)
+            return operand + start if isinstance(operand, int) else operand
+
+        calls += (Call(call.function, tuple(map(moved, call.operands))) for call in self.calls)
+        return Expression.of(calls, tuple(map(moved, self.results)))
+
+    def joined(self, other: Expression) -> Expression:
+        """Both, with the results of one behind those of the other."""
+        start = len(self.calls)
+        moved = (_moved(call, start) for call in other.calls)
+        more = (one + start if isinstance(one, int) else one for one in other.results)
+        return Expression.of((*self.calls, *moved), (*self.results, *more))
+
+    def evaluate(self, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results by PyTorch, in the type of the inputs, which are broadcast against each other."""
+        like = next(iter(inputs.values()))
+        made: list[torch.Tensor] = []
+
+        def value(operand: Operand) -> torch.Tensor:
+            if isinstance(operand, str):
+                return inputs[operand]
+            if isinstance(operand, int):
+                return made[operand]
+            return torch.tensor(operand, dtype=like.dtype, device=like.device)
+
+        for call in self.calls:
+            made.append(FUNCTIONS[call.function].compute(*map(value, call.operands)))
+        return tuple(map(value, self.results))
+
+    def constants(self, fast: bool) -> dict[str, Constant]:
+        """What `kernels/common/expression.cuh` leaves open; `fast` where results have 16 bits or fewer."""
+        place = {name: f"in[{number}]" for number, name in enumerate(self.inputs)}
+
+        def spelled(operand: Operand) -> str:
+            if isinstance(operand, str):
+                return place[operand]
+            return f"t{operand}" if isinstance(operand, int) else _literal(operand)
+
+        lines = [
+            f"const float t{number} = of::{call.function}({', '.join(map(spelled, call.operands))});"
+            for number, call in enumerate(self.calls)
+        ]
+        lines += [f"out[{number}] = {spelled(result)};" for number, result in enumerate(self.results)]
+        return {
+            "EXPRESSION": Macro(" ".join(lines)),
+            "EXPRESSION_INPUTS": max(len(self.inputs), 1),
+            "EXPRESSION_RESULTS": len(self.results),
+            "FAST_FUNCTIONS": fast,
+        }
+
+    def __str__(self) -> str:
+        return self.text
+
+
+IDENTITY = Expression((), ("x",))
+
+
+def _moved(call: Call, start: int) -> Call:
+    operands = (one + start if isinstance(one, int) else one for one in call.operands)
+    return Call(call.function, tuple(operands))
+
+
+def _ordered(calls: tuple[Call, ...], results: tuple[Operand, ...]) -> Expression:
+    made: dict[Call, int] = {}
+    places: dict[int, Operand] = {}
+
+    def reach(wanted: Operand) -> Operand:
+        """Calls may stand thousands deep: a stack of our own instead of Python's."""
+        waiting = [wanted]
+        while waiting:
+            operand = waiting[-1]
+            if not isinstance(operand, int) or operand in places:
+                waiting.pop()
+                continue
+            call = calls[operand]
+            missing = [one for one in call.operands if isinstance(one, int) and one not in places]
+            if missing:
+                waiting += reversed(missing)
+                continue
+            places[operand] = _entered(call, made, places)
+            waiting.pop()
+        return places[wanted] if isinstance(wanted, int) else wanted
+
+    reached = tuple(map(reach, results))
+    return Expression(tuple(made), reached)
+
+
+def _entered(call: Call, made: dict[Call, int], places: Mapping[int, Operand]) -> Operand:
+    """The place of a call whose operands have theirs; a number if they all are."""
+    operands = tuple(places[one] if isinstance(one, int) else one for one in call.operands)
+    numbers = [one for one in operands if isinstance(one, float)]
+    if len(numbers) == len(operands):
+        values = (torch.tensor(one, dtype=torch.float64) for one in numbers)
+        return float(FUNCTIONS[call.function].compute(*values))
+    return made.setdefault(Call(call.function, operands), len(made))
+
+
+def _literal(number: float) -> str:
+    if math.isnan(number):
+        return "NAN"
+    if abs(number) > 3.4028234663852886e38:
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return f"{number!r}f"
+
+
+def _spelled(expression: Expression) -> str:
+    uses = Counter(one for call in expression.calls for one in call.operands if isinstance(one, int))
+    uses.update(one for one in expression.results if isinstance(one, int))
+    taken = set(expression.inputs)
+    spelled: dict[int, Spelling] = {}
+    statements: list[str] = []
+
+    def operand(one: Operand) -> Spelling:
+        return spelled[one] if isinstance(one, int) else Spelling.of(one)
+
+    for place, call in enumerate(expression.calls):
+        written = spell(call.function, [operand(one) for one in call.operands])
+        if uses[place] > 1:
+            name = _free_name(len(statements), taken)
+            taken.add(name)
+            statements.append(f"{name} = {written.text}")
+            written = Spelling.of(name)
+        spelled[place] = written
+    statements.append(", ".join(operand(one).text for one in expression.results))
+    return "; ".join(statements)
+
+
+def _free_name(number: int, taken: set[str]) -> str:
+    while f"t{number}" in taken:
+        number += 1
+    return f"t{number}"
+
+
+@cache
+def _parsed(text: str) -> Expression:
+    calls: list[Call] = []
+    named: dict[str, Operand] = {}
+
+    def enter(function: str, operands: tuple[Operand, ...]) -> int:
+        known = FUNCTIONS.get(function)
+        if known is None:
+            raise UnsupportedError(f"{text!r}: {function!r} is no function; there are {', '.join(FUNCTIONS)}")
+        if known.arity != len(operands):
+            raise UnsupportedError(f"{text!r}: {function} takes {known.arity} operands, not {len(operands)}")
+        calls.append(Call(function, operands))
+        return len(calls) - 1
+
+    def look_up(name: str) -> Operand:
+        return named.get(name, name)
+
+    def assign(name: str, operand: Operand) -> None:
+        named[name] = operand
+
+    results = syntax(text, enter, look_up, assign)
+    return Expression.of(calls, results)

@@ -1,0 +1,136 @@
+"""Pointwise programs: their text, their one form, and that the twin computes what PyTorch does."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escalade.device.program import KERNELS, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.run import bind
+from escalade.errors import UnsupportedError
+from escalade.ops.expressions import FUNCTIONS, IDENTITY, Call, Expression
+
+TEXTS = [
+    "x", "x * sigmoid(x)", "x - (a - b)", "(x - a) - b", "-x ** 2", "(-x) ** 2", "x ** (a ** b)", "(x ** a) ** b",
+    "(x < a) == (b < 1)", "where(x > 0, x, 0.1 * x)", "t0 = x + residual; where(t0 > 0, t0, 0.1 * t0)",
+    "clamp(x, -inf, 6)", "x * -2", "-(x + 1)", "x + 1e-05", "t0 = exp(x); t0, t0 * t0", "nan + x", "x / (a / b)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_parsed_into_what_it_says(text: str) -> None:
+    expression = Expression.parse(text)
+    assert (
+        Expression.parse(expression.text) is not None
+        and Expression.parse(expression.text).text == expression.text
+    )
+    values = {name: torch.rand(7, dtype=torch.float64) - 0.3 for name in ("x", "a", "b", "residual")}
+    scope = {name: function.compute for name, function in FUNCTIONS.items()}
+    local = {**values, "inf": torch.tensor(torch.inf), "nan": torch.nan, "where": torch.where}
+    *before, last = text.split("; ")
+    for statement in before:
+        exec(statement, scope, local)  # Python's own reading of it
+    wanted = eval(last.replace("-inf", "float('-inf')"), scope, local)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for got, exact in zip(expression.evaluate(values), wanted, strict=True):
+        torch.testing.assert_close(got, exact.to(got.dtype), equal_nan=True)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Expression:
+    calls: list[Call] = []
+    for _ in range(draw(st.integers(0, 6))):
+        name = draw(st.sampled_from(sorted(FUNCTIONS)))
+        operand = st.sampled_from(["x", "a", 0.5, -2.0, *range(len(calls))])
+        calls.append(Call(name, tuple(draw(operand) for _ in range(FUNCTIONS[name].arity))))
+    results = st.lists(st.sampled_from(["x", *range(len(calls))]), min_size=1, max_size=2)
+    return Expression.of(calls, draw(results))
+
+
+@given(programs())
+def test_the_text_of_any_program_is_its_own(program: Expression) -> None:
+    again = Expression.parse(program.text)
+    assert again.text == program.text
+    assert str(again.constants(fast=True)) == str(program.constants(fast=True))
+
+
+def test_calls_that_are_the_same_are_one() -> None:
+    program = Expression.parse("a = exp(x); b = exp(x); a * b + log(1)")
+    assert program.text == "t0 = exp(x); t0 * t0 + 0"
+    assert Expression.parse("exp(x) * exp(x) + 0.0") == program
+
+
+def test_programs_are_put_into_each_other() -> None:
+    gate = Expression.parse("x * g")
+    assert gate.substitute({"g": Expression.parse("sigmoid(y)")}).text == "x * sigmoid(y)"
+    assert gate.rename({"g": "x", "x": "g"}).text == "g * x"
+    assert IDENTITY.joined(gate).text == "x, x * g"
+    assert IDENTITY.is_identity and not gate.is_identity
+
+
+def test_ten_thousand_calls_are_none_too_many() -> None:
+    calls = [Call("exp", ("x",)), *(Call("add", (place, 1.0)) for place in range(10_000))]
+    assert len(Expression.of(calls, (10_000,)).calls) == 10_001
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x +", "import os", "x = 1", "f(x)", "exp(x, x)", "x.y", "a < b < c", "'x'", "exp(x=1)", "True"],
+)
+def test_what_is_no_expression_is_said(text: str) -> None:
+    with pytest.raises(UnsupportedError):
+        Expression.parse(text)
+
+
+def test_every_function_has_a_kernel_of_its_name() -> None:
+    source = (KERNELS / "common" / "functions.cuh").read_text()
+    assert sorted(re.findall(r"^FUNCTION\((\w+)\)", source, re.MULTILINE)) == sorted(FUNCTIONS)
+
+
+SOURCE = """
+#include "common/expression.cuh"
+extern "C" __global__ void run(const float* values, float* y, int elements) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= elements) return;
+    float in[EXPRESSION_INPUTS], out[EXPRESSION_RESULTS];
+    for (int i = 0; i < EXPRESSION_INPUTS; ++i) in[i] = values[i * elements + at];
+    evaluate(out, in);
+    for (int i = 0; i < EXPRESSION_RESULTS; ++i) y[i * elements + at] = out[i];
+}
+"""
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["exact", "fast"])
+def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "run.cu"
+    source.write_text(SOURCE)
+    values = torch.tensor(
+        [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.05, -3.0, 3.0, 19.0, -30.0, 7.0, float("nan")]
+    )
+    names = ("a", "b", "c")
+    grid = torch.cartesian_prod(values, values)
+    inputs = torch.stack([grid[:, 0], grid[:, 1], grid.sum(1) / 3])
+    program = Expression.of((), ())
+    for name, function in FUNCTIONS.items():
+        program = program.joined(Expression.apply(name, *names[: function.arity]))
+    order = [names.index(one) for one in program.inputs]
+    given = inputs[order].contiguous()
+    y = torch.empty(len(program.results), len(grid))
+    call = KernelCall(
+        Program.of(str(source), "run", program.constants(fast)), (2, 1, 1), (128, 1, 1),
+        (Buffer("values"), Buffer("y"), len(grid)),
+    )  # fmt: skip
+    bind(Recipe((call,)), {"values": given, "y": y})()
+    exact = program.evaluate(dict(zip(names, inputs.double(), strict=True)))
+    for name, got, wanted in zip(FUNCTIONS, y, exact, strict=True):
+        fitting = wanted.float().double().expand(len(grid))  # beyond fp32 is infinity
+        torch.testing.assert_close(
+            got.double(), fitting, rtol=2e-5, atol=1e-5 if fast else 2e-6, equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )  # fmt: skip
