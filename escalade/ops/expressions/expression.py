@@ -67,7 +67,7 @@ class Expression:
         return not self.calls and len(self.results) == 1 and isinstance(self.results[0], str)
 
     def rename(self, names: Mapping[str, str]) -> Expression:
-        """The same of other inputs: those of these names are called otherwise."""
+        """The program with some of its inputs called otherwise."""
         return self.substitute({old: Expression((), (new,)) for old, new in names.items()})
 
     def substitute(self, values: Mapping[str, Expression]) -> Expression:
