@@ -1,0 +1,74 @@
+"""What PyTorch does in plans of small networks of every class: the table is exact, and its counts may only fall.
+
+A test that fails prints the network's new line. Put it into the table if it has fewer steps than the old one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.bench.coverage.fallbacks import fallbacks, planned, spelled
+from escalade.bench.networks.judging import MOST
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.models import settle
+from escalade.ops.base.accuracy import relative_error
+from tests.bench.coverage.networks import NETWORKS
+
+IN_PYTORCH = {
+    "mobilenet_v2": "",
+    "mobilenet_v3": "hardswish 5, hardsigmoid 1, mul 1",
+    "efficientnet": "silu 4, mul 1, sigmoid 1",
+    "convnext": "permute 10, layer_norm 5, linear 4, gelu 2, mul 2",
+    "densenet": "cat 3",
+    "shufflenet": "chunk 4, cat 2, transpose 2",
+    "inception": "cat 2, avg_pool2d 1",
+    "squeezenet": "cat 1",
+    "unet": "cat 1, conv_transpose2d 1",
+    "unet_upsampled": "cat 1, upsample_nearest2d 1",
+    "segmentation": "upsample_bilinear2d 3, cat 1",
+    "regnet": "",
+    "group_norm": "group_norm 2, instance_norm 1",
+    "vgg": "celu 1, elu 1, leaky_relu 1, mish 1, prelu 1, softplus 1, tanh 1",
+    "alexnet": "mul 2, pad 2, add 1, avg_pool2d 1, avg_pool3d 1, div 1, pow 1",
+    "vit": "transpose 7, select 4, layer_norm 2, cat 1, expand 1, permute 1, "
+    "scaled_dot_product_attention 1, slice 1, unflatten 1",
+    "upscaling": "pixel_shuffle 1, sigmoid 1, tanh 1",
+}
+"""The steps by operator, the most frequent first, as plans in fp16 have them."""
+IN_TF32: dict[str, str] = {}
+"""Those of networks whose plans in tf32 have others."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pytorch_does_no_more_of_a_network_than_is_written_down(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = NETWORKS[name](), torch.randn(4, 3, 32, 32)
+    settle(model, x)
+    model.eval()
+    with torch.no_grad():
+        expected = pytree.tree_leaves(model(x))
+    graph = capture(model, (x,))
+    tables = {"fp16": IN_PYTORCH, "tf32": {**IN_PYTORCH, **IN_TF32}}
+    for dtype, table in tables.items():
+        assert name in table, f"{name} has no line yet"
+        engine = Engine(graph, dtype, "cpu")
+        found = spelled(fallbacks(planned(engine, x)))
+        assert found == table[name], _sentence(name, dtype, table[name], found)
+        results = zip(pytree.tree_leaves(engine(x)), expected, strict=True)
+        errors = [relative_error(result, wanted) for result, wanted in results]
+        assert all(error < MOST[dtype] for error in errors), f"in {dtype} its results are wrong: {errors}"
+
+
+def _sentence(name: str, dtype: str, written: str, found: str) -> str:
+    table = "IN_TF32" if dtype == "tf32" else "IN_PYTORCH"
+    before, now = _total(written), _total(found)
+    if now > before:
+        return f"PyTorch does {now} steps of {name} in {dtype}, {before} are written down: {found}"
+    return f'PyTorch does other steps of {name} in {dtype}, and no more. In {table}: "{name}": "{found}",'
+
+
+def _total(line: str) -> int:
+    return sum(int(entry.rpartition(" ")[2]) for entry in line.split(", ") if entry)
