@@ -17,7 +17,7 @@ def planned(engine: Engine, *inputs: torch.Tensor) -> Explanation:
     return explain_plan(engine.plan(*inputs), device="cuda" if engine.device.type == "cuda" else "twin")
 
 
-def fallbacks(explanation: Explanation) -> dict[str, int]:
+def by_operator(explanation: Explanation) -> dict[str, int]:
     """How many steps of each operator PyTorch does: the most frequent first, then by name."""
     counts = Counter(_operator(step.operation) for step in explanation.fallbacks)
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))

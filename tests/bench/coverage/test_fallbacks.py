@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.bench.coverage.fallbacks import fallbacks, planned, spelled
+from escalade.bench.coverage.fallbacks import by_operator, planned, spelled
 from escalade.bench.networks.judging import MOST
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
@@ -55,7 +55,7 @@ def test_pytorch_does_no_more_of_a_network_than_is_written_down(name: str) -> No
     for dtype, table in tables.items():
         assert name in table, f"{name} has no line yet"
         engine = Engine(graph, dtype, "cpu")
-        found = spelled(fallbacks(planned(engine, x)))
+        found = spelled(by_operator(planned(engine, x)))
         assert found == table[name], _sentence(name, dtype, table[name], found)
         results = zip(pytree.tree_leaves(engine(x)), expected, strict=True)
         errors = [relative_error(result, wanted) for result, wanted in results]
