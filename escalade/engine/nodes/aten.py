@@ -10,7 +10,9 @@ import torch
 
 from escalade.engine.graph.aten import OperatorError, resolve
 from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
+from escalade.engine.nodes.aten_call import name_of
 from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.lowering import NHWC
 from escalade.errors import EscaladeError
 
 
@@ -23,6 +25,16 @@ class Aten(Operator):
         """The operator's result, or that one of several which the node takes."""
         results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
         return results[node.attributes.get("result", 0)]
+
+    def may_share(self, node: Node) -> bool:
+        returned = resolve(node.attributes["target"])._schema.returns
+        return any(result.alias_info is not None for result in returned)
+
+    def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
+        """An image's filters in the order of the image, or cuDNN would reorder them at every call."""
+        is_convolution = "conv" in name_of(node.attributes["target"]) and len(node.shape) == 4
+        weight = node.attributes["arguments"].get("weight")
+        return {weight.role: NHWC} if is_convolution and isinstance(weight, Reference) else {}
 
     def is_random(self, node: Node) -> bool:
         return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags

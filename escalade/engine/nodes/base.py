@@ -144,6 +144,14 @@ class Operator(ABC):
         """Whether the result is its input's bytes."""
         return self.is_view
 
+    def may_share(self, node: Node) -> bool:
+        """Whether the result may be a view of an input where PyTorch computes it."""
+        return self.is_view
+
+    def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
+        """The form of each constant input, by role, where PyTorch does the node; `STORED` unless said."""
+        return {}
+
     def is_random(self, node: Node) -> bool:
         """Whether the result is another each time."""
         return False

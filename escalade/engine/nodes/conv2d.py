@@ -133,6 +133,9 @@ class Conv2d(Operator):
             return Lowered(CONV2D, problem, {"weight": FP8, "shortcut_weight": FP8, **scaled})
         return Lowered(CONV2D, problem, {"weight": NHWC, "shortcut_weight": NHWC})
 
+    def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
+        return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
+
     def folds_channel_scale(self, node: Node) -> bool:
         return True
 

@@ -52,7 +52,8 @@ class Step:
 
     def constant(self, role: str) -> ConstantForm:
         """The constant of that role in the form in which the step takes it."""
-        forms = self.lowered.constants if self.lowered else {}
+        operator = operator_of(self.node)
+        forms = self.lowered.constants if self.lowered else operator.constants_in_pytorch(self.node)
         return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
 
     def has_weights_ready(self, constants: Collection[str]) -> bool:
@@ -86,6 +87,9 @@ class Plan:
     whose bytes each has. Kernels then read inputs where they are and write results where they are wanted."""
     scratch_bytes: int
     """Bytes of the arena's beginning: what is left of it when those are outside."""
+    apart: Mapping[str, int]
+    """Values of PyTorch's steps, which lie where PyTorch puts them, and their views: the last step at which each
+    matters. Outputs are not among them."""
 
     @property
     def is_direct(self) -> bool:
@@ -155,6 +159,7 @@ def make_plan(
         tuple(constants),
         outside,
         scratch_bytes,
+        values.apart,
     )
 
 
@@ -237,6 +242,8 @@ class _Values:
     """The last step at which the bytes matter, of values that have bytes of their own."""
     owner: Mapping[str, str]
     """Values that share another's bytes."""
+    apart: Mapping[str, int]
+    """The last step at which values matter that have no place in the arena: PyTorch's, and views of them."""
 
     def root(self, name: str) -> str:
         return _root(name, self.owner)
@@ -252,6 +259,11 @@ class _Values:
             last.setdefault(step.node.name, number)
         for name in graph.outputs:
             last[name] = end
+        for step in reversed(steps):  # a view's bytes are those of what it is a view of
+            if step.is_alias or (step.in_pytorch and operator_of(step.node).may_share(step.node)):
+                for name in step.node.inputs.values():
+                    last[name] = max(last[name], last[step.node.name])
+        in_pytorch = {step.node.name for step in steps if step.in_pytorch}
         given = {entry.name for entry in graph.inputs}
         first = dict.fromkeys(given, -1)
         lives: dict[str, int] = {name: last.get(name, -1) for name in given}
@@ -267,6 +279,7 @@ class _Values:
                 if (
                     whole in lives
                     and whole not in given
+                    and whole not in in_pytorch
                     and lives[whole] == number
                     and forms[candidate].bytes == forms[name].bytes
                     and list(step.node.inputs.values()).count(candidate) == 1
@@ -278,7 +291,12 @@ class _Values:
                 lives[whole] = max(lives[whole], last[name])
             else:
                 lives[name] = last[name]
-        return _Values(first, lives, owner)
+        in_arena = {_root(name, owner) for name in graph.outputs}
+        apart = {
+            name: lives[_root(name, owner)] for name in first if _root(name, owner) in in_pytorch - in_arena
+        }
+        lives = {name: end for name, end in lives.items() if name not in apart}
+        return _Values(first, lives, owner, apart)
 
 
 def _root(name: str, owner: Mapping[str, str]) -> str:
@@ -339,5 +357,5 @@ def _arena(
     # Apart from each other and from all else, as the caller's tensors are.
     outer = assign(Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside)
     roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
-    aliases = {name: roots[values.root(name)] for name in values.owner}
+    aliases = {name: roots[values.root(name)] for name in values.owner if name not in values.apart}
     return Arena({**roots, **aliases}, inner.bytes + outer.bytes), inner.bytes

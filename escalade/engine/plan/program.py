@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
+from escalade.engine.plan.values import Values
 from escalade.errors import EscaladeError
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 
@@ -49,9 +50,12 @@ class Kernels:
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
             _compile_together(plan, device)
-            self.inputs = tuple(self._value(given.name) for given in plan.graph.inputs)
+            self._values = Values(plan, self._arena)
+            self.inputs = tuple(self._values.at(given.name) for given in plan.graph.inputs)
             self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
-            steps = [step for step in plan.steps if not step.is_alias]
+            numbered = [(number, step) for number, step in enumerate(plan.steps) if not step.is_alias]
+            self._numbers = [number for number, _ in numbered]
+            steps = [step for _, step in numbered]
             self.calls = [
                 self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
             ]
@@ -64,8 +68,9 @@ class Kernels:
 
     def run_steps(self) -> None:
         """Runs one launch after another."""
-        for call in self.calls:
+        for number, call in zip(self._numbers, self.calls, strict=True):
             call()
+            self._values.end(number)
 
     def _first_run(self) -> torch.cuda.Stream:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
@@ -79,28 +84,26 @@ class Kernels:
             side.synchronize()
         return side
 
-    def _value(self, name: str) -> torch.Tensor:
-        return self.plan.forms[name].view(self._arena, self.plan.places[name])
-
     def _output(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
             return self._constants[ConstantForm(name, STORED)]
-        return self._value(name)
+        return self._values.at(name)
 
-    def _inputs(self, step: Step) -> dict[str, torch.Tensor]:
+    def _constants_of(self, step: Step) -> dict[str, torch.Tensor]:
+        constants = self.plan.graph.constants
         return {
             role: self._constants[step.constant(role)]
-            if name in self.plan.graph.constants
-            else self._value(name)
             for role, name in step.node.inputs.items()
+            if name in constants
         }
 
     def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:
         if step.recipe is None:
             return self._pytorch(step)
         assert step.lowered is not None
-        tensors = self._inputs(step)
-        tensors["y"] = self._value(step.node.name)
+        tensors = self._constants_of(step)
+        values = {role: name for role, name in step.node.inputs.items() if role not in tensors}
+        tensors["y"] = self._values.at(step.node.name)
         for workspace in step.recipe.workspaces:
             name = step.workspace_name(workspace)
             if name in self._lasting:
@@ -115,16 +118,38 @@ class Kernels:
             weights_stay=step.has_weights_ready(self.plan.graph.constants),
             behind=behind.recipe if behind else None,
         )
-        return prepared.bind(tensors)
+        moving = {role: name for role, name in values.items() if not self._values.has_place(name)}
+        tensors |= {role: self._values.at(name) for role, name in values.items() if role not in moving}
+        return self._bound_late(prepared, tensors, moving) if moving else prepared.bind(tensors)
 
-    def _pytorch(self, step: Step) -> Callable[[], None]:
-        """PyTorch's operator over views of the arena, at the plan's precision; its result is copied to its place."""
-        inputs = self._inputs(step)
-        target = self._value(step.node.name)
+    def _bound_late(
+        self, prepared: Prepared, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, str]
+    ) -> Callable[[], None]:
+        """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
+        complete: dict[str, torch.Tensor | None] = {}
 
         def call() -> None:
+            found = {role: self._values.dense(name) for role, name in moving.items()}
+            if not complete:
+                packed = prepared.pack({**tensors, **found})
+                complete.update({name: packed[name] for name in packed if name not in found})
+            prepared.executable.bind({**complete, **found})()
+            prepared.executable.release()
+
+        return call
+
+    def _pytorch(self, step: Step) -> Callable[[], None]:
+        """PyTorch's operator over the plan's values, at the plan's precision."""
+        constants = self._constants_of(step)
+
+        def call() -> None:
+            values = {
+                role: self._values.at(name)
+                for role, name in step.node.inputs.items()
+                if role not in constants
+            }
             with own_arithmetic(self.plan.dtype, self._device):
-                target.copy_(compute(step.node, inputs))
+                self._values.keep(step, compute(step.node, {**constants, **values}))
 
         return call
 

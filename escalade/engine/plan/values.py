@@ -1,0 +1,85 @@
+"""The values of a plan while it runs: at their places in the arena, or where PyTorch has put them.
+
+What a step of PyTorch's gives stays where PyTorch's allocator puts it, a view of another value included, so that the
+step costs what it costs in PyTorch. It is let go behind its last reader, and its memory is used again. While a CUDA
+graph is recorded that memory is of the graph's own pool, and lies where it lies at every replay.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.plan.plan import Plan, Step
+
+_ALIGNMENT = 16
+"""Kernels load 16 bytes at a time."""
+
+
+class Values:
+    """The values of one run after another; constants are not among them."""
+
+    def __init__(self, plan: Plan, arena: torch.Tensor) -> None:
+        self._plan = plan
+        self._arena = arena
+        self._apart: dict[str, torch.Tensor] = {}
+        self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What is another value's bytes, seen differently, beside that value."""
+        self._ends: dict[int, list[str]] = {}
+        for name, last in plan.apart.items():
+            self._ends.setdefault(last, []).append(name)
+
+    def has_place(self, name: str) -> bool:
+        """Whether a value lies at the same address in every run."""
+        return name in self._plan.places
+
+    def at(self, name: str) -> torch.Tensor:
+        """A value as it lies, which is good enough for PyTorch."""
+        if self.has_place(name):
+            return self._plan.forms[name].view(self._arena, self._plan.places[name])
+        if name in self._apart:
+            return self._apart[name]
+        node = self._plan.graph.nodes[name]
+        source = self.at(node.inputs["x"])
+        if name not in self._seen or self._seen[name][0] is not source:
+            self._seen[name] = source, compute(node, {"x": source})
+        return self._seen[name][1]
+
+    def dense(self, name: str) -> torch.Tensor:
+        """A value as a kernel wants it: of the type and in the order that the plan has for it."""
+        value = self.at(name)
+        if self.has_place(name) or self._is_dense(name, value):
+            return value
+        form = self._plan.forms[name]
+        memory = torch.empty(form.bytes, dtype=torch.uint8, device=value.device)
+        copied = form.view(memory, 0).copy_(value)
+        if name in self._apart:
+            self._apart[name] = copied
+        else:
+            self._seen[name] = self._seen[name][0], copied
+        return copied
+
+    def _is_dense(self, name: str, value: torch.Tensor) -> bool:
+        is_image = self._plan.forms[name].layout == "nhwc"
+        order = torch.channels_last if is_image else torch.contiguous_format
+        return value.is_contiguous(memory_format=order) and not value.data_ptr() % _ALIGNMENT
+
+    def keep(self, step: Step, result: torch.Tensor) -> None:
+        """What a step of PyTorch's has given, in the type that the plan has for it."""
+        name = step.node.name
+        if self.has_place(name):
+            self.at(name).copy_(result)
+            return
+        own = result.to(self._plan.forms[name].dtype)
+        unexpected = self._is_in_arena(own) and not operator_of(step.node).may_share(step.node)
+        self._apart[name] = own.clone() if unexpected else own
+
+    def end(self, number: int) -> None:
+        """Lets go of what nobody reads behind the step of that number."""
+        for name in self._ends.get(number, ()):
+            self._apart.pop(name, None)
+            self._seen.pop(name, None)
+
+    def _is_in_arena(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() == self._arena.untyped_storage().data_ptr()

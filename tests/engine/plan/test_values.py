@@ -1,0 +1,113 @@
+"""Values between PyTorch's steps and kernels: where they lie, when they are copied, and when they are let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.engine.nodes import aten
+from escalade.engine.plan.program import KernelProgram
+
+
+class Between(nn.Module):
+    """Views of what a kernel gives, read behind others that a kernel gives; and what PyTorch gives, read by kernels."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = torch.softmax(x, -1)
+        part = rows[:, :, 1:]  # which is all that reads `rows`
+        others = torch.softmax(F.relu(x).transpose(1, 2).cumsum(1), -1).transpose(1, 2)[:, :, 1:]
+        return {"sum": others + part, "flat": F.relu(others.flatten(1)), "last": x.cumsum(1)}
+
+
+def ran(x: torch.Tensor) -> tuple[KernelProgram, dict[str, torch.Tensor]]:
+    """The plan on the twin, and what the second of two calls of it gives."""
+    engine = Engine(capture(Between(), (x,)), "fp32", "twin")
+    engine(torch.randn_like(x))
+    program = engine.program(x)
+    assert isinstance(program, KernelProgram)
+    program._arena.fill_(0xFF)
+    return program, engine(x)
+
+
+def check(x: torch.Tensor, results: dict[str, torch.Tensor]) -> None:
+    for name, expected in Between()(x).items():
+        torch.testing.assert_close(results[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_views_are_read_while_what_they_are_views_of_lies_there() -> None:
+    x = torch.randn(2, 5, 4)
+    check(x, ran(x)[1])
+
+
+def test_a_view_that_pytorch_does_not_announce_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some operators give their input back, or a part of it, and their schema says nothing of it."""
+    monkeypatch.setattr(aten.Aten, "may_share", lambda self, node: False)
+    x = torch.randn(2, 5, 4)
+    check(x, ran(x)[1])
+
+
+def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 5, 4)
+    program, _ = ran(x)
+    copied = []
+    real = torch.Tensor.copy_
+
+    def spy(self: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
+        copied.append(tuple(source.shape))
+        return real(self, source, *rest)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", spy)
+    program.run()
+    shapes = {step.node.name: step.node.shape for step in program.plan.steps}
+    outputs = [
+        shapes[name]
+        for name in program.plan.graph.outputs
+        if name in {s.node.name for s in program.plan.fallbacks}
+    ]
+    assert sorted(copied) == sorted([*outputs, (2, 5, 3), (2, 5, 3)]), "two slices that a kernel reads"
+
+
+def test_a_run_keeps_nothing_of_pytorchs() -> None:
+    program, _ = ran(torch.randn(2, 5, 4))
+    assert program.plan.apart and not program._values._apart and not program._values._seen
+
+
+def convolutions() -> list[Callable[[], nn.Module]]:
+    return [lambda: nn.ConvTranspose2d(4, 6, 2, stride=2), lambda: nn.Conv2d(4, 6, (2, 2), padding="same")]
+
+
+@pytest.mark.parametrize("make", convolutions())
+def test_filters_lie_in_the_order_of_the_images(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise cuDNN would reorder them at every call."""
+    seen = []
+    real = aten.results_of
+
+    def spy(target: str, arguments: Any, inputs: Any) -> Any:
+        seen.append(
+            {
+                argument.role: inputs[argument.role]
+                for argument in arguments.values()
+                if hasattr(argument, "role")
+            }
+        )
+        return real(target, arguments, inputs)
+
+    monkeypatch.setattr(aten, "results_of", spy)
+    x = torch.randn(2, 4, 6, 6)
+    model = make()
+    engine = Engine(capture(model, (x,)), "fp32", "twin")
+    seen.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(engine(x), model(x))
+    (given,) = seen
+    images = [tensor for tensor in given.values() if tensor.dim() == 4]
+    assert len(images) == 2 and all(t.is_contiguous(memory_format=torch.channels_last) for t in images)
