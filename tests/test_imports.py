@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 OPERATIONS = tuple(
     f"escalade.ops.{folder.name}"
     for folder in sorted((ROOT / "escalade" / "ops").iterdir())
-    if (folder / "__init__.py").is_file() and folder.name not in ("base", "choose", "calling", "expressions", "shared")
+    if (folder / "__init__.py").is_file()
+    and folder.name not in ("base", "choose", "calling", "expressions", "shared")
 )
 LAYERS = (
     tuple(f"escalade.{name}" for name in ("errors", "files", "outside", "parsing", "showing", "version")),

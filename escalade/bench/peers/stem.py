@@ -20,7 +20,7 @@ def convolution(problem: StemProblem) -> Conv2dProblem:
         raise UnsupportedError(f"{p.name}: peers take images in nhwc and {p.storage}, normalised before")
     return Conv2dProblem(
         p.batch, p.channels, p.height, p.width, p.filters, p.filter_height, p.filter_width, p.stride, p.padding,
-        dtype=p.dtype, layout="nhwc", bias=True, relu=p.relu,
+        dtype=p.dtype, layout="nhwc", bias=True, relu=p.relu, activation=p.activation,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from escalade.bench.peers.layer import LayerPeer
 from escalade.ops.base.switches import with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared import activation
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -25,7 +26,7 @@ def conv2d_peers(problem: Conv2dProblem) -> tuple[LayerPeer, ...]:
 
 
 def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """The convolution with its bias, then the residual and the ReLU in place."""
+    """The convolution with its bias, then the residual and a ReLU in place, or another activation."""
     p = problem
 
     def compute() -> torch.Tensor:
@@ -34,7 +35,7 @@ def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
         )
         if p.residual:
             y.add_(inputs["residual"])
-        return y.relu_() if p.relu else y
+        return y.relu_() if p.relu else activation.apply(p, y)
 
     return with_cudnn(p.dtype, compute)
 
@@ -60,7 +61,7 @@ def compiled_peer() -> LayerPeer:
 
 
 def compiled(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """Convolution, bias, residual and ReLU, compiled for this very problem."""
+    """Convolution, bias, residual and activation, compiled for this very problem."""
     call = _compiled(problem)
     return with_cudnn(
         problem.dtype,
@@ -78,7 +79,7 @@ def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
         y = F.conv2d(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
         if residual is not None:
             y = y + residual
-        return torch.relu(y) if p.relu else y
+        return activation.apply(p, y)
 
     # What was compiled before is of no use, and after a few of one function the compiler gives up.
     torch.compiler.reset()

@@ -25,6 +25,5 @@ __device__ __forceinline__ void load_channels(const float* from, float (&values)
 __device__ __forceinline__ Element normalised(Element x, float mean, float scale, float bias, Element residual) {
     float value = (to_float(x) - mean) * scale + bias;
     if (HAS_RESIDUAL) value += to_float(residual);
-    if (HAS_RELU) value = relu(value);
-    return from_float<Element>(value);
+    return from_float<Element>(activated<HAS_RELU>(value));
 }

@@ -16,6 +16,5 @@ extern "C" __global__ void batch_norm_naive(const Element* x, const float* weigh
     const int c = channel_of(static_cast<Index>(at), channels, plane);
     float value = (to_float(x[at]) - mean[c]) / sqrtf(variance[c] + epsilon) * weight[c] + bias[c];
     if (HAS_RESIDUAL) value += to_float(residual[at]);
-    if (HAS_RELU) value = relu(value);
-    y[at] = from_float<Element>(value);
+    y[at] = from_float<Element>(activated<HAS_RELU>(value));
 }

@@ -1,5 +1,5 @@
 // The epilogue of a sum, for kernels whose lanes hold neighbouring filters or pixels in pairs:
-//   relu(sum + bias + residual), the last two with units of their own in FP8 (common/epilogue.cuh), or
+//   activated(sum + bias + residual), the last two with units of their own in FP8 (common/epilogue.cuh), or
 //   sum where the mask is positive and 0 elsewhere: the gradient of a ReLU. The mask comes in the residual's place.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Finish {
         else {
             if (HAS_BIAS) sum += added;
             if (HAS_RESIDUAL) sum += companion;
-            return HAS_RELU ? relu(sum) : sum;
+            return activated<HAS_RELU>(sum);
         }
     }
 

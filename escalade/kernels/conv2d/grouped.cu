@@ -173,10 +173,17 @@ __device__ __forceinline__ Result* result_at(unsigned char* results, int pixel, 
 
 __device__ __forceinline__ Result result_of(float sum, float bias) {
     if (HAS_BIAS) sum += bias;
-    return from_float<Result>(HAS_RELU && !HAS_RESIDUAL ? relu(sum) : sum);
+    return from_float<Result>(HAS_RESIDUAL ? sum : activated<HAS_RELU>(sum));
 }
 
-// Sums those results of a tile anew that are no numbers: another group may have made them so.
+// An activation may have made a number of a NaN, unlike ReLU.
+#ifdef EXPRESSION
+constexpr bool HIDES_NANS = !HAS_RESIDUAL;
+#else
+constexpr bool HIDES_NANS = false;
+#endif
+
+// Sums those results of a tile anew that are no numbers, or may have been none: another group may have made them so.
 __device__ __forceinline__ void restore_nans(unsigned char* results, const Element* x, const Element* weight,
                                              const Element* bias, Tile tile, int first_filter, const ConvShape& shape) {
 #pragma unroll 1
@@ -184,7 +191,7 @@ __device__ __forceinline__ void restore_nans(unsigned char* results, const Eleme
         const int filter = i % BLOCK_FILTERS;
         const Pixel output = Pixel::of(i / BLOCK_FILTERS, tile, shape);
         Result& result = *result_at(results, i / BLOCK_FILTERS, filter);
-        if (!output.exists || to_float(result) == to_float(result)) continue;
+        if (!output.exists || (!HIDES_NANS && to_float(result) == to_float(result))) continue;
         result = result_of(own_sum(x, weight, output, first_filter + filter, shape),
                            HAS_BIAS ? to_float(bias[first_filter + filter]) : 0.f);
     }

@@ -124,7 +124,7 @@ __device__ __forceinline__ void output_stage(int block, int filter_blocks, const
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
                 const float sum = sums[v][i][j] + shift[v] + added[v];
-                results.at[v] = from_float<Element>(HAS_RELU ? relu(sum) : sum);
+                results.at[v] = from_float<Element>(activated<HAS_RELU>(sum));
             }
             if (WHOLE) {
                 store_pack(y + at, results);

@@ -32,7 +32,7 @@ extern "C" __global__ void few_channels_pool(const Element* __restrict__ x, Elem
             const Pack<Element, VECTOR> pack = load_pack<Element, VECTOR>(from + 1LL * inside * step);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
-                const float value = to_float(pack.at[e]);
+                const float value = activated<false>(to_float(pack.at[e]));
                 if (value > best[e] || value != value) best[e] = value;  // a NaN, and then nothing is greater
             }
         }

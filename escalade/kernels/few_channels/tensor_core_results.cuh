@@ -26,7 +26,7 @@ struct Epilogue {
     __device__ __forceinline__ float operator()(float sum, int f) const {
         if (SPLIT) sum *= scale[f];
         if (HAS_BIAS) sum += bias[f];
-        return HAS_RELU ? relu(sum) : sum;
+        return activated<HAS_RELU>(sum);
     }
 };
 

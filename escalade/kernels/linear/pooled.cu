@@ -116,6 +116,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         const float sum = warp_sums(sums) + offset;
         if (lane % (32 / OUTPUTS) == 0 && output < out_features)
-            y[1LL * row * out_features + output] = from_float<Element>(HAS_RELU ? relu(sum) : sum);
+            y[1LL * row * out_features + output] = from_float<Element>(activated<HAS_RELU>(sum));
     }
 }

@@ -111,8 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int e = 0; e < 4; ++e) {
                 float sum = sums[r][o + e];
                 if (HAS_BIAS && output + e < out_features) sum += to_float(bias[output + e]);
-                if (HAS_RELU) sum = relu(sum);
-                results.at[e] = from_float<Output>(sum);
+                results.at[e] = from_float<Output>(activated<HAS_RELU>(sum));
             }
             Output* target = part + 1LL * row * out_features + output;
             if (OUTPUTS_ALIGNED) {

@@ -113,5 +113,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         for (int part = 0; part < DEPTH_WARPS; ++part) sum += parts[warp + part][mine];
     }
     if (lane % (32 / SUMS) == 0 && row < rows && output < out_features)
-        y[1LL * row * out_features + output] = from_float<Element>(HAS_RELU ? relu(sum + offset) : sum + offset);
+        y[1LL * row * out_features + output] = from_float<Element>(activated<HAS_RELU>(sum + offset));
 }

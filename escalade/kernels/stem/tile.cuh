@@ -10,6 +10,7 @@
 // by a column: pooling, several tiles in a row of y) and MASK_COLUMNS (tiles reach over the edge).
 #pragma once
 
+#include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"
 
@@ -49,6 +50,12 @@ __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     return reinterpret_cast<const u32&>(two);
 }
 
+// Two neighbouring filters behind their activation. ReLU is cheaper in pairs.
+__device__ __forceinline__ u32 finished(float low, float high) {
+    const u32 pair = pair_of(activated<false>(low), activated<false>(high));
+    return HAS_RELU ? larger(pair, 0) : pair;
+}
+
 __device__ __forceinline__ bool inside(int position, int size) {
     return static_cast<unsigned>(position) < static_cast<unsigned>(size);
 }
@@ -71,8 +78,9 @@ struct Tile {
 
 // ------------------------------------------------------------------ y
 
-// The sums of a row of the convolution on their way into y, for a warp with BLOCKS blocks of 16 filters: bias, ReLU,
-// rounding, and pooling with the rows before, of which `best` is the maximum so far. Without ADD_BIAS the sums have it.
+// The sums of a row of the convolution on their way into y, for a warp with BLOCKS blocks of 16 filters: bias,
+// activation, rounding, and pooling with the rows before, of which `best` is the maximum so far. Without ADD_BIAS the
+// sums have it.
 template <int BLOCKS, int COLUMN_BLOCKS, bool ADD_BIAS = true>
 struct RowWriter {
     using Sums = float[COLUMN_BLOCKS][BLOCKS][4];
@@ -124,9 +132,8 @@ struct RowWriter {
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; ++b) {
-                    u32 pair = ADD_BIAS ? pair_of(sums[j][b][i] + bias[b][0], sums[j][b][2 + i] + bias[b][1])
-                                        : pair_of(sums[j][b][i], sums[j][b][2 + i]);
-                    if (HAS_RELU) pair = larger(pair, 0);
+                    u32 pair = ADD_BIAS ? finished(sums[j][b][i] + bias[b][0], sums[j][b][2 + i] + bias[b][1])
+                                        : finished(sums[j][b][i], sums[j][b][2 + i]);
                     if (MASK_COLUMNS && !inside(conv_column + 8 * j + i, shape.conv_width)) pair = LOWEST;
                     pairs[i][b] = pair;
                 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES, check_channelwise, spell_sizes
 from escalade.ops.shared.images import (
     Images,
@@ -17,7 +18,11 @@ from escalade.ops.shared.images import (
 
 DEFAULT_EPSILON = 1e-5
 
-_NAME = re.compile(SIZES + r"(_eps(?P<epsilon>\d+(\.\d+)?(e[-+]?\d+)?))?(_(?P<epilogue>res([+]relu)?|relu))?")
+_NAME = re.compile(
+    SIZES
+    + r"(_eps(?P<epsilon>\d+(\.\d+)?(e[-+]?\d+)?))?(_(?P<epilogue>res([+]relu)?|relu))?"
+    + activation.IN_NAME
+)
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,12 @@ class BatchNormProblem(Images):
     dtype: str = "fp32"
     layout: str = "nchw"
     epsilon: float = DEFAULT_EPSILON
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         check_channelwise("batch_norm", self)
+        activation.settle(self)
         if not 0 < self.epsilon < math.inf:
             raise UnsupportedError(f"epsilon of {self.epsilon}: it is a positive finite number")
 
@@ -45,18 +53,21 @@ class BatchNormProblem(Images):
             _NAME,
             name,
             "batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), "
-            "_b batch, then optional _eps0.001 and _res+relu",
+            f"_b batch, then optional _eps0.001 and _res+relu, and {activation.FORM}",
         )
         epilogue = (found["epilogue"] or "").split("+")
         epsilon = float(found["epsilon"]) if found["epsilon"] else DEFAULT_EPSILON
-        return BatchNormProblem(*read_sizes(found), "relu" in epilogue, "res" in epilogue, epsilon=epsilon)
+        return BatchNormProblem(
+            *read_sizes(found), "relu" in epilogue, "res" in epilogue, epsilon=epsilon,
+            activation=found["activation"] or "",
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         epsilon = "" if self.epsilon == DEFAULT_EPSILON else f"_eps{float(self.epsilon)!r}"
         parts = [part for part, on in (("res", self.residual), ("relu", self.relu)) if on]
-        return spell_sizes(self) + epsilon + (f"_{'+'.join(parts)}" if parts else "")
+        return spell_sizes(self) + epsilon + (f"_{'+'.join(parts)}" if parts else "") + activation.spell(self)
 
     @property
     def flops(self) -> int:

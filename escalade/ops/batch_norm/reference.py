@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.batch_norm.problem import BatchNormProblem
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import empty_images, stored_images
 
 Tensors = Mapping[str, torch.Tensor]
@@ -50,7 +51,7 @@ def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
     )  # fmt: skip
     if problem.residual:
         y = y.add_(inputs["residual"])
-    return y.relu_() if problem.relu else y
+    return activation.apply(problem, y)
 
 
 def exact(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:

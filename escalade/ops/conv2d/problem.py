@@ -10,6 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.windows import touched
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
 DTYPES = (*MULTIPLIED, "fp8")
@@ -22,6 +23,7 @@ _NAME = re.compile(
     r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
     r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
     r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?))?"
+    + activation.IN_NAME
 )
 
 
@@ -64,9 +66,12 @@ class Conv2dProblem:
     """Height and width; unless given, the output's times the stride."""
     output: str = ""
     """What y is stored as; empty: the dtype."""
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         _check(self)
+        activation.settle(self)
         if self.shortcut_channels and self.shortcut_size == (0, 0):
             object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)
         _check_shortcut(self)
@@ -102,7 +107,7 @@ class Conv2dProblem:
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
                 "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
-                "in fp16)"
+                f"in fp16), then {activation.FORM}"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -120,6 +125,7 @@ class Conv2dProblem:
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
             "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
             int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
+            found["activation"] or "",
         )  # fmt: skip
 
     @property
@@ -140,7 +146,9 @@ class Conv2dProblem:
         return (
             f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
             f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
-            f"{padding}{dilation}{groups}_b{self.batch}" + (f"_{'+'.join(parts)}" if parts else "")
+            f"{padding}{dilation}{groups}_b{self.batch}"
+            + (f"_{'+'.join(parts)}" if parts else "")
+            + activation.spell(self)
         )
 
     @property

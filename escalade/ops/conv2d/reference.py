@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT
 
 
@@ -81,7 +82,7 @@ def _finish(
     y, *others = terms
     for other in (*others, *([inputs["residual"]] if problem.residual else [])):
         y = y + other
-    return torch.relu(y) if problem.relu else y
+    return activation.apply(problem, y)
 
 
 def _finish_scaled(
@@ -92,7 +93,7 @@ def _finish_scaled(
         y = y + inputs["bias"].view(-1, 1, 1)
     if problem.residual:
         y = y + inputs["residual"] * inputs["scales"][0]
-    return (torch.relu(y) if problem.relu else y) * inputs["scales"][1]
+    return activation.apply(problem, y) * inputs["scales"][1]
 
 
 def exact(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

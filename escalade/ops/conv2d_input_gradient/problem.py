@@ -26,7 +26,7 @@ class Conv2dInputGradientProblem(GradientProblem):
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
-        if f.bias or f.residual or f.relu or f.shortcut_channels or f.output:
+        if f.bias or f.residual or f.relu or f.activation or f.shortcut_channels or f.output:
             raise UnsupportedError(
                 f"{f.name} has an epilogue; conv2d_input_gradient goes back through the convolution alone"
             )

@@ -22,7 +22,7 @@ class Conv2dWeightGradientProblem(GradientProblem):
 
     def __post_init__(self) -> None:
         f = self.forward
-        if f.residual or f.relu or f.shortcut_channels or f.output:
+        if f.residual or f.relu or f.activation or f.shortcut_channels or f.output:
             raise UnsupportedError(
                 f"{f.name}: the gradient of a convolution's weights knows of a bias; a residual, a shortcut or a ReLU "
                 "behind it is no matter of the weights"

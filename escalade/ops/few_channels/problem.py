@@ -10,6 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.windows import touched
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import (
     FilteredImages,
     check_problem,
@@ -26,7 +27,7 @@ MOST_FILTERS = 32
 _NAME = re.compile(
     rf"(?P<channels>\d+)to(?P<filters>\d+)_{pair_pattern('size')}_k{pair_pattern('filter')}"
     rf"(p{pair_pattern('padding')})?_b(?P<batch>\d+)(?P<source>_uint8|_fp32|_fp16|_bf16)?"
-    r"(?P<bias>_bias)?(?P<relu>_relu)?(_pool(?P<pool>\d+)(?P<ceil>c)?)?"
+    r"(?P<bias>_bias)?(?P<relu>_relu)?(_pool(?P<pool>\d+)(?P<ceil>c)?)?" + activation.IN_NAME
 )
 
 
@@ -48,6 +49,8 @@ class FewChannelsProblem(FilteredImages):
     layout: str = "nhwc"
     source: str = ""
     """The type that x is stored as, if it is not that of y."""
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         # One problem, one spelling.
@@ -55,6 +58,7 @@ class FewChannelsProblem(FilteredImages):
         if self.source == self.storage:
             object.__setattr__(self, "source", "")
         _check(self)
+        activation.settle(self)
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> FewChannelsProblem:
@@ -64,12 +68,13 @@ class FewChannelsProblem(FilteredImages):
             name,
             "convolution of few channels; the form is 4to16_40_k7p3_b10000_uint8_bias_relu_pool4c: channels to filters,"
             " image size (40 or 40x32), k filter, p padding if there is any, _b batch, and optionally the type of the "
-            "image, _bias, _relu, _pool window (c: one that may hang over the edge)",
+            "image, _bias, _relu, _pool window (c: one that may hang over the edge), and "
+            f"{activation.FORM}",
         )
         return FewChannelsProblem(
             *read_sizes(found), int(found["filters"]), *read_pair(found, "filter"), read_pair(found, "padding"),
             bool(found["bias"]), bool(found["relu"]), int(found["pool"] or 1), bool(found["ceil"]), dtype, layout,
-            (found["source"] or "")[1:],
+            (found["source"] or "")[1:], found["activation"] or "",
         )  # fmt: skip
 
     @property
@@ -81,7 +86,7 @@ class FewChannelsProblem(FilteredImages):
         return (
             f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
             f"_k{spell_pair((self.filter_height, self.filter_width))}{padding}_b{self.batch}{source}"
-            f"{'_bias' if self.bias else ''}{'_relu' if self.relu else ''}{pool}"
+            f"{'_bias' if self.bias else ''}{'_relu' if self.relu else ''}{pool}{activation.spell(self)}"
         )
 
     @property

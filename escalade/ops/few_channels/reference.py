@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
 
@@ -66,8 +67,7 @@ def _channels_last(images: torch.Tensor) -> torch.Tensor:
 
 def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
     p = problem
-    if p.relu:
-        y = torch.relu(y)
+    y = activation.apply(p, y)
     return F.max_pool2d(y, p.pool, ceil_mode=p.ceil_mode) if p.pool > 1 else y
 
 

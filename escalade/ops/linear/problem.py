@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.shared import activation
 from escalade.ops.shared.rows import check_fields
 
 _NAME = re.compile(
     r"(?P<in_features>\d+)to(?P<out_features>\d+)(_mean(?P<pixels>\d+))?_b(?P<batch>\d+)"
-    r"(_(?P<epilogue>bias([+]relu)?|relu))?"
+    r"(_(?P<epilogue>bias([+]relu)?|relu))?" + activation.IN_NAME
 )
 
 
@@ -36,10 +37,13 @@ class LinearProblem:
     dtype: str = "fp32"
     layout: str = "flat"
     pixels: int = 1
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
         check_fields("linear", self, MULTIPLIED, sizes)
+        activation.settle(self)
         if self.output_elements >= 2**38:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"
@@ -53,12 +57,13 @@ class LinearProblem:
             name,
             "fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
             "features out, optionally _mean and the pixels that a row is the mean of, _b rows, then optionally _bias, "
-            "_relu or _bias+relu",
+            f"_relu or _bias+relu, then {activation.FORM}",
         )
         epilogue = (found["epilogue"] or "").split("+")
         return LinearProblem(
             int(found["batch"]), int(found["in_features"]), int(found["out_features"]),
             "bias" in epilogue, "relu" in epilogue, dtype, pixels=int(found["pixels"] or 1),
+            activation=found["activation"] or "",
         )  # fmt: skip
 
     @property
@@ -67,7 +72,9 @@ class LinearProblem:
         parts = [part for part, on in (("bias", self.bias), ("relu", self.relu)) if on]
         mean = f"_mean{self.pixels}" if self.pixels > 1 else ""
         epilogue = f"_{'+'.join(parts)}" if parts else ""
-        return f"{self.in_features}to{self.out_features}{mean}_b{self.batch}{epilogue}"
+        return (
+            f"{self.in_features}to{self.out_features}{mean}_b{self.batch}{epilogue}{activation.spell(self)}"
+        )
 
     @property
     def input_elements(self) -> int:

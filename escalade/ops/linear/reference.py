@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.shared import activation
 
 
 def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -37,7 +38,7 @@ def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
 def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The product by PyTorch, in the dtype of the inputs; x is rows by now."""
     y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
-    return y.relu_() if problem.relu else y
+    return activation.apply(problem, y)
 
 
 def exact(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

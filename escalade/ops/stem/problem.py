@@ -10,6 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.windows import touched
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import (
     LAYOUTS,
     FilteredImages,
@@ -30,6 +31,7 @@ _NAME = re.compile(
     rf"_k{pair_pattern('filter')}s{pair_pattern('stride')}(p{pair_pattern('padding')})?"
     r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)"
     r"(?P<normalise>_norm)?(?P<relu>_relu)?(_pool(?P<pool>\d+)s(?P<pool_stride>\d+)p(?P<pool_padding>\d+))?"
+    + activation.IN_NAME
 )
 
 
@@ -51,9 +53,12 @@ class StemProblem(FilteredImages):
     pool: Pool | None = None
     dtype: str = "fp16"
     layout: str = "nhwc"
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         _check(self)
+        activation.settle(self)
 
     @staticmethod
     def parse(name: str, dtype: str = "fp16") -> StemProblem:
@@ -63,7 +68,8 @@ class StemProblem(FilteredImages):
             name,
             "stem; the form is 3to64_224_k7s2_fp32_nchw_b256_norm_relu_pool3s2p1: channels to "
             "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
-            "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding",
+            "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding, "
+            f"and {activation.FORM}",
         )
         filter_height, filter_width = read_pair(found, "filter")
         padding = read_pair(found, "padding") if found["padding"] else (filter_height // 2, filter_width // 2)
@@ -75,7 +81,7 @@ class StemProblem(FilteredImages):
         return StemProblem(
             *read_sizes(found), int(found["filters"]), filter_height, filter_width, read_pair(found, "stride"),
             padding, found["source"], found["source_layout"], bool(found["normalise"]), bool(found["relu"]), pool,
-            dtype,
+            dtype, activation=found["activation"] or "",
         )  # fmt: skip
 
     @property
@@ -87,7 +93,7 @@ class StemProblem(FilteredImages):
             f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
             f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
             f"{'' if usual else 'p' + spell_pair(self.padding)}_{self.source}_{self.source_layout}_b{self.batch}"
-            f"{'_norm' if self.normalise else ''}{'_relu' if self.relu else ''}{pool}"
+            f"{'_norm' if self.normalise else ''}{'_relu' if self.relu else ''}{pool}{activation.spell(self)}"
         )
 
     @property

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 
 
@@ -74,8 +75,7 @@ def _convolve(
 
 
 def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
-    if problem.relu:
-        y = torch.relu(y)
+    y = activation.apply(problem, y)
     return F.max_pool2d(y, *problem.pool) if problem.pool else y
 
 

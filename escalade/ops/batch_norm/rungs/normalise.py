@@ -10,7 +10,7 @@ from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm.problem import BatchNormProblem
-from escalade.ops.shared import channels, pointwise
+from escalade.ops.shared import activation, channels, pointwise
 from escalade.ops.shared.channels import Rows, channels_innermost
 from escalade.ops.shared.pointwise import ElementAThread
 
@@ -26,7 +26,11 @@ class PacksConfig(pointwise.PacksConfig):
 
 
 def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
-    return {**channels.constants(problem), "HAS_RESIDUAL": problem.residual, "HAS_RELU": problem.relu}
+    return {
+        **channels.constants(problem),
+        "HAS_RESIDUAL": problem.residual,
+        **activation.constants_of(problem),
+    }
 
 
 @dataclass(frozen=True)

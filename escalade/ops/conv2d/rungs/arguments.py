@@ -5,10 +5,15 @@ from __future__ import annotations
 from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer, Ints
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared import activation
 
 
 def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:
-    return {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual, "HAS_RELU": problem.relu}
+    return {
+        "HAS_BIAS": problem.bias,
+        "HAS_RESIDUAL": problem.residual,
+        **activation.constants_of(problem),
+    }
 
 
 def shape(problem: Conv2dProblem) -> Ints:

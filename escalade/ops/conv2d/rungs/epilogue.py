@@ -8,6 +8,7 @@ from escalade.device.program import Constant, Type
 from escalade.device.recipe import Ints
 from escalade.ops.base.dtypes import element
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared import activation
 
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
 """`Placement` of kernels/conv2d/placement.cuh where y is a whole image. Otherwise it is a part of a larger one:
@@ -16,19 +17,21 @@ the steps between its rows and columns there, the first of each, and the whole's
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a convolution does with its sums: bias, residual, ReLU or mask, and the type of the result."""
+    """What a convolution does with its sums: bias, residual, activation or mask, and the type of the result."""
 
     output: str
     """The dtype of y."""
     bias: bool = False
     residual: bool = False
     relu: bool = False
+    activation: str = ""
     mask: bool = False
     """The buffer in the residual's place lets through where it is positive: the gradient of a ReLU."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Epilogue:
-        return Epilogue(problem.output or problem.dtype, problem.bias, problem.residual, problem.relu)
+        p = problem
+        return Epilogue(p.output or p.dtype, p.bias, p.residual, p.relu, p.activation)
 
     @property
     def companion(self) -> bool:
@@ -40,7 +43,7 @@ class Epilogue:
         return {
             "HAS_BIAS": self.bias,
             "HAS_RESIDUAL": self.residual,
-            "HAS_RELU": self.relu,
+            **activation.constants(self.relu, self.activation, self.output),
             "HAS_MASK": self.mask,
         }
 

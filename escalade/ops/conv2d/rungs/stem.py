@@ -63,7 +63,7 @@ def _stem(problem: Conv2dProblem) -> StemProblem:
     p = problem
     return StemProblem(
         p.batch, p.channels, p.height, p.width, p.filters, p.filter_height, p.filter_width, p.stride, p.padding,
-        source=p.dtype, source_layout="nhwc", relu=p.relu, dtype=p.dtype,
+        source=p.dtype, source_layout="nhwc", relu=p.relu, dtype=p.dtype, activation=p.activation,
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class TensorCore(Conv2dRung):
             (prepared.x, prepared.weight, Buffer("y"), arguments.shape(prepared.shape)),
             shared_bytes=config.stages * (config.tile_m + config.tile_n) * config.row_bytes,
         )
-        has_epilogue = problem.bias or problem.residual or problem.relu
+        has_epilogue = problem.bias or problem.residual or problem.relu or problem.activation
         epilogue = (_epilogue(problem),) if has_epilogue else ()
         return Recipe((*prepared.steps, product, *epilogue), prepared.workspaces)
 

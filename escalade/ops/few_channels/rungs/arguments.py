@@ -7,6 +7,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Re
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.few_channels.problem import FewChannelsProblem
+from escalade.ops.shared import activation
 
 MOST_FILTER_WIDTH = 16
 """A thread has that much of a row, and its run, in registers."""
@@ -41,8 +42,8 @@ def tensors(y: Buffer) -> tuple[Argument, ...]:
 
 
 def finishes_apart(problem: FewChannelsProblem) -> bool:
-    """Whether ReLU or pooling is left for a launch of its own, where the convolution's kernel does neither."""
-    return problem.relu or problem.pool > 1
+    """Whether an activation or pooling is left for a launch of its own, where the convolution's kernel does neither."""
+    return problem.relu or bool(problem.activation) or problem.pool > 1
 
 
 def unfinished(problem: FewChannelsProblem, name: str = "unfinished") -> Workspace:
@@ -53,7 +54,7 @@ def unfinished(problem: FewChannelsProblem, name: str = "unfinished") -> Workspa
 def finish(
     problem: FewChannelsProblem, source: str = "unfinished", offset: int = 0, lane: int = 0
 ) -> KernelCall:
-    """ReLU and pooling, from the workspace to y, `offset` bytes into it."""
+    """The activation and pooling, from the workspace to y, `offset` bytes into it."""
     p = problem
     vector = widest_vector(p.storage, p.filters) if p.layout == "nhwc" else 1
     return KernelCall(
@@ -65,7 +66,7 @@ def finish(
                 "NHWC": p.layout == "nhwc",
                 "VECTOR": vector,
                 "POOL": p.pool,
-                "HAS_RELU": p.relu,
+                **activation.constants_of(p),
             },
         ),
         (blocks(p.output_elements, vector * _THREADS), 1, 1),
@@ -82,10 +83,17 @@ def finish(
 def then_finish(
     problem: FewChannelsProblem, steps: tuple[KernelCall, ...], workspaces: tuple[Workspace, ...] = ()
 ) -> Recipe:
-    """ReLU and pooling by a launch of their own, if there are any."""
+    """The activation and pooling by a launch of their own, if there are any."""
     if not finishes_apart(problem):
         return Recipe(steps, workspaces)
     return Recipe((*steps, finish(problem)), (*workspaces, unfinished(problem)))
+
+
+def pools_before(name: str, problem: FewChannelsProblem) -> str | None:
+    """What rungs that pool first, and then activate one result for each window, say of what does not ascend."""
+    if problem.activation and problem.pool > 1:
+        return f"{name} pools in front of ReLU, which comes to the same; `direct` pools behind any activation"
+    return None
 
 
 def too_wide(name: str, problem: FewChannelsProblem) -> str | None:

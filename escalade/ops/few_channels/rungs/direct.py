@@ -11,6 +11,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.few_channels.rungs import arguments
+from escalade.ops.shared import activation
 
 _CONSTANT_BYTES = 64 * 1024
 _STATIC_SHARED_BYTES = 48 * 1024
@@ -50,7 +51,7 @@ class Direct(Rung[FewChannelsProblem]):
         p = problem
         constant = config.weights == "constant"
         constants = arguments.constants(p) | {
-            "HAS_RELU": p.relu and p.pool == 1,
+            **activation.constants_of(p if p.pool == 1 else replace(p, relu=False, activation="")),
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
             "RUN": config.run,

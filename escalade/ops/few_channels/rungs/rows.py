@@ -14,6 +14,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.few_channels.rungs import arguments
+from escalade.ops.shared import activation
 
 _WARP = 32
 
@@ -228,7 +229,7 @@ class Rows(Rung[FewChannelsProblem]):
             return (
                 f"{self.name} pools windows up to {MOST_POOL} in registers, not {p.pool}; `direct` pools any"
             )
-        refusal = arguments.too_wide(self.name, p)
+        refusal = arguments.pools_before(self.name, p) or arguments.too_wide(self.name, p)
         if refusal:
             return refusal
         if not _row_configs(p, self.card):
@@ -244,7 +245,7 @@ class Rows(Rung[FewChannelsProblem]):
         assert isinstance(config, RowsConfig)
         p, tiling = problem, _Tiling(problem, config, self.card)
         constants = arguments.constants(p) | {
-            "HAS_RELU": p.relu,
+            **activation.constants_of(p),
             "POOL": p.pool,
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,

@@ -14,6 +14,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.few_channels.rungs import arguments
+from escalade.ops.shared import activation
 
 MOST_CHANNELS = 4
 MOST_TAPS = 7
@@ -303,7 +304,7 @@ def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
 class TensorCore(Rung[FewChannelsProblem]):
     dtypes: tuple[str, ...] = ("fp16", "bf16")
     finishes: bool = False
-    """ReLU and pooling in registers, instead of by a launch of their own."""
+    """The activation and pooling in registers, instead of by a launch of their own."""
 
     def supports(self, problem: FewChannelsProblem) -> str | None:
         p = problem
@@ -317,7 +318,9 @@ class TensorCore(Rung[FewChannelsProblem]):
                 "`matrix_unroll` takes larger ones"
             )
         if self.finishes and p.storage != "fp32" and not arguments.finishes_apart(p):
-            return f"{self.name} is for ReLU and pooling, and there is neither; `images_a_tile` does the rest the same"
+            return f"{self.name} is for activations and pools, and there is neither; `images_a_tile` does the same"
+        if self.finishes and (refusal := arguments.pools_before(self.name, p)):
+            return refusal
         if self.finishes and p.pool > 1 and p.pool not in POOLS:
             return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
         if not _configs(self._part(p), self.card):
@@ -329,7 +332,7 @@ class TensorCore(Rung[FewChannelsProblem]):
 
     def _part(self, problem: FewChannelsProblem) -> FewChannelsProblem:
         """What the convolution's kernel does."""
-        return problem if self.finishes else replace(problem, relu=False, pool=1)
+        return problem if self.finishes else replace(problem, relu=False, activation="", pool=1)
 
     def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
         assert isinstance(config, TileConfig)
@@ -385,7 +388,7 @@ def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
         "OUTPUT_HEIGHT": p.output_height,
         "OUTPUT_WIDTH": p.output_width,
         "HAS_BIAS": p.bias,
-        "HAS_RELU": p.relu,
+        **activation.constants_of(p),
         "POOL": p.pool,
         "IMAGES": config.images,
         "ROWS": config.rows,

@@ -6,6 +6,7 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
 from escalade.ops.base.dtypes import element
 from escalade.ops.linear.problem import LinearProblem
+from escalade.ops.shared import activation
 
 
 def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
@@ -16,7 +17,11 @@ def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
 
 
 def constants(problem: LinearProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias, "HAS_RELU": problem.relu}
+    return {
+        "Element": element(problem.dtype),
+        "HAS_BIAS": problem.bias,
+        **activation.constants_of(problem),
+    }
 
 
 def launch_arguments(problem: LinearProblem, output: str = "y") -> tuple[Argument, ...]:

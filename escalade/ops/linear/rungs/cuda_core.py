@@ -100,10 +100,8 @@ class Tiled(Rung[LinearProblem]):
         p, whole = problem, config.splits == 1
         output = element(p.dtype) if whole else Type("float")
         tile: dict[str, Constant] = {
-            **constants(p),
+            **constants(p if whole else replace(p, bias=False, relu=False, activation="")),
             "Output": output,
-            "HAS_BIAS": p.bias and whole,
-            "HAS_RELU": p.relu and whole,
             "VECTOR": widest_vector(p.dtype, p.in_features),
             "OUTPUTS_ALIGNED": p.out_features % 4 == 0,
             "TILE_ROWS": config.rows,

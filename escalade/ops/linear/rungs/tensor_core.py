@@ -16,7 +16,7 @@ def as_convolution(problem: LinearProblem) -> Conv2dProblem:
     """Images of one pixel: x, weight, bias and y lie in memory as they are."""
     return Conv2dProblem(
         problem.batch, problem.in_features, 1, 1, problem.out_features, 1, 1,
-        dtype=problem.dtype, layout="nhwc", bias=problem.bias, relu=problem.relu,
+        dtype=problem.dtype, layout="nhwc", bias=problem.bias, relu=problem.relu, activation=problem.activation,
     )  # fmt: skip
 
 

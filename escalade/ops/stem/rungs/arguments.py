@@ -6,6 +6,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 
 _THREADS = 256
@@ -19,7 +20,7 @@ def image_constants(problem: StemProblem) -> dict[str, Constant]:
         "CHANNELS": problem.channels,
         "NORMALISE": problem.normalise,
         "Element": element(problem.storage),
-        "HAS_RELU": problem.relu,
+        **activation.constants_of(problem),
     }
 
 
