@@ -17,8 +17,8 @@ from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan, Step
+from escalade.ops.choose.pytorch import PYTORCH
 
-PYTORCH = "PyTorch"
 ON_THE_CPU = (
     "On the CPU PyTorch computes every step of this plan: no kernel of Escalade's runs, so no rung is chosen. "
     "device='twin' runs the kernels themselves on the CPU, device='cuda' on a GPU."
@@ -166,7 +166,9 @@ class Explanation:
             lines.append(f"The whole plan in one go takes {self.time_us:.1f} µs.")
         if self.fallbacks:
             named = ", ".join(f"{step.operation} ({step.source or step.name})" for step in self.fallbacks)
-            lines.append(f"PyTorch runs {len(self.fallbacks)} of the steps, for want of a kernel: {named}.")
+            lines.append(
+                f"PyTorch runs {len(self.fallbacks)} of the steps, for want of a faster kernel: {named}."
+            )
         else:
             lines.append("Nothing falls back to PyTorch.")
         if self.device == "twin":
@@ -241,7 +243,9 @@ def _rate(dtype: str, planned: str) -> str:
 def _why(step: Step) -> str:
     if step.choice:
         return step.choice.why
-    return "no kernel does it" if step.in_pytorch else "the same bytes, seen differently"
+    if step.in_pytorch:
+        return step.why_pytorch or "no kernel does it"
+    return "the same bytes, seen differently"
 
 
 def _moved(plan: Plan, step: Step) -> int:

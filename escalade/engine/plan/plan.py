@@ -21,6 +21,7 @@ from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.choose.choice import Choice, choose
+from escalade.ops.choose.pytorch import reason_for_pytorch
 
 MOST_DIRECT_LAUNCHES = 3
 """Launches up to which launching kernels one by one costs the host no more than a CUDA graph with copies before and
@@ -45,6 +46,8 @@ class Step:
     recipe: Recipe | None = None
     is_alias: bool = False
     """Whether the result is its input's bytes, seen differently."""
+    why_pytorch: str = ""
+    """Why PyTorch does it although a rung could."""
 
     @property
     def in_pytorch(self) -> bool:
@@ -208,6 +211,9 @@ def _step(
     choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
     if choice.problem != lowered.problem:
         raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
+    reason = reason_for_pytorch(lowered.operation, choice, device)
+    if reason is not None:
+        return Step(node, why_pytorch=reason)
     return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
 
 

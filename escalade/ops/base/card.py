@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from escalade.device.gpu import Properties, properties_of
+from escalade.ops.base.dtypes import ELEMENT_BYTES
 
 SHARED_BYTES = {
     "sm_80": 163 * 1024,
@@ -132,6 +133,11 @@ class Card:
     def memory_speed(self) -> float:
         """Bytes that memory moves in a microsecond, in those of an H200: scales rates measured there."""
         return self.rates.dram / H200.rates.dram
+
+    def tensor_core_rate(self, dtype: str) -> float:
+        """Operations of a dtype that all tensor cores do in a microsecond by mma.sync: fewer of longer operands."""
+        products = self.rates.mma_products * 2 / ELEMENT_BYTES[dtype]
+        return 2 * products * self.multiprocessors * self.rates.clock
 
     def clusters_at_once(self, blocks: int) -> int:
         """Clusters of so many blocks that run at once; none if the card has no clusters of that size."""

@@ -8,8 +8,13 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
+from escalade.ops.base.card import Card
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.problem import P, Problem
+from escalade.ops.base.problem import P, Problem, traffic
+
+PYTORCH_REACHES = 0.1
+"""The share of a card's rate of products that PyTorch is trusted with, for shapes that no fast kernel here takes: a
+guess on the safe side, for one thread an output reaches a hundredth of it."""
 
 Tensors = Mapping[str, torch.Tensor]
 P_contra = TypeVar("P_contra", bound=Problem, contravariant=True)
@@ -58,6 +63,12 @@ class Operation(ABC, Generic[P]):
     def roundings(self, problem: P) -> int:
         """How many times PyTorch rounds values to the dtype on the way to a result, that of the result among them."""
         return 2
+
+    def pytorch_us(self, problem: P, card: Card) -> float:
+        """The microseconds, about, that PyTorch takes: to be compared with a rung that is a last resort, no other."""
+        products = card.rates.fp32 if problem.dtype == "fp32" else card.tensor_core_rate(problem.dtype)
+        working = problem.flops / (products * PYTORCH_REACHES)
+        return self.roundings(problem) * card.rates.launch_us + max(working, card.passing(traffic(problem)))
 
     def parse(self, name: str) -> P:
         """The problem of a name such as `problem.name` gives."""

@@ -46,6 +46,10 @@ class Rung(ABC, Generic[P]):
     intended_spill: ClassVar[str | None] = None
     """Why a rung's kernels may spill registers; without a reason a spill is a failed test."""
 
+    last_resort: ClassVar[bool] = False
+    """Whether it is there so that everything can be done, however long it takes: a plan on a GPU leaves to PyTorch what
+    only such a rung takes, if PyTorch should be faster."""
+
     def on(self, card: Card) -> Self:
         """This rung on a card: all its methods answer for that one."""
         return self if card == self.card else replace(self, card=card)

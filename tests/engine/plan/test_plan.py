@@ -14,13 +14,18 @@ from torch import nn
 from escalade import models
 from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture.export import capture
+from escalade.engine.explain import explain_plan
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Graph, Input
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.lowering import NHWC
 from escalade.engine.passes import for_batch, optimise
+from escalade.engine.plan import plan as plan_module
 from escalade.engine.plan.plan import Plan, Step, make_plan
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
+from escalade.ops.choose import pytorch
+from escalade.ops.choose.choice import Choice, choose
 
 CPU = torch.device("cpu")
 
@@ -298,3 +303,27 @@ def test_rows_come_in_the_plans_type_and_images_in_their_own() -> None:
     assert planned(graph, 2, "fp16").forms[graph.inputs[0].name].dtype == torch.int64
     graph = capture(nn.Conv2d(3, 4, 3), (torch.randn(2, 3, 8, 8),))
     assert planned(graph, 2, "fp16").forms[graph.inputs[0].name].dtype == torch.float32
+
+
+def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its bias and ReLU, and a reason to read; the twin runs the kernel."""
+
+    def by_the_foot(operation: Any, problem: Any, device: torch.device, **others: Any) -> Choice:
+        return choose(operation, problem, CPU, "direct")
+
+    monkeypatch.setattr(plan_module, "choose", by_the_foot)
+    monkeypatch.setattr(pytorch, "tables_for", lambda device: ())
+    conv = nn.Conv2d(64, 128, 3, groups=4)
+    graph = capture(Call(lambda p, x: F.relu(p.conv(x)), conv=conv).eval(), (torch.randn(2, 64, 28, 28),))
+    graph = for_batch(optimise(graph, "fp16"), "fp16", 2)
+    graph.nodes = {name: node for name, node in graph.nodes.items() if node.op == "conv2d"}
+    (node,) = graph.nodes.values()
+    graph.outputs = (node.name,)
+    graph.inputs = (Input(node.inputs["x"], (2, 64, 28, 28), "float32"),)
+    formats = {node.inputs["x"]: InputFormat(torch.float16, "nhwc")}
+    plan = make_plan(graph, "fp16", torch.device("cuda"), formats)
+    assert [step.node.op for step in plan.fallbacks] == ["conv2d"]
+    assert "no rung of conv2d but direct takes" in explain_plan(plan).steps[0].why
+    assert explain_plan(plan).steps[0].rung == "PyTorch"
+    assert plan.steps[0].constant("weight").form == NHWC
+    assert not make_plan(graph, "fp16", CPU, formats).fallbacks

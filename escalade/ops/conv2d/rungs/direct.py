@@ -42,6 +42,8 @@ ENDS_US = 15.0
 class Direct(Conv2dRung):
     """One thread an output: the rung that can do every problem."""
 
+    last_resort = True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         return None
 

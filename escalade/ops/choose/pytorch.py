@@ -1,0 +1,60 @@
+"""What a plan leaves to PyTorch although a rung can do it: what PyTorch was measured, or is sure, to do sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.problem import Problem
+from escalade.ops.choose.choice import Choice
+from escalade.ops.choose.table import Entry, key_of, tables_for
+
+PYTORCH = "PyTorch"
+"""What stands for a rung where PyTorch does a step."""
+_STEP = "step/"
+"""In front of an operation's name in tables, where a plan's step was measured beside PyTorch's."""
+_RIVAL, _RIVAL_US = "instead_of", "instead_of_us"
+
+
+def verdict_key(operation: Operation[Any], problem: Problem) -> str:
+    """The key of a table's entry that says who does a step of a plan sooner."""
+    return key_of(_STEP + operation.name, problem)
+
+
+def verdict(choice: Choice, own_us: float, pytorch_us: float) -> Entry:
+    """A table's entry for a step that was measured both ways."""
+    if own_us <= pytorch_us:
+        return Entry(choice.rung.name, choice.config.as_dict(), round(own_us, 3))
+    return Entry(PYTORCH, {_RIVAL: choice.rung.name, _RIVAL_US: round(own_us, 3)}, round(pytorch_us, 3))
+
+
+def reason_for_pytorch(operation: Operation[Any], choice: Choice, device: torch.device) -> str | None:
+    """Why a plan on a GPU leaves a problem to PyTorch, in a sentence; None if the choice does it.
+
+    A measurement counts as long as it was made beside the rung that is chosen now. Without one, only a rung that is a
+    last resort gives way, by estimates.
+    """
+    if device.type != "cuda":
+        return None
+    for table in tables_for(device):
+        found = table.find(_STEP + operation.name, choice.problem)
+        if found is None:
+            continue
+        if found.entry.rung == PYTORCH and found.entry.config.get(_RIVAL) == choice.rung.name:
+            return f"{found.why}; {choice.rung.name} took {found.entry.config[_RIVAL_US]:.3g} µs"
+        if found.entry.rung == choice.rung.name:
+            return None
+    return _by_estimate(operation, choice)
+
+
+def _by_estimate(operation: Operation[Any], choice: Choice) -> str | None:
+    own = choice.rung.estimate(choice.problem, choice.config) if choice.rung.last_resort else None
+    theirs = operation.pytorch_us(choice.problem, choice.rung.card)
+    if own is None or own <= theirs:
+        return None
+    return (
+        f"no rung of {operation.name} but {choice.rung.name} takes {choice.problem.name} in {choice.problem.dtype}, "
+        f"and PyTorch should be faster (about {theirs:.3g} µs, not {own:.3g})"
+    )
