@@ -103,6 +103,6 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 def _draws() -> tuple[Any, ...]:
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     states = [state.tolist() for state in (torch.get_rng_state(), *gpus)]
     return random.getstate(), repr(np.random.get_state()), states

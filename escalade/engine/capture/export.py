@@ -38,7 +38,7 @@ def capture(
     def run() -> Graph:
         try:
             with (
-                undisturbed(model, given.devices, autocast) as outside,
+                undisturbed(model, autocast) as outside,
                 torch.compiler.set_stance("force_eager"),
             ):
                 return _graph(Original(model, ours, outside), given)
@@ -67,10 +67,6 @@ class _Given:
     def tensors(self) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves((self.arguments, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-    @property
-    def devices(self) -> set[torch.device]:
-        return {tensor.device for tensor in self.tensors}
 
     def map(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other leaves, in containers that are nobody else's."""

@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -39,9 +39,7 @@ _cached = type(functools.lru_cache(lambda: None))
 
 
 @contextmanager
-def undisturbed(
-    model: nn.Module, devices: Iterable[torch.device], autocast: bool
-) -> Iterator[Mapping[int, Any]]:
+def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]:
     """Copies of the model may run: without gradients, without warnings, and without the caller's autocast unless that
     is wanted. What is put back, by identity, need not be copied: code that names it must find it in the model too.
     """
@@ -49,7 +47,7 @@ def undisturbed(
         stack.enter_context(_one_at_a_time)
         outside = _Outside(model)
         stack.callback(outside.put_back)
-        stack.enter_context(_random_numbers(_gpus(devices)))
+        stack.enter_context(_random_numbers(_gpus()))
         for read, write in _SETTINGS:
             stack.callback(_put_setting, read, write, read())
         stack.enter_context(_traced_in_this_thread())
@@ -112,10 +110,16 @@ def _random_numbers(gpus: list[int]) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _gpus(devices: Iterable[torch.device]) -> list[int]:
-    """All that are in use: `torch.manual_seed` is for every one of them."""
-    in_use = torch.cuda.is_initialized() or any(device.type == "cuda" for device in devices)
-    return list(range(torch.cuda.device_count())) if in_use else []
+def _gpus() -> list[int]:
+    """All of them: `torch.manual_seed` is for every one.
+
+    PyTorch initialises CUDA in a capture, wherever there is a GPU, to remember random numbers itself. By then the model
+    may have set another seed, which the GPUs would start with; so it is done first.
+    """
+    if torch.cuda.is_available():
+        with contextlib.suppress(Exception):  # what is wrong with it PyTorch says where it needs it
+            torch.cuda.init()
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 class _Outside:

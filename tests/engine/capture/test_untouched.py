@@ -6,6 +6,8 @@ import functools
 import importlib
 import io
 import random
+import subprocess
+import sys
 import threading
 import types
 import warnings
@@ -446,6 +448,31 @@ def test_inputs_stay_as_they_were() -> None:
         engine = escalade.compile(model, (x, more), device="cpu")
         torch.testing.assert_close(engine(x, more), expected)
         engine.explain(x, more)
+
+
+SEEDS = """
+import torch
+import escalade
+
+class Seeds(torch.nn.Linear):
+    def forward(self, x):
+        torch.manual_seed(3)
+        return super().forward(x)
+
+torch.manual_seed(7)
+escalade.compile(Seeds(4, 4), torch.ones(2, 4), device="cpu")
+print(torch.rand(3, device="cuda").tolist())
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_nobody_has_used_yet_draws_what_it_would_have_drawn() -> None:
+    """Its seed is the caller's, which it takes when it is first used: in a capture, or after it."""
+    done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        expected = torch.rand(3, device="cuda").tolist()
+    assert done.stdout.splitlines() == [str(expected)], done.stderr
 
 
 def test_calibration_stays_as_it_was() -> None:
