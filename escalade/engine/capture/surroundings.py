@@ -8,6 +8,7 @@ import functools
 import random
 import sys
 import threading
+import time
 import types
 import warnings
 from collections import OrderedDict, deque
@@ -126,11 +127,12 @@ class _Outside:
     """The globals that a model's code names, the attributes of its classes, and what these hold.
 
     What the code reaches in other ways (through an object of another package, or a name that it makes up) is not seen.
-    If other threads run, some of what has changed may be theirs: then only tensors without contents are taken out.
+    If other threads run meanwhile, some of what has changed may be theirs: then only tensors without contents are taken
+    out. Threads that only wait, as idle ones of PyTorch's own and of notebooks do, change nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._alone = threading.active_count() == 1
+        self._others = _times_of_other_threads()
         self.named: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._alive: list[Any] = []
@@ -145,7 +147,7 @@ class _Outside:
             self._visit(*self._ahead.pop())
 
     def put_back(self) -> None:
-        alone = self._alone and threading.active_count() == 1
+        alone = _times_of_other_threads() == self._others
         for undo in self._undo:
             with contextlib.suppress(Exception):  # of a class that guards its attributes: the others' turn
                 undo(alone)
@@ -238,6 +240,23 @@ class _Outside:
             self._look_at(item, named)
 
 
+def _times_of_other_threads() -> dict[int, int]:
+    """The CPU time of each thread but this one, in nanoseconds: it stands still while the thread waits."""
+    times = {}
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or thread.native_id is None:
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            times[thread.native_id] = time.clock_gettime_ns(_cpu_clock(thread.native_id))
+    return times
+
+
+def _cpu_clock(native_id: int) -> int:
+    """Linux's clock of a thread. That of `time.pthread_getcpuclockid` may crash for a thread that has ended."""
+    return ~native_id << 3 | _THREADS_CPU_TIME
+
+
+_THREADS_CPU_TIME = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of the kernel's posix-timers.h
 _FIXED = (str, bytes, int, float, complex, torch.Tensor, types.BuiltinFunctionType)
 _CONTAINERS = (dict, list, set, deque)
 _HOOKS = (dict, OrderedDict)

@@ -9,10 +9,13 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import types
 import warnings
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -361,6 +364,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.fixture(autouse=True)
 def fresh() -> Any:
     torch._dynamo.reset()
+    table.cache_clear()
+    OfTheClass.table.cache_clear()
     yield
     torch._dynamo.reset()
 
@@ -534,29 +539,76 @@ def test_other_threads_may_call_models_meanwhile() -> None:
         torch.testing.assert_close(found[0], OTHER(torch.ones(2, SIZE)))
 
 
+@contextmanager
+def another_thread(work: Callable[[Any], object]) -> Iterator[SimpleQueue[Any]]:
+    """One that waits for what it is given in the queue, and ends with None."""
+    given: SimpleQueue[Any] = SimpleQueue()
+
+    def run() -> None:
+        while (item := given.get()) is not None:
+            work(item)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not _waits(thread):
+        pass
+    try:
+        yield given
+    finally:
+        given.put(None)
+        thread.join(60)
+
+
+def _waits(thread: threading.Thread) -> bool:
+    """Whether it has slept for a while in which it could have gone on."""
+
+    def state() -> list[str]:
+        lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+        return [line for line in lines if "State" in line or "ctxt_switches" in line]
+
+    before = state()
+    time.sleep(0.02)
+    return "sleeping" in before[0] and before == state()
+
+
+LOG: dict[str, Any] = {"all": []}
+DONE: SimpleQueue[Any] = SimpleQueue()
+
+
+def _fills(self: Any, x: torch.Tensor) -> torch.Tensor:
+    LOG["x"], LOG["nested"] = x, {"deep": [x]}
+    LOG["all"] += [x, (x, 1)]
+    self.asks("theirs")
+    return self.first(x)
+
+
+def _fill(item: str) -> None:
+    LOG["theirs"] = 3
+    LOG["all"].append(item)
+    DONE.put(item)
+
+
 def test_other_threads_may_fill_globals_meanwhile() -> None:
     """What they have put in stays; what came out of the capture does not."""
-    model, x = made(lambda: Model(_fills)), torch.randn(2, SIZE)
-    done = threading.Event()
-    waiting = threading.Thread(target=done.wait)
-    waiting.start()
-    try:
-        capture(model, (x,))
-    finally:
-        done.set()
-        waiting.join()
+    with another_thread(_fill) as given:
+
+        def asks(item: str) -> None:
+            given.put(item)
+            DONE.get(timeout=60)
+
+        capture(made(lambda: Model(_fills, asks=asks)), (torch.randn(2, SIZE),))
     found, LOG["all"] = list(LOG["all"]), []
     numbers, hollow = LOG.pop("theirs"), {"x", "nested"} & LOG.keys()
     assert numbers == 3 and not hollow and found == ["theirs"] * len(found) != []
 
 
-LOG: dict[str, Any] = {"all": []}
-
-
-def _fills(self: Any, x: torch.Tensor) -> torch.Tensor:
-    LOG["x"], LOG["nested"], LOG["theirs"] = x, {"deep": [x]}, 3
-    LOG["all"] += [x, "theirs", (x, 1)]
-    return self.first(x)
+@pytest.mark.parametrize("name", ["attributes of the class", "globals"])
+def test_threads_that_wait_have_changed_nothing(name: str) -> None:
+    """As idle threads of PyTorch's own do, once something was compiled with `torch.compile`, and those of notebooks."""
+    model, x, count = made(MODELS[name]), torch.randn(2, SIZE), COUNT
+    with another_thread(print), untouched(model, OfTheClass, TABLES, STORE, ASIDE, table):
+        capture(model, (x,))
+    assert count == COUNT
 
 
 def test_threads_that_compile_leave_warnings_on() -> None:
