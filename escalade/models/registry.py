@@ -83,7 +83,9 @@ def settle(network: nn.Module, x: torch.Tensor) -> None:
             norm.weight.uniform_(0.5, 1.5)
             norm.bias.normal_(0, 0.1)
             norm.momentum = None  # the plain average over all batches, here one
-        network.train()
+        network.eval()  # a branch that is there for training alone may not fit the input
+        for norm in norms:
+            norm.train()
         network(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import torch
 
 from escalade.engine.engine import Engine
-from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.explain import Explanation, Floor, explain_plan
 
 
-def planned(engine: Engine, *inputs: torch.Tensor) -> Explanation:
+def planned(engine: Engine, *inputs: torch.Tensor, floor: Floor | None = None) -> Explanation:
     """The plan for inputs like these as kernels run it: of an engine on the CPU, which compiles none and runs none, as
     an H200's kernels would."""
-    return explain_plan(engine.plan(*inputs), device="cuda" if engine.device.type == "cuda" else "twin")
+    device = "cuda" if engine.device.type == "cuda" else "twin"
+    return explain_plan(engine.plan(*inputs), floor, device=device)
 
 
 def by_operator(explanation: Explanation) -> dict[str, int]:
@@ -24,8 +25,8 @@ def by_operator(explanation: Explanation) -> dict[str, int]:
 
 
 def _operator(operation: str) -> str:
-    """`aten::mul.Tensor` is mul; an operation of Escalade's has its own name."""
-    return operation.removeprefix("aten::").partition(".")[0]
+    """`aten::mul.Tensor` is mul, and so is `aten::mul_.Tensor`; an operation of Escalade's has its own name."""
+    return operation.removeprefix("aten::").partition(".")[0].removesuffix("_")
 
 
 def spelled(counts: Mapping[str, int]) -> str:

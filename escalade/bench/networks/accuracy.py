@@ -8,7 +8,7 @@ import torch
 
 from escalade.bench.networks.judging import fresh, standard
 from escalade.bench.networks.workload import Workload, reference
-from escalade.bench.peers.torch_network import alone
+from escalade.bench.peers.torch_network import tensors
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
@@ -35,7 +35,7 @@ class Accuracy:
         x = self._inputs.to(engine.device)
         own = standard(self._model, x, engine.dtype, self._expected, self._workload.chunk)
         try:
-            (results,) = fresh(lambda: engine(x), alone)
+            (results,) = fresh(lambda: engine(x), tensors)
         except (RuntimeError, EscaladeError) as broken:
             return replace(record, failure=f"{type(broken).__name__}: {broken}")
         error, failure = own.judge((results,))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.verification import compare
@@ -87,7 +87,14 @@ def standard(
 def own_error(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> float:
-    """PyTorch's, as it is on a GPU: the sums in fp32.
+    """PyTorch's error of a network of one result."""
+    return own_errors(model, x, dtype, (expected,), chunk)[0]
+
+
+def own_errors(
+    model: nn.Module, x: torch.Tensor, dtype: str, expected: Sequence[torch.Tensor], chunk: int = 16
+) -> tuple[float, ...]:
+    """PyTorch's error of each result, as it is on a GPU: the sums in fp32.
 
     On the CPU that takes help: some processors sum 16-bit products in 16 bits, and there is no TF32. So there the
     weights and the results of every operator are rounded, and fp32 does the rest.
@@ -103,7 +110,13 @@ def own_error(
                 tensor.copy_(_rounded(tensor, dtype))
             with _Rounded(dtype):
                 results = [its(_rounded(part, dtype)) for part in x.split(chunk)]
-    return relative_error(torch.cat(results).to(expected.device), expected)
+    found = zip(joined(results), expected, strict=True)
+    return tuple(relative_error(result.to(wanted.device), wanted) for result, wanted in found)
+
+
+def joined(parts: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The results of a network, one or several in whichever structure, of batches that follow each other."""
+    return tuple(torch.cat(pieces) for pieces in zip(*map(tree_leaves, parts), strict=True))
 
 
 class _Rounded(TorchFunctionMode):

@@ -13,7 +13,7 @@ from escalade.bench.networks import fashion_mnist, op_times, parts
 from escalade.bench.networks.judging import Standard, fresh, own_error
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
 from escalade.bench.peers import registry
-from escalade.bench.peers.torch_network import alone
+from escalade.bench.peers.torch_network import tensors
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
 
@@ -76,7 +76,7 @@ def on_clothes(
     counts: Sequence[int],
 ) -> list[Record]:
     """The share of right answers among the first images, for each count of them; `own` is PyTorch's error."""
-    (result,) = fresh(lambda: engine(x), alone)
+    (result,) = fresh(lambda: engine(x), tensors)
     logits = result.cpu()
     exact = expected.cpu()
     records = []

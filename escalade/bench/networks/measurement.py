@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from escalade.bench.coverage.fallbacks import by_operator, planned
 from escalade.bench.networks import turns
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Replay, Task, Unavailable, waiting
-from escalade.bench.peers.torch_network import alone
+from escalade.bench.peers.torch_network import tensors
 from escalade.engine.engine import Engine
-from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
@@ -64,10 +66,23 @@ class Case:
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of the engine and of every peer; a wrong result is a failure and has no time."""
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
-    if case.ceilings is None or not any(r.system == "escalade" and not r.failure for r in records):
+    if not any(_has_run(record) for record in records):
         return records
-    plan = explain_plan(engine.plan(_input(case.task)), case.ceilings.floor_us)
+    plan = planned(engine, _input(case.task), floor=case.ceilings.floor_us if case.ceilings else None)
+    records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
+    if case.ceilings is None or any(r.failure for r in records if not r.is_peer):
+        return records
     return [record if record.failure else _with_floor(case, record, plan) for record in records]
+
+
+def _has_run(record: Record) -> bool:
+    """Whether it is ours, and gave a result, right or wrong."""
+    return not record.is_peer and bool(record.layout)
+
+
+def summary(plan: Explanation) -> dict[str, Any]:
+    """What a record says of the plan that ran."""
+    return {"steps": len(plan.steps), "launches": plan.launches, "pytorch": by_operator(plan)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,7 @@ def escalade(task: Task, engine: Engine) -> NetworkPeer:
         "escalade",
         task.layout,
         lambda: engine(x),
-        alone,
+        tensors,
         waiting(task.device),
         Replay(fill, program.run, program.inputs, program.outputs) if on_gpu else None,
         peak_bytes=program.plan.bytes if on_gpu else None,

@@ -46,10 +46,9 @@ def over_batches(
     """A model on every batch and dtype, beside the peers that take part there."""
     for batch in sizes:
         say(f"{workload} batch {batch}: float64")
-        x, expected, own = setting.known(model, batch, 2, tuple(engines))
+        x, standards = setting.known(model, batch, 2, tuple(engines))
         for dtype, engine in engines.items():
-            standard = Standard(dtype, (expected,), (own[dtype],))
-            case = Case(workload, Task(model, x, dtype), standard, setting.seconds, setting.ceilings)
+            case = Case(workload, Task(model, x, dtype), standards[dtype], setting.seconds, setting.ceilings)
             peers = {} if dtype in setting.workload.further_dtypes else setting.peers_at(batch)
             yield measure(case, engine, peers, say)
             free(setting.device)
@@ -62,10 +61,10 @@ def _with_peers(setting: Setting) -> tuple[str, ...]:
 
 def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
     dtypes = _with_peers(setting)
-    x, expected, own = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
+    x, known = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
     for dtype in dtypes:
         task = Task(setting.model, x, dtype)
-        standards = {name: Standard(name, (expected,), (own[name],)) for name in (dtype, "fp32")}
+        standards = {name: known[name] for name in (dtype, "fp32")}
         yield measure_phases(setting.name, setting.graph, task, standards, setting.seconds, say)
         free(setting.device)
 

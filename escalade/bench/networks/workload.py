@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from escalade.bench.networks.judging import LEAST_ROWS, own_error
+from escalade.bench.networks.judging import LEAST_ROWS, Standard, joined, own_errors
 from escalade.bench.peers.network import Budget, Maker
 from escalade.bench.peers.registry import SLOW
 from escalade.engine.compiler import compile
@@ -70,6 +70,9 @@ class Workload:
     """Inputs whose float64 values are in memory at once."""
     classifies: bool = True
     """The largest of its results is its answer."""
+    most: float = 1.0
+    """How many times the usual most its results may be off, where PyTorch's own are: of weights that no training has
+    calmed, rounding errors grow from layer to layer."""
     stream: Stream | None = None
     notice: Callable[[], str] = lambda: ""
     """What is worth knowing beforehand about what is measured here."""
@@ -131,19 +134,27 @@ class Setting:
 
     def known(
         self, model: nn.Module, count: int, number: int, dtypes: Iterable[str]
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-        """Inputs, what they should give, and by dtype how far off PyTorch is: on them, or on some more if they are few
-        and it is further off there."""
+    ) -> tuple[torch.Tensor, dict[str, Standard]]:
+        """Inputs, and by dtype what they should give and how far off PyTorch is: on them, or on some more if they are
+        few and it is further off there."""
         x = self.inputs(max(count, LEAST_ROWS), number)
-        expected = self.reference(model, x)
-        own = {
-            dtype: max(
-                own_error(model, x[:rows], dtype, expected[:rows], self.workload.chunk)
-                for rows in {count, len(x)}
+        expected = references(model, x, self.workload.chunk)
+
+        def own(dtype: str, rows: int) -> tuple[float, ...]:
+            return own_errors(model, x[:rows], dtype, [y[:rows] for y in expected], self.workload.chunk)
+
+        few = tuple(y[:count] for y in expected)
+        return x[:count], {
+            dtype: Standard(
+                dtype,
+                few,
+                tuple(
+                    max(each) for each in zip(*(own(dtype, rows) for rows in {count, len(x)}), strict=True)
+                ),
+                self.workload.most,
             )
             for dtype in dict.fromkeys(dtypes)
         }
-        return x[:count], expected[:count], own
 
     def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """The run's batches that a part is for; the largest if it has none of them."""
@@ -160,7 +171,13 @@ class Setting:
 
 
 def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tensor:
-    """What the model gives in float64, where x is."""
+    """What a model of one result gives in float64, where x is."""
+    (expected,) = references(model, x, chunk)
+    return expected
+
+
+def references(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> tuple[torch.Tensor, ...]:
+    """All that the model gives in float64, where x is."""
     exact = copy.deepcopy(model).to(x.device).double()
     with torch.no_grad():
-        return torch.cat([exact(part.double()) for part in x.split(chunk)])
+        return joined([exact(part.double()) for part in x.split(chunk)])

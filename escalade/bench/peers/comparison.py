@@ -16,6 +16,9 @@ ON_DEVICE = ("graph", "eager")
 """How times on the device are taken (see `escalade.measure.timing`); all others are by the wall clock."""
 _GRAPH, _COMPILE, _JAX = ("torch-graph",), ("torch-compile",), ("jax",)
 _NETWORK: Required = (_GRAPH, _COMPILE)
+COVERAGE = "coverage_"
+"""How the workloads begin that are many networks of one module."""
+_MANY: Required = (_GRAPH, (*_COMPILE, "torch-compile-default"))
 _FUSED: Required = (("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", *_COMPILE),)
 _OPERATOR: Required = (("torch-nhwc", "torch-nchw", "torch-flat", "torch"),)
 
@@ -34,13 +37,16 @@ def required(record: Record, clock: Clock) -> Required:
     """Which peers a ratio of this workload needs.
 
     Whole networks need PyTorch as one CUDA graph and torch.compile (max-autotune); ResNets by the clock JAX too, which
-    has no graph to be timed on the device. A layer needs torch.compile, but for FP8, which that has no convolutions in;
-    with an epilogue it needs a peer that does it in one launch. Anything else needs PyTorch's operator: gradients of
-    convolutions, which torch.compile leaves to it, among them.
+    has no graph to be timed on the device. Of many networks torch.compile's default mode is enough. A layer needs
+    torch.compile, but for FP8, which that has no convolutions in; with an epilogue it needs a peer that does it in one
+    launch. Anything else needs PyTorch's operator: gradients of convolutions, which torch.compile leaves to it, among
+    them.
     """
     if record.workload == "layers":
         eager = _FUSED if "_bias" in record.problem else _OPERATOR
         return eager if record.dtype == "fp8" else (*eager, _COMPILE)
+    if record.workload.startswith(COVERAGE):
+        return _MANY
     if record.layout == "flat" or record.workload.partition("_")[0] in ("lenet", "spectral"):
         return _NETWORK
     if record.workload.startswith("resnet"):

@@ -65,6 +65,14 @@ RESNETS: dict[str, Maker] = {
 }
 
 
+NETWORKS: dict[str, Maker] = {
+    "torch-graph": partial(torch_network.graph, layouts=("nhwc",)),
+    COMPILE: RESNETS[COMPILE],
+    COMPILE_DEFAULT: RESNETS[COMPILE_DEFAULT],
+}
+"""The peers of any network of images."""
+
+
 def plain(*layouts: str) -> dict[str, Maker]:
     """PyTorch only, in each of these layouts."""
     return {

@@ -6,16 +6,19 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from escalade.bench.peers.network import FORMATS, NetworkPeer, Peak, Replay, Task, Unavailable, waiting
 from escalade.engine.graph.forms import STORAGE
+from escalade.measure.refusal import reason
 
 _WARM_UP = 3
-Run = Callable[[torch.Tensor], torch.Tensor]
+Run = Callable[[torch.Tensor], Any]
 
 
 def eager(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
@@ -34,12 +37,12 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
 
     repeat(call)
     _, peak_bytes = peak.of(call)
-    return NetworkPeer("torch-eager", layout, call, alone, waiting(task.device), peak_bytes=peak_bytes)
+    return NetworkPeer("torch-eager", layout, call, tensors, waiting(task.device), peak_bytes=peak_bytes)
 
 
 def graph(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     """BatchNorm folded, one CUDA graph."""
-    return [_graphed("torch-graph", task, layout, partial(_folded, task, layout)) for layout in layouts]
+    return [_graphed("torch-graph", task, layout, lambda model: model) for layout in layouts]
 
 
 MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
@@ -70,27 +73,30 @@ def compile_system(mode: str) -> str:
 
 
 def _compiled(system: str, task: Task, layout: str, mode: str, own_graphs: bool) -> NetworkPeer:
-    def make(mode: str) -> Run:
-        return torch.compile(_folded(task, layout), mode=mode, dynamic=False)
+    def make(model: nn.Module, mode: str) -> Run:
+        return torch.compile(model, mode=mode, dynamic=False)
 
-    graphed = _graphed(system, task, layout, partial(make, _WITHOUT_GRAPHS[mode]))
+    graphed = _graphed(system, task, layout, partial(make, mode=_WITHOUT_GRAPHS[mode]))
     graphed = replace(graphed, config={"mode": _WITHOUT_GRAPHS[mode], "freezing": True})
     if not own_graphs:
         return graphed
-    run, x = make(MAX_AUTOTUNE), task.input(layout)
+    run, x = make(_folded(task, layout)[0], MAX_AUTOTUNE), task.input(layout)
     repeat(lambda: run(x))
-    note = "a call is max-autotune's, with CUDA graphs of its own"
+    note = "; ".join(filter(None, (graphed.note, "a call is max-autotune's, with CUDA graphs of its own")))
     return replace(graphed, call=lambda: run(x), note=note)
 
 
-def _graphed(system: str, task: Task, layout: str, make: Callable[[], Run]) -> NetworkPeer:
+def _graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Run]) -> NetworkPeer:
+    """What is made of the folded model, as one CUDA graph."""
     require_cuda(system, task.device)
     peak = Peak(task.device)
     x = task.input(layout)
-    graphed = Graphed(make(), x, peak)
+    model, note = _folded(task, layout)
+    graphed = Graphed(make(model), x, peak)
     return NetworkPeer(
-        system, layout, lambda: graphed(x), alone, waiting(task.device),
-        Replay(lambda: graphed.fill(x), graphed.replay, (graphed.x,), (graphed.y,)), peak_bytes=graphed.peak_bytes,
+        system, layout, lambda: graphed(x), tensors, waiting(task.device),
+        Replay(lambda: graphed.fill(x), graphed.replay, (graphed.x,), tensors(graphed.y)),
+        peak_bytes=graphed.peak_bytes, note=note,
     )  # fmt: skip
 
 
@@ -107,7 +113,7 @@ class Graphed:
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
 
-        def capture() -> torch.Tensor:
+        def capture() -> Any:
             with torch.no_grad(), torch.cuda.graph(self._graph):
                 return run(self.x)
 
@@ -119,18 +125,23 @@ class Graphed:
     def replay(self) -> None:
         self._graph.replay()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> Any:
         self.fill(x)
         self.replay()
-        return self.y.clone()
+        return tree_map_only(torch.Tensor, torch.Tensor.clone, self.y)
 
 
-def _folded(task: Task, layout: str) -> nn.Module:
-    """The model with its norms folded, in float64 first, so that folding adds no rounding of its own."""
-    model = copy.deepcopy(task.model)
+def _folded(task: Task, layout: str) -> tuple[nn.Module, str]:
+    """The model with its norms folded, in float64 first, so that folding adds no rounding of its own; and a note if
+    PyTorch cannot fold them.
+    """
+    model, note = copy.deepcopy(task.model), ""
     if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
-        model = fuse(model.double())
-    return _placed(model, task, layout)
+        try:
+            model = fuse(model.double())
+        except Exception as broken:  # torch.fx may fail in any way on code that it cannot trace
+            note = f"BatchNorm is not folded: {reason(broken)}"
+    return _placed(model, task, layout), note
 
 
 def _placed(model: nn.Module, task: Task, layout: str) -> nn.Module:
@@ -149,6 +160,6 @@ def repeat(call: Callable[[], object]) -> None:
         call()
 
 
-def alone(result: torch.Tensor) -> tuple[torch.Tensor]:
-    """The results of a network that has one."""
-    return (result,)
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The results of a network, one or several in whichever structure."""
+    return tree_leaves(result)

@@ -21,7 +21,7 @@ from escalade.bench.peers import network
 from escalade.bench.peers import registry as peers
 from escalade.bench.peers import torch_network as torch_peers
 from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable
-from escalade.bench.peers.torch_network import alone
+from escalade.bench.peers.torch_network import tensors
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.timing import ReplaySampler, Timing
@@ -107,7 +107,7 @@ class System:
             self._card.synchronize()
             return self.y.copy_(self._right).clone()  # a call may use the graph's memory
 
-        return [NetworkPeer("suspect", "nhwc", call, alone, self._card.synchronize, replay)]
+        return [NetworkPeer("suspect", "nhwc", call, tensors, self._card.synchronize, replay)]
 
 
 @pytest.mark.parametrize("broken", ["", "does nothing", "is not filled", "wears out"])
@@ -162,7 +162,7 @@ def test_peers_may_be_twice_as_far_off_and_we_may_not(
     off = right * (1 + factor * case.standard.tolerance)
 
     def maker(system: str) -> Callable[[Task], list[NetworkPeer]]:
-        return lambda task: [NetworkPeer(system, "nhwc", off.clone, alone, card.synchronize)]
+        return lambda task: [NetworkPeer(system, "nhwc", off.clone, tensors, card.synchronize)]
 
     found = measurement.compare(case, {name: maker(name) for name in ("escalade", "torch-eager")}, silent)
     failed = {record.system for record in found if record.failure}
@@ -305,7 +305,7 @@ def test_a_record_s_figures() -> None:
         0.0,
         card,
     )
-    one = NetworkPeer("escalade", "nhwc", lambda: None, alone, lambda: None, peak_bytes=123, note="a note")
+    one = NetworkPeer("escalade", "nhwc", lambda: None, tensors, lambda: None, peak_bytes=123, note="a note")
     record = measurement._record(
         case, measurement.Ready(one, None, 5e-4), timing(50.0), timing(90.0, "calls")
     )
@@ -330,7 +330,7 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
         calls.append(1)
         return case.standard.expected[0].clone()
 
-    eager = NetworkPeer("torch-eager", "nhwc", call, alone, lambda: None)
+    eager = NetworkPeer("torch-eager", "nhwc", call, tensors, lambda: None)
     timed = measurement._time(case, [measurement.Ready(eager, None, 0.0)])
     device, wall = timed[eager.name]
     assert device.how == wall.how == "calls"

@@ -18,7 +18,7 @@ from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import registry
 from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
-from escalade.bench.peers.torch_network import alone
+from escalade.bench.peers.torch_network import tensors
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
@@ -137,7 +137,7 @@ def test_a_wrong_result_is_a_failure_without_a_time(case: measurement.Case, engi
     (expected,) = case.standard.expected
 
     def wrong(task: Task) -> list[NetworkPeer]:
-        return [NetworkPeer("wrong", "nhwc", lambda: 1.001 * expected, alone, lambda: None)]
+        return [NetworkPeer("wrong", "nhwc", lambda: 1.001 * expected, tensors, lambda: None)]
 
     def broken(task: Task) -> list[NetworkPeer]:
         raise RuntimeError("out of luck")
@@ -196,14 +196,20 @@ def test_few_rows_are_allowed_what_more_of_them_are(
     )  # fmt: skip
     seen: list[tuple[int, int]] = []
 
-    def fake(model: object, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int) -> float:
-        seen.append((len(x), len(expected)))
-        return 1.0 / len(x) if dtype == "fp16" else float(len(x))
+    def fake(
+        model: object, x: torch.Tensor, dtype: str, expected: list[torch.Tensor], chunk: int
+    ) -> tuple[float]:
+        seen.append((len(x), len(expected[0])))
+        return (1.0 / len(x) if dtype == "fp16" else float(len(x)),)
 
-    monkeypatch.setattr(workload, "own_error", fake)
-    x, expected, own = setting.known(model, count, 3, ("fp16", "fp32", "fp16"))
-    assert len(x) == len(expected) == count and set(seen) == {(rows, rows) for rows in asked}
-    assert own == {"fp16": 1.0 / min(asked), "fp32": float(max(asked))}
+    monkeypatch.setattr(workload, "own_errors", fake)
+    x, known = setting.known(model, count, 3, ("fp16", "fp32", "fp16"))
+    assert all(len(x) == len(one.expected[0]) == count for one in known.values())
+    assert set(seen) == {(rows, rows) for rows in asked}
+    assert {dtype: one.own for dtype, one in known.items()} == {
+        "fp16": (1.0 / min(asked),),
+        "fp32": (float(max(asked)),),
+    }
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
