@@ -25,6 +25,8 @@ COMMANDS = {
     "tune": "Measure every rung and config for the steps of networks, or for problems, and remember the fastest.",
     "bench": "A network beside its peers, in one run: verified, then timed for every batch size and dtype.",
     "layers": "Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer.",
+    "coverage": "Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside "
+    "PyTorch's.",
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "

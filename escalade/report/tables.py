@@ -6,7 +6,15 @@ import pathlib
 
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
-from escalade.report import gaps, gpu_tests, ladder_pages, layer_pages, network_pages, step_pages
+from escalade.report import (
+    coverage_pages,
+    gaps,
+    gpu_tests,
+    ladder_pages,
+    layer_pages,
+    network_pages,
+    step_pages,
+)
 from escalade.report.commits import mixed
 from escalade.report.network_plots import network_plot
 from escalade.report.plot import ladder_plot
@@ -73,6 +81,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         root / "docs" / "ladder.md": ladder_pages.ladder_page(measured, PREFERRED_GPU),
         root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
         root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
+        root / "docs" / coverage_pages.PAGE: coverage_pages.coverage_page(measured, PREFERRED_GPU),
         root / "docs" / step_pages.PAGE: step_pages.steps_page(measured, PREFERRED_GPU),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -74,8 +75,8 @@ class SqueezeExcite(nn.Module):
 
 
 def mobilenet_v3() -> nn.Module:
-    """Hardswish, and squeeze-and-excite with a hardsigmoid."""
-    act = nn.Hardswish
+    """Hardswish in place, and squeeze-and-excite with a hardsigmoid."""
+    act = partial(nn.Hardswish, inplace=True)
     block = (
         conv(16, 64, 1, activation=act), conv(64, 64, 5, groups=64, activation=act),
         SqueezeExcite(64, nn.ReLU, nn.Hardsigmoid), conv(64, 16, 1, activation=None),
@@ -87,8 +88,8 @@ def mobilenet_v3() -> nn.Module:
 
 
 def efficientnet() -> nn.Module:
-    """SiLU, and squeeze-and-excite with a sigmoid."""
-    act = nn.SiLU
+    """SiLU in place, and squeeze-and-excite with a sigmoid."""
+    act = partial(nn.SiLU, inplace=True)
     block = (
         conv(16, 64, 1, activation=act), conv(64, 64, 3, groups=64, activation=act),
         SqueezeExcite(64, act, nn.Sigmoid), conv(64, 16, 1, activation=None),

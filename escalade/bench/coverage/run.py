@@ -1,0 +1,161 @@
+"""One network after another: made, captured, planned, verified and timed; what fails is a sentence in its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from escalade.bench.coverage.catalogue import Entry
+from escalade.bench.coverage.fallbacks import planned
+from escalade.bench.coverage.weights import enliven
+from escalade.bench.ladder import free
+from escalade.bench.networks.measurement import summary
+from escalade.bench.networks.parts import over_batches
+from escalade.bench.networks.resnets import images
+from escalade.bench.networks.workload import Say, Setting, Workload
+from escalade.bench.peers.network import Budget, Maker
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.forms import STORAGE
+from escalade.errors import EscaladeError
+from escalade.measure.ceilings import Ceilings
+from escalade.measure.records import Record
+from escalade.measure.refusal import reason
+
+SIZE = 224
+_SETTLING_IMAGES, _SETTLING_NUMBER = 4, 1
+_MOST = 10.0
+"""How many times the usual most is allowed where PyTorch is as far off: these weights are no trained network's."""
+_CHUNK = 8
+
+
+class LostDevice(EscaladeError):
+    """The GPU does nothing more in this process; the sentence says since when."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One run: how each network is measured."""
+
+    workload: str
+    device: torch.device
+    batches: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    peers: Mapping[str, Maker]
+    seconds: float
+    seed: int
+    size: int | None = None
+    """The size of images; None: each network's own."""
+    ceilings: Ceilings | None = None
+    timed: bool = True
+    """Whether plans are also run; if not, they are an H200's."""
+
+    def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
+        """The records of one network, piece by piece: of ours for every batch and dtype, and of the peers there."""
+        size = self.size or entry.size or SIZE
+        try:
+            say(f"{entry.name}: making and capturing it")
+            workload = self._workload(entry)
+            model = workload.model(size, self.seed)
+            graph = capture(model, (images(2, size, self.seed),))
+        except Exception as broken:  # a constructor, a model or its capture may fail in any way
+            yield [self._failed(entry, size, batch, dtype, broken) for batch, dtype in self._cases()]
+            return
+        setting = Setting(
+            workload, model, graph, self.device, size, self.batches, self.dtypes, self.peers, (), self.seconds,
+            self.seed, self.ceilings, Budget(),
+        )  # fmt: skip
+        for batch, dtype in self._cases():
+            try:
+                if self.timed:
+                    engines = {dtype: setting.engine(dtype)}
+                    for found in over_batches(setting, entry.name, model, engines, (batch,), say):
+                        yield [self._filed(entry, record) for record in found]
+                else:
+                    yield [self._planned(entry, setting, batch, dtype, say)]
+            except Exception as broken:  # out of memory, a launch that fails: the others go on
+                yield [self._failed(entry, size, batch, dtype, broken)]
+                self._require_device(entry)
+        free(self.device)
+
+    def _cases(self) -> list[tuple[int, str]]:
+        return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
+
+    def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
+        say(f"{entry.name} batch {batch} {dtype}: planning")
+        x = torch.empty(batch, *images(1, setting.size).shape[1:], dtype=STORAGE[dtype])
+        plan = planned(setting.engine(dtype), x.to(memory_format=torch.channels_last))
+        return replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))
+
+    def _workload(self, entry: Entry) -> Workload:
+        def make(size: int, seed: int) -> nn.Module:
+            with torch.device(self.device):  # where random numbers are quickest to make
+                model = entry.make().eval()
+            if self.timed:  # a plan is the same for all weights
+                enliven(model, images(_SETTLING_IMAGES, size, seed + _SETTLING_NUMBER).to(self.device))
+            return model.cpu()
+
+        return Workload(
+            entry.name,
+            make,
+            lambda count, size, seed, device: images(count, size, seed).to(device),
+            SIZE,
+            self.batches,
+            self.dtypes,
+            self.peers,
+            {},
+            chunk=_CHUNK,
+            most=_MOST,
+        )
+
+    def _blank(self, entry: Entry, size: int, batch: int, dtype: str) -> Record:
+        return Record(self.workload, f"{entry.name}_{size}_b{batch}", dtype, "nhwc", batch, "escalade", "")
+
+    def _filed(self, entry: Entry, record: Record) -> Record:
+        return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
+
+    def _failed(self, entry: Entry, size: int, batch: int, dtype: str, broken: Exception) -> Record:
+        failure = reason(broken)
+        if not isinstance(broken, EscaladeError):
+            failure = f"{type(broken).__name__}: {failure}"
+        return replace(self._blank(entry, size, batch, dtype), failure=failure)
+
+    def _require_device(self, entry: Entry) -> None:
+        """A kernel that has gone wrong may leave a GPU that answers everything with an error: then nothing that comes
+        after it says anything."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise LostDevice(
+                f"since {entry.name} the GPU answers everything with: {reason(error)}"
+            ) from error
+
+
+class Clock:
+    """The seconds that a run may take, and whether there is time for another network."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._limit = seconds
+        self._began = time.monotonic()
+        self._longest = 0.0
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._began
+
+    def allows_another(self) -> bool:
+        """Whether one that takes as long as the longest so far would still end in time."""
+        return self._limit is None or self.spent + self._longest <= self._limit
+
+    def took(self, seconds: float) -> None:
+        self._longest = max(self._longest, seconds)
+
+
+def left_over(entries: Sequence[Entry], done: int) -> str:
+    """What a run that was stopped has not measured, as `--only` takes it."""
+    return "|".join(f"^{entry.name.replace('.', '[.]')}$" for entry in entries[done:])

@@ -1,0 +1,190 @@
+"""The command `coverage`: every network of a module, compiled or why not, right, and beside PyTorch."""
+
+from __future__ import annotations
+
+import pathlib
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade.bench.coverage.catalogue import Entry, entries
+from escalade.bench.coverage.run import Clock, Coverage, LostDevice, left_over
+from escalade.bench.networks.judging import MOST
+from escalade.bench.peers import registry
+from escalade.bench.peers.comparison import COVERAGE
+from escalade.commands.devices import network_device
+from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
+from escalade.commands.progress import Say, status
+from escalade.errors import UnsupportedError
+from escalade.measure import ceilings as card
+from escalade.measure import records as store
+from escalade.measure.records import Record
+from escalade.report import coverage as tables
+from escalade.report import terminal
+
+DTYPES = tuple(dtype for dtype in MOST if dtype != "fp8")
+_LOG_WIDTH = 160
+_CEILING_SECONDS = 0.1
+
+
+def command(
+    networks: Annotated[
+        str,
+        typer.Argument(
+            help="torchvision, or any module of constructors: MODULE or MODULE:name,name. Unasked, functions are "
+            "called only if their annotation says that they give an nn.Module.",
+            show_default=False,
+        ),
+    ],
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only the networks whose names this expression finds.", show_default=False),
+    ] = None,
+    dtype: Dtypes = None,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", "-b", help="Batch sizes; 1,32 without it.", show_default=False),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the images; without it 224, or what a network was made for.", show_default=False
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="torch-graph, torch-compile-default, torch-compile (max-autotune: minutes a network); all, none. "
+            "Without it: torch-graph.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.1,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds for the whole run: no network is begun that would not end in time, and what is left is said.",
+            show_default=False,
+        ),
+    ] = None,
+    timed: Annotated[
+        bool,
+        typer.Option(
+            "--time/--no-time", help="Run and time the plans; without, they are made as for an H200."
+        ),
+    ] = True,
+    device: NetworkOn = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights and images.")] = 0,
+    json: RecordsFile = None,
+    results: RecordsFolder = None,
+) -> None:
+    """Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside PyTorch's."""
+    console = Console()
+    console = console if console.is_terminal else Console(width=_LOG_WIDTH)
+    batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
+    _check(batches, dtypes, size)
+    beside = registry.chosen(listed(peers), registry.NETWORKS)
+    where = network_device(device) if timed else torch.device("cpu")
+    found = entries(networks, only)
+    if where.type != "cuda":
+        beside = {}
+        console.print(
+            "On the CPU: PyTorch's operators run the plans, without kernels or peers. [yellow]Times are this CPU's.[/]"
+            if timed
+            else "Plans as an H200 would have them: [yellow]nothing is run.[/]"
+        )
+    run = _Run(console, where, json, results, timed)
+    with status(console) as say:
+        coverage = Coverage(
+            COVERAGE + networks.partition(":")[0], where, batches, dtypes, beside, seconds, seed, size,
+            run.ceilings(), timed,
+        )  # fmt: skip
+        done = _measure(coverage, found, Clock(budget), run, say)
+    run.show()
+    if done < len(found):
+        console.print(
+            f"[yellow]not measured:[/] {len(found) - done} of {len(found)} networks, for want of time or after an "
+            f"error. The rest: --only {escape(repr(left_over(found, done)))}"
+        )
+    if any(record.failure and not record.is_peer for record in run.records):
+        raise typer.Exit(1)
+
+
+def _measure(coverage: Coverage, found: Sequence[Entry], clock: Clock, run: _Run, say: Say) -> int:
+    """How many networks were measured, from the first on."""
+    for done, entry in enumerate(found):
+        if not clock.allows_another():
+            return done
+        began = time.monotonic()
+        try:
+            for records in coverage.measure(entry, say):
+                run.keep(records)
+        except LostDevice as lost:
+            run.note(str(lost))
+            return done + 1
+        clock.took(time.monotonic() - began)
+    return len(found)
+
+
+def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
+    for batch in batches:
+        if batch < 1:
+            raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
+    if size is not None and size < 1:
+        raise UnsupportedError(f"images of {size}: they must be at least 1")
+
+
+@dataclass
+class _Run:
+    """One run: every network's records are filed as soon as they are there."""
+
+    console: Console
+    device: torch.device
+    json: pathlib.Path | None
+    results: pathlib.Path | None
+    timed: bool
+    records: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        origin = store.provenance(self.device)
+        here = f"cpu {platform.machine()}" if self.timed else "no GPU: plans for an H200"
+        self._origin = origin if self.device.type == "cuda" else replace(origin, gpu=here)
+
+    def ceilings(self) -> card.Ceilings | None:
+        """What the card can do, measured if there is one."""
+        if self.device.type != "cuda":
+            return None
+        found = card.measure(self.device, _CEILING_SECONDS)
+        self.console.print(terminal.ceilings_line(found))
+        return found
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Files the records, and says what came of them: a run that is stopped keeps what it has."""
+        stamped = [record.stamped(self._origin) for record in records]
+        self.records += stamped
+        if self.json:
+            store.write(self.json, stamped)
+        if self.results:
+            store.file_away(self.results, stamped)
+        for line in tables.lines(stamped):
+            self.console.print(escape(line))
+
+    def note(self, text: str) -> None:
+        self.console.print(f"[red]stopped:[/] {escape(text)}")
+
+    def show(self) -> None:
+        for part in tables.coverage_tables(self.records):
+            self.console.print(part)
+        for line in tables.summaries(self.records):
+            self.console.print(escape(line))
