@@ -119,7 +119,7 @@ def _backbone(models: Any, name: str) -> nn.Module:
 
 
 def _networks(module: ModuleType) -> Iterator[Entry]:
-    """Those that are known to be networks before they are called: a module's other functions may do anything."""
+    """What is known to be a network before it is called: a module's other functions may do anything."""
     for entry in _callables(module):
         made = getattr(module, entry.name)
         if inspect.isclass(made) or _gives_network(made):
