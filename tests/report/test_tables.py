@@ -49,6 +49,7 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
         "ladder.md",
         "networks.md",
         "layers.md",
+        "coverage.md",
         "resnet18.md",
     ]
     written = tables.write(root / "results", root)
