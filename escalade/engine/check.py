@@ -328,6 +328,9 @@ def _check_fit(operator: Operator, node: Node, declared: _Value, inputs: Mapping
     for role, sizes in found.items():
         if expected.get(role, sizes) != sizes:
             raise SizeError(f"{role} has sizes {list(sizes)} where {list(expected[role])} belong")
+    if kind.masks:
+        _check_masks(declared, inputs)
+        return
     dtype = inputs["x"].dtype
     for value in inputs.values():
         if value.is_floating != inputs["x"].is_floating:
@@ -336,6 +339,15 @@ def _check_fit(operator: Operator, node: Node, declared: _Value, inputs: Mapping
     if kind.floating and not inputs["x"].is_floating:
         raise SizeError(f"it is for floating-point numbers, not for {dtype}")
     _require_result(declared, _Value(declared.sizes, dtype))
+
+
+def _check_masks(declared: _Value, inputs: Mapping[str, _Value]) -> None:
+    """Numbers of floating point, bytes and truth values, of which a number or a truth value is made."""
+    for value in inputs.values():
+        if not value.is_floating and value.dtype not in (torch.bool, torch.uint8):
+            raise SizeError(f"it takes floating-point numbers, bytes and truth values, not {value.dtype}")
+    if not declared.is_floating and declared.dtype != torch.bool:
+        raise SizeError(f"it gives floating-point numbers or truth values, not {declared.dtype}")
 
 
 def _require_dimensions(role: str, expected: Role, value: _Value) -> None:

@@ -20,6 +20,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
 from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
@@ -36,6 +37,7 @@ OPERATORS: tuple[Operator, ...] = (
     Linear(),
     LayerNorm(),
     Gelu(),
+    Pointwise(),
     Softmax(),
     Reshape(),
     Normalise(),

@@ -13,6 +13,7 @@ from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, FLAG, Signature
 from escalade.ops.add import ADD, AddProblem
+from escalade.ops.expressions import Expression
 
 
 class Add(Operator):
@@ -49,3 +50,6 @@ class Add(Operator):
             return None
         problem = AddProblem(prod(forms.value(node.name).shape), node.attributes["relu"], forms.stored)
         return Lowered(ADD, problem, in_place="x")
+
+    def expression(self, node: Node) -> Expression:
+        return Expression.parse("relu(x + residual)" if node.attributes["relu"] else "x + residual")

@@ -19,6 +19,7 @@ from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
+from escalade.ops.expressions import Expression
 
 Tensors = Mapping[str, torch.Tensor]
 Recognised = Node | str | None
@@ -46,6 +47,10 @@ class Operator(ABC):
     def folded(self) -> Mapping[str, Recogniser]:
         """What recognises it once constants are computed: layers whose weights the model computes."""
         return {}
+
+    def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """What it makes of a captured call that no operator takes by its name."""
+        return None
 
     def fuse(self, graph: Graph, dtype: str) -> None:  # noqa: B027  (most have nothing to do)
         """Puts the operator in the place of several nodes, for any batch size, where its kernels can do them all."""
@@ -83,6 +88,12 @@ class Operator(ABC):
     """Whether the result is its input's elements, in PyTorch's order, with other sizes."""
     is_image_scaling: ClassVar[bool] = False
     """Whether it is a scale and a shift of an image's channels, which whatever converts the image may do."""
+
+    def expression(self, node: Node) -> Expression | None:
+        """What a pointwise node computes of each element, in the roles of its inputs, which are broadcast as PyTorch
+        does; None if it is none.
+        """
+        return None
 
     def activation(self, node: Node) -> str | None:
         """The activation that a node is, under the name by which others take it."""

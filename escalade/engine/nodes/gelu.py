@@ -11,6 +11,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.signature import ANY, Attribute, Signature
+from escalade.ops.expressions import Expression
 
 _NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
 """What other operators call it, by PyTorch's name for the approximation."""
@@ -36,3 +37,6 @@ class Gelu(Operator):
 
     def activation(self, node: Node) -> str:
         return _NAMES[node.attributes["approximate"]]
+
+    def expression(self, node: Node) -> Expression:
+        return Expression.apply(_NAMES[node.attributes["approximate"]], "x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ from escalade.engine.nodes.gelu import Gelu
 from escalade.engine.nodes.layer_norm import LayerNorm
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.base.card import TWIN
+from escalade.ops.expressions import Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
 
@@ -26,8 +29,9 @@ MOST_WEIGHT_BYTES = TWIN.shared_bytes
 the rows pass by."""
 MOST_HIDDEN = 2048
 """Features of a row between two layers, which lie there too: in fp32 eight kibibytes a row, and a block has several."""
-_ELEMENTWISE = ("gt", "ge", "lt", "le", "sub", "add", "mul", "div", "sqrt", "log")
-"""What PyTorch does with any mixture of types."""
+_DIFFERENCE = Expression.parse("x - a")
+_SQUARES = tuple(map(Expression.parse, ("square(x)", "x * x", "x ** 2")))
+_SQUARED_DIFFERENCES = tuple(square.substitute({"x": _DIFFERENCE}) for square in _SQUARES)
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
     "relu": torch.relu,
@@ -231,8 +235,8 @@ def _fuse_error(graph: Graph, mlp: Node) -> None:
     mean = graph.only_user(squared.name) if squared is not None else None
     if squared is None or mean is None or not _averages_rows(graph, mean, mlp):
         return
-    if not all(_is(reader, *_ELEMENTWISE) for reader in graph.users().get(mean.name, [])):
-        return  # they would take it for one of the plan's own type
+    if not all(Pointwise.matches(reader) for reader in graph.users().get(mean.name, [])):
+        return  # others would take it for one of the plan's own type
     graph.nodes[mean.name] = replace(
         mlp.with_attributes(output="error"),
         name=mean.name,
@@ -254,15 +258,15 @@ def _squared_difference(graph: Graph, mlp: Node) -> Node | None:
         return None
     if _is(reader, "mse_loss", reduction=0):
         return reader
-    if not _is(reader, "sub", alpha=1) or len(reader.inputs) != 2:
-        return None
-    square = graph.only_user(reader.name)
-    if square is None:
-        return None
-    by_itself = (
-        _is(square, "mul") and set(square.inputs.values()) == {reader.name} and len(square.inputs) == 2
-    )
-    return square if by_itself or _is(square, "square") or _is(square, "pow", exponent=2) else None
+    if _computes(reader, *_SQUARED_DIFFERENCES):
+        return reader
+    square = graph.only_user(reader.name) if _computes(reader, _DIFFERENCE) else None
+    return square if _computes(square, *_SQUARES) else None
+
+
+def _computes(node: Node | None, *expressions: Expression) -> TypeGuard[Node]:
+    """Whether there is a pointwise node and it computes one of these."""
+    return Pointwise.matches(node) and Pointwise().expression(node) in expressions
 
 
 def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
@@ -286,7 +290,7 @@ def _is(node: Node, *names: str, **arguments: object) -> bool:
     if node.op != ATEN or name_of(node.attributes["target"]) not in names:
         return False
     given = node.attributes["arguments"]
-    defaults = {"alpha": 1, "reduction": 1, "dtype": None}
+    defaults = {"reduction": 1, "dtype": None}
     return all(
         not isinstance(found := given.get(key, defaults.get(key)), Reference) and found == value
         for key, value in arguments.items()

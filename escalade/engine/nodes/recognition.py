@@ -24,10 +24,10 @@ def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) 
     name = name_of(target.name())
     if name.endswith("_") and name[:-1] in CAPTURED:
         name = name[:-1]  # relu_ is relu of a new value
-    recognise = CAPTURED.get(name)
-    if recognise is None:
-        return node
-    return recognise(node, AtenCall(node), graph) or node
+    call, recognise = AtenCall(node), CAPTURED.get(name)
+    known = recognise(node, call, graph) if recognise is not None else None
+    others = (operator.recognise_rest(node, call, graph) for operator in OPERATORS) if known is None else ()
+    return known or next((other for other in others if other is not None), node)
 
 
 def recognise_folded(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, Attribute, Signature, is_real
+from escalade.ops.expressions import Expression
 from escalade.ops.relu import RELU, ReluProblem
 
 _LIMIT = Attribute(
@@ -48,6 +49,10 @@ class Relu(Operator):
     def lower(self, node: Node, forms: Forms) -> Lowered:
         problem = ReluProblem(prod(forms.value(node.name).shape), node.attributes["limit"], forms.stored)
         return Lowered(RELU, problem, in_place="x")
+
+    def expression(self, node: Node) -> Expression:
+        limit = node.attributes["limit"]
+        return Expression.parse("relu(x)" if limit is None else f"clamp(x, 0, {limit!r})")
 
     def activation(self, node: Node) -> str | None:
         return "relu" if node.attributes["limit"] is None else None

@@ -45,6 +45,8 @@ class Signature:
     attributes: Mapping[str, Attribute]
     floating: bool = True
     """Whether the operator is for floating-point numbers only."""
+    masks: bool = False
+    """Whether inputs may be truth values and bytes as well, and the result a truth value."""
 
 
 def is_whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:

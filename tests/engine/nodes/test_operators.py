@@ -72,6 +72,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
+    "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "normalise": lambda: Example(nn.Identity(), (3, 5, 5), normalised=True),
@@ -84,7 +85,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "mlp": lambda: Example(_chain(), (16,), "fp16"),
     "convert": lambda: Example(nn.Conv2d(8, 8, 1), (8, 5, 5), "fp16"),
     "quantise": lambda: Example(nn.Conv2d(16, 16, 1), (16, 5, 5), "fp8"),
-    "aten": lambda: Example(Call(torch.sin), (16,)),
+    "aten": lambda: Example(Call(torch.lgamma), (16,)),
 }
 
 

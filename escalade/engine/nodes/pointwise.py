@@ -1,0 +1,183 @@
+"""Any function of single elements: every pointwise operator of PyTorch's, and whatever is joined of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from escalade.engine.graph.aten import resolve
+from escalade.engine.graph.graph import Graph, Node, Reference, Shape
+from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.base import Operator, Recognised, Tensors
+from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
+from escalade.engine.nodes.signature import (
+    ANY,
+    RESULT,
+    Attribute,
+    Attributes,
+    Role,
+    Signature,
+    SizeError,
+    Sizes,
+)
+from escalade.errors import UnsupportedError
+from escalade.ops.expressions import Expression
+
+ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
+"""What the inputs of a node are called, in the order in which its expression uses them."""
+MOST_CALLS = 64
+"""Functions in one expression: what a kernel has registers for, and a reader patience."""
+MOST_TEXT = 4096
+_MASKS = (torch.bool, torch.uint8)
+"""Types besides those of floating point whose every value fp32 has."""
+
+
+def _is_expression(value: Any) -> bool:
+    if type(value) is not str or len(value) > MOST_TEXT:
+        return False
+    try:
+        expression = Expression.parse(value)
+    except (UnsupportedError, RecursionError):
+        return False
+    return (
+        len(expression.results) == 1
+        and len(expression.calls) <= MOST_CALLS
+        and expression.inputs == ROLES[: len(expression.inputs)] != ()
+    )
+
+
+_EXPRESSION = Attribute(
+    f"an expression of one result, such as x * sigmoid(a), in {', '.join(ROLES)}, as they come, with up to "
+    f"{MOST_CALLS} functions",
+    _is_expression,
+)
+_FURTHER = Role(ANY.dimensions, optional=True)
+
+
+class Pointwise(Operator):
+    """y = expression(x, a, b, …), the inputs broadcast against each other."""
+
+    name = "pointwise"
+    signature = Signature(
+        {"x": ANY, **dict.fromkeys(ROLES[1:], _FURTHER)}, {"expression": _EXPRESSION}, False, masks=True
+    )
+    values = ROLES
+
+    def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """A pointwise operator of PyTorch's, in its own words or by its decomposition."""
+        operator = _functional(node.attributes["target"])
+        if operator is None or "result" in node.attributes:
+            return None
+        given = {
+            name: TENSOR if isinstance(value, Reference) else value
+            for name, value in node.attributes["arguments"].items()
+        }
+        if not all(_is_plain(value) for value in given.values()):
+            return None
+        found = expression_of(operator, given)
+        if found is None:
+            return None
+        inputs = {name: call.value(name) for name in found.inputs}
+        if name_of(operator.name()) in ("prelu", "_prelu_kernel"):
+            inputs["weight"] = _along_channels(graph, inputs["weight"], inputs["self"])
+        values = {name: value for name, value in inputs.items() if value is not None}
+        if len(values) < len(inputs) or not _has_types(node, values.values(), graph):
+            return None
+        return self.joined(node, found, values, graph)
+
+    @classmethod
+    def joined(
+        cls, node: Node, expression: Expression, values: Mapping[str, str], graph: Graph
+    ) -> Recognised:
+        """A node that computes an expression of these values, by input, in another's place; the value itself if it is
+        that, and None if it is too much for one node or has other sizes."""
+        named = expression.rename({name: f"_{place}" for place, name in enumerate(expression.inputs)})
+        order = list(dict.fromkeys(values[name] for name in expression.inputs))
+        if not 0 < len(order) <= len(ROLES) or broadcast(map(graph.shape_of, order)) != node.shape:
+            return None
+        roles = dict(zip(order, ROLES, strict=False))
+        own = named.rename({f"_{place}": roles[values[name]] for place, name in enumerate(expression.inputs)})
+        if own.is_identity and graph.dtype_of(order[0]).is_floating_point and order[0] not in graph.constants:
+            return order[0]
+        if not _is_expression(own.text):
+            return None
+        inputs = {role: value for value, role in roles.items()}
+        return cls.instead_of(node, inputs, expression=own.text)
+
+    def expression(self, node: Node) -> Expression:
+        return Expression.parse(node.attributes["expression"])
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        types = [value.dtype for value in inputs.values() if value.is_floating_point()]
+        common = torch.float32
+        for number, dtype in enumerate(types):
+            common = torch.promote_types(common, dtype) if number else dtype
+        (result,) = self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
+        return result if node.is_floating else result != 0
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        given = {role: found for role, found in sizes.items() if role != RESULT}
+        wanted = Expression.parse(attributes["expression"]).inputs
+        if set(given) != set(wanted):
+            raise SizeError(
+                f"{attributes['expression']} is of {', '.join(wanted)}, not of {', '.join(given)}"
+            )
+        result = broadcast(given.values())
+        if result is None:
+            raise SizeError(f"{list(map(list, given.values()))} cannot be broadcast against each other")
+        return {RESULT: result}  # type: ignore[dict-item]
+
+    def title(self, node: Node) -> str:
+        return str(node.attributes["expression"])
+
+
+def broadcast(shapes: Iterable[Shape]) -> Shape | None:
+    """The sizes that values of these have together; None if they do not go together."""
+    all_shapes = list(shapes)
+    rank = max(map(len, all_shapes))
+    result: list[Any] = [1] * rank
+    for shape in all_shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size != 1 and result[axis] not in (1, size):
+                return None
+            result[axis] = result[axis] if size == 1 else size
+    return tuple(result)
+
+
+def _functional(target: str) -> torch._ops.OpOverload | None:
+    """The operator of that name that makes a new tensor; None if there is none."""
+    operator: torch._ops.OpOverload | None = resolve(target)
+    assert operator is not None
+    name, _, overload = target.partition(".")
+    if operator._schema.is_mutable and name.endswith("_"):
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::")[:-1], None)
+        operator = getattr(packet, overload or "default", None)
+    if operator is None or operator._schema.is_mutable or len(operator._schema.returns) != 1:
+        return None
+    return operator
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an argument is a tensor, a number, or a word for how to compute."""
+    return value is None or isinstance(
+        value, bool | int | float | str | torch.dtype | torch.device | torch.layout | torch.memory_format
+    )
+
+
+def _has_types(node: Node, values: Iterable[str], graph: Graph) -> bool:
+    """Whether the result is of floating point or a truth value, computed from what fp32 can hold."""
+    types = [graph.dtype_of(value) for value in values]
+    known = all(dtype.is_floating_point or dtype in _MASKS for dtype in types)
+    return known and (node.is_floating or (node.dtype == "bool" and torch.uint8 not in types))
+
+
+def _along_channels(graph: Graph, weight: str | None, x: str | None) -> str | None:
+    """A constant for each channel, with the dimensions that broadcasting it takes; None if it is none."""
+    if weight not in graph.constants or x is None:
+        return None
+    tensor, rank = graph.constants[weight], len(graph.shape_of(x))
+    if tensor.numel() == 1 or tensor.dim() > 1 or rank < 2:
+        return weight if tensor.numel() == 1 or tensor.dim() == rank else None
+    return graph.add_constant(f"{weight}_channels", tensor.view(-1, *[1] * (rank - 2)))
