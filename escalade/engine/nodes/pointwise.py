@@ -129,9 +129,6 @@ class Pointwise(Operator):
             raise SizeError(f"{list(map(list, given.values()))} cannot be broadcast against each other")
         return {RESULT: result}  # type: ignore[dict-item]
 
-    def title(self, node: Node) -> str:
-        return str(node.attributes["expression"])
-
 
 def broadcast(shapes: Iterable[Shape]) -> Shape | None:
     """The sizes that values of these have together; None if they do not go together."""

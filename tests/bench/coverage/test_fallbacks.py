@@ -19,9 +19,9 @@ from tests.bench.coverage.networks import NETWORKS
 
 IN_PYTORCH = {
     "mobilenet_v2": "",
-    "mobilenet_v3": "hardswish 5, hardsigmoid 1, mul 1",
-    "efficientnet": "silu 4, mul 1, sigmoid 1",
-    "convnext": "permute 10, layer_norm 5, linear 4, gelu 2, mul 2",
+    "mobilenet_v3": "pointwise 7",
+    "efficientnet": "pointwise 6",
+    "convnext": "permute 10, layer_norm 5, linear 4, gelu 2, pointwise 2",
     "densenet": "cat 3",
     "shufflenet": "chunk 4, cat 2, transpose 2",
     "inception": "cat 2, avg_pool2d 1",
@@ -31,11 +31,11 @@ IN_PYTORCH = {
     "segmentation": "upsample_bilinear2d 3, cat 1",
     "regnet": "",
     "group_norm": "group_norm 2, instance_norm 1",
-    "vgg": "celu 1, elu 1, leaky_relu 1, mish 1, prelu 1, softplus 1, tanh 1",
-    "alexnet": "mul 2, pad 2, add 1, avg_pool2d 1, avg_pool3d 1, div 1, pow 1",
+    "vgg": "pointwise 7",
+    "alexnet": "pointwise 5, pad 2, avg_pool2d 1, avg_pool3d 1",
     "vit": "transpose 7, select 4, layer_norm 2, cat 1, expand 1, permute 1, "
     "scaled_dot_product_attention 1, slice 1, unflatten 1",
-    "upscaling": "pixel_shuffle 1, sigmoid 1, tanh 1",
+    "upscaling": "pointwise 2, pixel_shuffle 1",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
 IN_TF32: dict[str, str] = {}
