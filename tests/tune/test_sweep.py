@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pathlib
 import threading
 from collections.abc import Callable
@@ -328,8 +329,20 @@ def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
 def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:
     verdicts = judgement.judge(samples.load(RECORDED))
     assert len(verdicts) == 71
-    beyond = [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in verdicts if v.ratio > judgement.BOUND]
-    assert not beyond
+    beyond = [v for v in verdicts if v.ratio > judgement.BOUND and not newer_than_the_sweep(v)]
+    assert not [f"{v.key}: {v.chosen} {v.ratio:.2f} {v.reason}" for v in beyond]
+
+
+def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
+    """Whether the chosen rung did not take the problem when the sweep was made, and expects to beat what did."""
+    measured = samples.load(RECORDED)[verdict.key]
+    if any(sample.rung == verdict.chosen for sample in measured):
+        return False
+    problem = measured[0].parsed()
+    card = typical(measured[0].architecture or None)
+    chosen = ops.operation("conv2d").ladder.rung(verdict.chosen).on(card)
+    estimates = [chosen.estimate(problem, config) or math.inf for config in chosen.configs(problem)]
+    return min(estimates) < verdict.best_us
 
 
 # --- the command line

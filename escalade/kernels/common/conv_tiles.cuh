@@ -70,7 +70,7 @@ struct TileCopier {
         const int chunk = threadIdx.x % COPIES_IN_ROW;
         const int k = first_k + chunk * COPY_ELEMENTS;
         const int first_image = first_pixel / (shape.output_height * shape.output_width);
-        const int pixel_chunks = shape.channels / COPY_ELEMENTS;
+        const int pixel_chunks = pixel_channels(shape) / COPY_ELEMENTS;
         const int image_chunks = shape.height * shape.width * pixel_chunks;
         // Counted in elements: counted in chunks, the compiler would add image and offset anew for every copy.
         images = reinterpret_cast<const Chunk*>(x + 1LL * first_image * image_chunks * COPY_ELEMENTS);

@@ -4,7 +4,8 @@
 // every window. So the element that pixel and k need lies at window.offset + tap.offset, and whether it lies inside
 // the image is one comparison of two bit masks.
 //
-// The including file's prelude defines FILTER_HEIGHT and FILTER_WIDTH.
+// The including file's prelude defines FILTER_HEIGHT and FILTER_WIDTH; and GROUPED, where the channels and filters of a
+// shape are those of one of its groups.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -12,6 +13,19 @@
 
 constexpr bool TAPS_FIT_MASK = FILTER_HEIGHT <= 16 && FILTER_WIDTH <= 16;
 constexpr int NOWHERE = -(1 << 30);  // a row that no tap brings back into the image
+
+#ifdef GROUPED
+constexpr bool IN_GROUPS = true;
+#else
+constexpr bool IN_GROUPS = false;
+#endif
+
+// Channels from one pixel to the next, of which the shape's, or CHANNELS, are a group's.
+template <int CHANNELS = 0>
+__device__ __forceinline__ int pixel_channels(const ConvShape& shape) {
+    const int channels = CHANNELS ? CHANNELS : shape.channels;
+    return IN_GROUPS ? channels * shape.groups : channels;
+}
 
 struct Tap {
     int offset;       // from a window's first tap
@@ -97,7 +111,7 @@ struct TapWalk {
         channel = new_k - number * channels;
         r = number / FILTER_WIDTH;
         s = number - r * FILTER_WIDTH;
-        tap = Tap::at(r, s, channels / UNIT, shape);
+        tap = Tap::at(r, s, pixel_channels<PARTIAL_CHANNELS>(shape) / UNIT, shape);
         tap.offset += channel / UNIT;
     }
 
@@ -110,9 +124,10 @@ struct TapWalk {
         channel += STEP;
         tap.offset += STEP / UNIT;
         if (channel < shape.channels) return;
-        const int pixel_units = shape.channels / UNIT;
+        const int pixel_units = pixel_channels(shape) / UNIT;
         channel = 0;
         tap.offset += (shape.dilation_w - 1) * pixel_units;
+        if (IN_GROUPS) tap.offset += pixel_units - shape.channels / UNIT;
         tap.column += shape.dilation_w;
         if (++s == FILTER_WIDTH) {
             s = 0, ++r;

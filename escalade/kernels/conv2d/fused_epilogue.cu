@@ -9,6 +9,7 @@
 // by the count in `tickets`, adds up all parts, in their order whoever it is, and finishes the tile.
 // With PRODUCTS == 3 fp32 operands keep their accuracy: both are split into two TF32 parts, of whose four products
 // the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
+// With GROUPED the shape's channels and filters are a group's, and a tile belongs to one group.
 // With e4m3 operands (FP8) sums, bias, residual and result have units of their own: see finish_scaled.
 // What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper; with few blocks, latency.
 //
@@ -141,19 +142,20 @@ struct Place {
     int first_row, row_in_pass, lane_in_row, filters_left;
     long long at;  // in y and the residual
     int pixels, filters;
+    int pitch;  // filters from one pixel to the next
 
-    __device__ __forceinline__ Place(int warp_pixel, int warp_filter, int pixels, int filters)
-        : pixels(pixels), filters(filters) {
+    __device__ __forceinline__ Place(int warp_pixel, int warp_filter, int pixels, int filters, int pitch)
+        : pixels(pixels), filters(filters), pitch(pitch) {
         const int lane = threadIdx.x % 32;
         row_in_pass = lane / LANES_IN_ROW;
         lane_in_row = lane % LANES_IN_ROW;
         first_row = warp_pixel + row_in_pass;
         const int filter = warp_filter + lane_in_row * VECTOR;
         filters_left = filters - filter;
-        at = 1LL * first_row * filters + filter;
+        at = 1LL * first_row * pitch + filter;
     }
 
-    __device__ __forceinline__ long long at_row(int row) const { return at + 1LL * row * filters; }
+    __device__ __forceinline__ long long at_row(int row) const { return at + 1LL * row * pitch; }
     __device__ __forceinline__ int count(int row) const { return first_row + row < pixels ? filters_left : 0; }
 };
 
@@ -264,15 +266,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
     // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
-    const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
+    const int group_tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
+    const int tiles_n = IN_GROUPS ? group_tiles_n * shape.groups : group_tiles_n;
     const int first_pixel = blockIdx.x / tiles_n * TILE_M;
-    const int first_filter = blockIdx.x % tiles_n * TILE_N;
+    const int first_filter = blockIdx.x % group_tiles_n * TILE_N;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int warp_row = warp % WARPS_M * WARP_M;
     const int warp_column = warp / WARPS_M * WARP_N;
 
     const int depth = FILTER_HEIGHT * FILTER_WIDTH * shape.channels;
+    if (IN_GROUPS) {
+        const int group = blockIdx.x % tiles_n / group_tiles_n, before = group * shape.filters;
+        x += group * shape.channels, weight += 1LL * before * depth, y += before;
+        if (HAS_BIAS) bias += before;
+        if (HAS_RESIDUAL) residual += before;
+    }
     const int shortcut_tiles = SHORTCUT ? (shortcut_shape.channels + TILE_K - 1) / TILE_K : 0;
     const int all_tiles = (depth + TILE_K - 1) / TILE_K + shortcut_tiles;
     const int split_tiles = (all_tiles + SPLITS - 1) / SPLITS;
@@ -345,7 +354,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if (release_dependents) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
-    const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters);
+    const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters,
+                      IN_GROUPS ? shape.filters * shape.groups : shape.filters);
     Residuals residuals;
     copy_async_wait<0>();
     if (SPLITS > 1) {

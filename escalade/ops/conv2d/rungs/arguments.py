@@ -18,13 +18,21 @@ def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:
 
 def shape(problem: Conv2dProblem) -> Ints:
     """`ConvShape` of kernels/common/conv_shape.cuh."""
-    p = problem
+    return _shape(problem, problem.channels, problem.filters)
+
+
+def _shape(p: Conv2dProblem, channels: int, filters: int) -> Ints:
     return Ints(
         (
-            p.batch, p.channels, p.height, p.width, p.filters, p.filter_height, p.filter_width,
+            p.batch, channels, p.height, p.width, filters, p.filter_height, p.filter_width,
             *p.stride, *p.padding, *p.dilation, p.groups, p.output_height, p.output_width,
         )
     )  # fmt: skip
+
+
+def group_shape(problem: Conv2dProblem) -> Ints:
+    """`ConvShape` with the channels and filters of one group, for kernels with GROUPED; the same if there is one."""
+    return _shape(problem, problem.group_channels, problem.group_filters)
 
 
 def shortcut_shape(problem: Conv2dProblem) -> Ints:

@@ -93,6 +93,8 @@ class FusedEpilogue(Conv2dRung):
                 f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
                 f"{problem.filters}"
             )
+        if problem.groups != 1 and (problem.dtype == "fp8" or problem.shortcut_channels):
+            return f"{self.name} takes groups=1 in fp8 and with a shortcut, not {problem.groups}"
         p, copied = problem, Operands.stored(problem).copy_bytes // problem.element_bytes
         if p.shortcut_channels % copied:
             return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
@@ -103,7 +105,7 @@ class FusedEpilogue(Conv2dRung):
             )  # fmt: skip
             if sentence := unsupported_reach(shortcut, 256, 4):
                 return sentence
-        return unsupported(self.name, self.dtypes, problem)
+        return unsupported(self.name, self.dtypes, problem, groups=True)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
         return best_first(self.candidates, Operands.stored(problem), self.card, may_split=True)
@@ -119,7 +121,7 @@ class FusedEpilogue(Conv2dRung):
         if not operands.padded:
             return main
         pixels = problem.batch * problem.height * problem.width
-        moved = pixels * (problem.channels + operands.channels) * operands.element_bytes
+        moved = pixels * (problem.channels + problem.groups * operands.channels) * operands.element_bytes
         return main + self.card.microseconds(0, moved)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
@@ -135,7 +137,7 @@ class FusedEpilogue(Conv2dRung):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
             "PRODUCTS": self.products,
-            "FILTERS_ALIGNED": problem.filters * problem.element_bytes % 16 == 0,
+            "FILTERS_ALIGNED": problem.group_filters * problem.element_bytes % 16 == 0,
             **arguments.epilogue_constants(problem),
         }
         product = KernelCall(
@@ -154,7 +156,7 @@ class FusedEpilogue(Conv2dRung):
                 Buffer("y"),
                 Buffer("parts", optional=True),
                 Buffer("tickets", optional=True),
-                arguments.shape(prepared.shape),
+                arguments.group_shape(prepared.shape),
                 arguments.shortcut_shape(problem),
                 WeightsReady((prepared.weight.name, "shortcut_weight")),
                 ReleaseDependents(),

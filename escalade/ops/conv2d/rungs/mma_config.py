@@ -50,8 +50,8 @@ class MmaConfig(Config):
         return max(self.stages * (self.tile_m + self.tile_n) * self.row_bytes, staged_rows)
 
     def grid(self, problem: Conv2dProblem) -> tuple[int, int, int]:
-        tiles = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
-        return tiles, self.splits, 1
+        tiles_n = problem.groups * ceil_div(problem.group_filters, self.tile_n)
+        return ceil_div(problem.output_pixels, self.tile_m) * tiles_n, self.splits, 1
 
     def valid(self, operands: Operands, card: Card) -> bool:
         """Whether every thread copies as many chunks, in rows that share a swizzle, and registers suffice."""
@@ -126,15 +126,15 @@ class Operands:
 
     @property
     def channels(self) -> int:
-        """Padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
-        quads = 4 * ceil_div(self.problem.channels, 4)
-        if quads == self.problem.channels or quads == 4:
+        """Those of a group. Padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
+        quads = 4 * ceil_div(self.problem.group_channels, 4)
+        if quads == self.problem.group_channels or quads == 4:
             return quads
         return ceil_div(quads * self.element_bytes, 16) * 16 // self.element_bytes
 
     @property
     def padded(self) -> bool:
-        return self.channels != self.problem.channels
+        return self.channels != self.problem.group_channels
 
     @property
     def copy_bytes(self) -> int:
@@ -143,8 +143,10 @@ class Operands:
     def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
         """What the tensor-core kernels share."""
         tile_k = config.row_bytes // self.element_bytes
-        caching: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
-        return caching | {
+        switches: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
+        if self.problem.groups > 1:
+            switches["GROUPED"] = Macro("")
+        return switches | {
             "Element": self.element,
             "Output": output,
             "FILTER_HEIGHT": self.problem.filter_height,

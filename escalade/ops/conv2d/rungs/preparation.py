@@ -77,12 +77,12 @@ def prepare(operands: Operands) -> Prepared:
     p = operands.problem
     if not operands.padded and operands.element == element(p.dtype):
         return _prepared(p, {})
-    size = (p.channels, operands.channels, element(p.dtype), operands.element, operands.element_bytes)
+    size = (p.group_channels, operands.channels, element(p.dtype), operands.element, operands.element_bytes)
     return _prepared(
         p,
         {
             "weight": Conversion("weight", p.filters * p.taps, *size),
-            "x": Conversion("x", p.batch * p.height * p.width, *size),
+            "x": Conversion("x", p.batch * p.height * p.width * p.groups, *size),
         },
     )
 
@@ -120,7 +120,7 @@ def _prepared(problem: Conv2dProblem, conversions: dict[str, Conversion]) -> Pre
     def buffer(source: str) -> Buffer:
         return Buffer(conversions[source].name if source in conversions else source)
 
-    channels = conversions["x"].target_channels if "x" in conversions else problem.channels
+    channels = conversions["x"].target_channels * problem.groups if "x" in conversions else problem.channels
     return Prepared(
         tuple(conversion.step for conversion in conversions.values()),
         tuple(conversion.workspace for conversion in conversions.values()),

@@ -31,8 +31,11 @@ PLAIN_CONFIGS = (
 )
 
 
-def unsupported(rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem) -> str | None:
-    if problem.groups != 1:
+def unsupported(
+    rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem, groups: bool = False
+) -> str | None:
+    """What tensor-core rungs for NHWC say to other problems; `groups`: the rung takes more than one."""
+    if problem.groups != 1 and not groups:
         return f"{rung} takes groups=1, not {problem.groups}"
     if problem.layout != "nhwc":
         return f"{rung} takes layout nhwc, not {problem.layout}"
