@@ -2,10 +2,14 @@
 //
 // Groups are small products, so what bounds it is memory: each input should be read once and each tap found in shared
 // memory. A block takes the channels of a few groups and walks from tile to tile of output pixels. It copies the window
-// of a tile (halo included) while it multiplies the tile before. The window lies in planes of 8 channels, 16 bytes a
-// pixel: a row of an `ldmatrix`, whichever the tap, so that a step of the product (16 deep) takes any two such units.
+// of a tile (halo included) while it multiplies the tile before. The window lies in planes of 16 bytes a pixel, 8 channels
+// of 16 bits or 4 of 32: a row of an `ldmatrix`, whichever the tap, so that a step of the product takes any two such units.
 //
-// Where groups have fewer than 8 channels, or no multiple of 8, a BUNDLE of them is multiplied as one, with zeros where
+// Numbers of 32 bits are multiplied as TF32. With PRODUCTS == 3 they keep their accuracy: both operands are split into two
+// TF32 parts, of whose four products the smallest is left out, and every few steps' sums, which tensor cores round towards
+// zero, join the others in fp32.
+//
+// Where groups have fewer channels than a unit, or no multiple of it, a BUNDLE of them is multiplied as one, with zeros where
 // filter and channel are not of the same group. A zero times a NaN or an infinity of another group is a NaN: every NaN
 // is summed anew from its own group before it is stored.
 //
@@ -14,7 +18,10 @@
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 
-constexpr int UNIT = 8;  // channels
+constexpr int UNIT = 16 / sizeof(Element);  // channels
+constexpr int IN_REGISTER = 4 / sizeof(Element);
+constexpr bool SPLIT = PRODUCTS == 3;
+constexpr int PROMOTED = 4;  // steps whose sums join the others, where operands are split
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int DEPTH = BUNDLE * GROUP_CHANNELS, WIDTH = BUNDLE * GROUP_FILTERS;  // of a bundle
 constexpr int UNITS = DEPTH / UNIT, TILES_N = WIDTH / 8;
@@ -46,7 +53,7 @@ using Result = ResultOf<HAS_RESIDUAL>::Type;
 constexpr int RESULT_PITCH = BLOCK_FILTERS * sizeof(Result) + 16;  // bytes
 constexpr int WINDOW_BYTES = BLOCK_UNITS * PLANE_BYTES, RESULT_BYTES = PIXELS * RESULT_PITCH;
 constexpr int STAGE_BYTES = ((WINDOW_BYTES > RESULT_BYTES ? WINDOW_BYTES : RESULT_BYTES) + 127) / 128 * 128;
-constexpr int WEIGHT_BYTES = BUNDLES * STEPS * TILES_N * 32 * 8;
+constexpr int PART_BYTES = BUNDLES * STEPS * TILES_N * 32 * 8, WEIGHT_BYTES = (SPLIT ? 2 : 1) * PART_BYTES;
 constexpr int ZERO_BYTES = 128;
 
 __device__ __forceinline__ constexpr int column_in_window(int column) {
@@ -96,11 +103,25 @@ __device__ __forceinline__ bool is_between(int value, int end) {
     return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
 }
 
-// The weights of the block as lanes hold them: fragments[bundle][step][block of 8 filters][lane], two registers each.
+// A weight as it is multiplied, and what is left of it then.
+template <class T>
+__device__ __forceinline__ T rounded(T value, T&) { return value; }
+template <>
+__device__ __forceinline__ float rounded<float>(float value, float& low) {
+    u32 bits = __float_as_uint(value);
+    low = __uint_as_float(split_off_low(bits));
+    return __uint_as_float(bits);
+}
+
+// The weights of the block as lanes hold them: fragments[bundle][step][block of 8 filters][lane], two registers each; the
+// low parts of split ones follow behind all high ones.
 __device__ __forceinline__ void stage_weights(Element* fragments, const Element* weight, int first_filter) {
-    constexpr int VECTOR = GROUP_CHANNELS % 8 == 0 ? 8 : GROUP_CHANNELS % 4 == 0 ? 4 : GROUP_CHANNELS % 2 == 0 ? 2 : 1;
+    constexpr int VECTOR = GROUP_CHANNELS % UNIT == 0 ? UNIT
+                           : GROUP_CHANNELS % 4 == 0  ? 4
+                           : GROUP_CHANNELS % 2 == 0  ? 2
+                                                      : 1;
     constexpr int PARTS = UNIT / VECTOR;
-    constexpr int PAIR = VECTOR < 2 ? 1 : 2;
+    constexpr int PAIR = VECTOR < IN_REGISTER ? 1 : IN_REGISTER;
 #pragma unroll 4
     for (int i = threadIdx.x; i < BLOCK_FILTERS * STEPS * 2 * PARTS; i += THREADS) {
         const int unit = i / PARTS % (STEPS * 2), filter = i / PARTS / (STEPS * 2);
@@ -112,11 +133,14 @@ __device__ __forceinline__ void stage_weights(Element* fragments, const Element*
         const int block = (filter / WIDTH * STEPS + unit / 2) * TILES_N + filter % WIDTH / 8;
 #pragma unroll
         for (int v = 0; v < VECTOR; v += PAIR) {
-            const int lane = filter % 8 * 4 + (in_unit + v) / 2;
-            Pack<Element, PAIR> pair;
+            const int lane = filter % 8 * 4 + (in_unit + v) / IN_REGISTER;
+            Pack<Element, PAIR> pair, low;
 #pragma unroll
-            for (int e = 0; e < PAIR; ++e) pair.at[e] = pack.at[v + e];
-            store_pack(fragments + ((block * 32 + lane) * 2 + unit % 2) * 2 + (in_unit + v) % 2, pair);
+            for (int e = 0; e < PAIR; ++e) pair.at[e] = rounded(pack.at[v + e], low.at[e]);
+            Element* const target =
+                fragments + ((block * 32 + lane) * 2 + unit % 2) * IN_REGISTER + (in_unit + v) % IN_REGISTER;
+            store_pack(target, pair);
+            if (SPLIT) store_pack(target + PART_BYTES / sizeof(Element), low);
         }
     }
 }
@@ -198,21 +222,53 @@ __device__ __forceinline__ void restore_nans(unsigned char* results, const Eleme
 }
 
 // UNIT results on their way to y: as they are, or with the residual.
-__device__ __forceinline__ Pack<Element, UNIT> finished(const Element* results, const Element*, long long) {
-    return load_pack<Element, UNIT>(results);
+template <class R>
+__device__ __forceinline__ Pack<Element, UNIT> finished(const R* results, const Element* residual, long long at) {
+    if constexpr (!HAS_RESIDUAL) {
+        return load_pack<Element, UNIT>(results);
+    } else {
+        const Pack<Element, UNIT> added = load_pack<Element, UNIT>(residual + at);
+        Pack<Element, UNIT> outputs;
+#pragma unroll
+        for (int e = 0; e < UNIT; e += 4) {
+            const Pack<float, 4> four = load_pack<float, 4>(results + e);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                outputs.at[e + i] = finish<false, true, HAS_RELU, Element>(four.at[i], nullptr, 0, added.at, e + i);
+        }
+        return outputs;
+    }
 }
 
-__device__ __forceinline__ Pack<Element, UNIT> finished(const float* sums, const Element* residual, long long at) {
-    const Pack<Element, UNIT> added = load_pack<Element, UNIT>(residual + at);
-    Pack<Element, UNIT> outputs;
+using Sums = float[TILES_M][TILES_N][4];
+
+__device__ __forceinline__ void promote(Sums& sums, Sums& recent) {
 #pragma unroll
-    for (int e = 0; e < UNIT; e += 4) {
-        const Pack<float, 4> four = load_pack<float, 4>(sums + e);
+    for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            outputs.at[e + i] = finish<false, true, HAS_RELU, Element>(four.at[i], nullptr, 0, added.at, e + i);
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[m][j][e] += recent[m][j][e], recent[m][j][e] = 0.f;
+}
+
+// The products of 16 pixels and a step's weights, of which `low` are the low parts where there are such.
+__device__ __forceinline__ void multiply_add_step(float (&sums)[TILES_N][4], u32 (&a)[4], const u32 (&b)[TILES_N][2],
+                                                  const u32 (&low)[SPLIT ? TILES_N : 1][2]) {
+    if constexpr (SPLIT) {
+        u32 low_a[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) low_a[e] = split_off_low(a[e]);
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+            multiply_add<Element>(sums[j], low_a, b[j]);
+            multiply_add<Element>(sums[j], a, low[j]);
+        }
+    } else if (sizeof(Element) == 4) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = to_tf32(__uint_as_float(a[e]));
     }
-    return outputs;
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[j], a, b[j]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -250,6 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     const uint2* const lane_fragments =
         reinterpret_cast<const uint2*>(shared_memory) + bundle * STEPS * TILES_N * 32 + lane;
+    const uint2* const lane_low = lane_fragments + PART_BYTES / 8;
     uint2 kept[REGISTER_WEIGHTS ? STEPS : 1][TILES_N];
     if (REGISTER_WEIGHTS) {
         __syncthreads();
@@ -275,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         shape);
         copy_async_commit();
 
-        __align__(16) float sums[TILES_M][TILES_N][4] = {};  // aligned for the CPU, which clears 16 bytes at once
+        __align__(16) Sums sums = {}, recent = {};  // aligned for the CPU, which clears 16 bytes at once
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             u32 b[TILES_N][2];
@@ -285,6 +342,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                                     : lane_fragments[(step * TILES_N + j) * 32];
                 b[j][0] = pair.x, b[j][1] = pair.y;
             }
+            u32 low[SPLIT ? TILES_N : 1][2];
+            if (SPLIT) {
+#pragma unroll
+                for (int j = 0; j < TILES_N; ++j) {
+                    const uint2 pair = lane_low[(step * TILES_N + j) * 32];
+                    low[SPLIT ? j : 0][0] = pair.x, low[SPLIT ? j : 0][1] = pair.y;
+                }
+            }
 #pragma unroll
             for (int m = 0; m < TILES_M; ++m) {
                 constexpr int BLOCKS = (PIXELS + 15) / 16;  // of which a warp may have one less than another
@@ -292,9 +357,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 u32 a[4], at = stage + pixels[m] + unit_offset(step * 2) + second_unit[step];
                 if (step * 2 + 1 >= DEEP && lane >= 16) at = zeros;
                 load_matrices(a, at);
-#pragma unroll
-                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[m][j], a, b[j]);
+                multiply_add_step(SPLIT ? recent[m] : sums[m], a, b, low);
             }
+            if (SPLIT && (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1)) promote(sums, recent);
         }
         __syncthreads();  // the window has been read: results may lie in its place
 

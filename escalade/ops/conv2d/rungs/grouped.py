@@ -9,24 +9,29 @@ from math import lcm
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
-from escalade.ops.base.dtypes import element
+from escalade.ops.base.dtypes import MULTIPLIED, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
-UNIT = 8
-"""Channels that are copied and multiplied together: 16 bytes."""
-MOST_CHANNELS = 64
+UNIT_BYTES = 16
+"""Channels that are copied and multiplied together."""
+MOST_CHANNEL_BYTES = 128
 """Channels of a block at most: whole lines of memory."""
-MOST_FILTERS = 128
+MOST_FILTER_BYTES = 256
+TILE_N = 8
+"""Filters of an mma.sync."""
 MOST_BUNDLE = 64
 """Channels, or filters, that are multiplied together."""
 SUMS = 64
 """Registers of a thread that hold sums."""
 KEPT = 40
 """Registers up to which a thread keeps weights in them too."""
+SPLIT_OPERANDS = 48
+"""Registers besides of a thread that splits operands: both parts of those that are under way."""
 WARPS = 8
 MOST_CONFIGS = 16
 LEAST_COLUMNS = 7
@@ -35,7 +40,8 @@ MOST_STEPS = 128
 """Steps of a product at most; all are unrolled."""
 
 PRODUCT_CLOCKS = 2.0
-"""Clocks of a multiprocessor for an mma.sync of 16x8x16, and twice as many for the 512 bytes of its ldmatrix."""
+"""Clocks of a multiprocessor for an mma.sync of 16x8x16, or 16x8x8 in TF32, and twice as many for the 512 bytes of its
+ldmatrix."""
 BANKS = 8
 """Banks of 16 bytes in shared memory."""
 SECTOR = 32
@@ -51,21 +57,24 @@ class _Bundle:
     groups: int
     channels: int
     filters: int
+    unit: int
+    """Channels of `UNIT_BYTES`."""
 
     @staticmethod
     def of(p: Conv2dProblem) -> _Bundle:
+        unit = UNIT_BYTES // p.element_bytes
         groups = lcm(
-            *(lcm(size, UNIT) // size for size in (p.group_channels, p.group_filters)),
+            lcm(p.group_channels, unit) // p.group_channels, lcm(p.group_filters, TILE_N) // p.group_filters
         )
-        return _Bundle(groups, groups * p.group_channels, groups * p.group_filters)
+        return _Bundle(groups, groups * p.group_channels, groups * p.group_filters, unit)
 
     @property
     def units(self) -> int:
-        return self.channels // UNIT
+        return self.channels // self.unit
 
     @property
     def tiles_n(self) -> int:
-        return self.filters // 8
+        return self.filters // TILE_N
 
     def steps(self, p: Conv2dProblem) -> int:
         return ceil_div(p.taps * self.units, 2)
@@ -149,9 +158,10 @@ class _Tiling:
     def shared_bytes(self) -> int:
         p, c = self.problem, self.config
         plane = ceil_div(self.window[0] * c.pitch * 16, 128) * 128 + 16
-        results = c.pixels * (c.bundles * self.bundle.filters * (4 if p.residual else 2) + 16)
+        results = c.pixels * (c.bundles * self.bundle.filters * (4 if p.residual else p.element_bytes) + 16)
         stage = ceil_div(max(c.bundles * self.bundle.units * plane, results), 128) * 128
-        return c.bundles * self.bundle.steps(p) * self.bundle.tiles_n * 256 + 128 + 2 * stage
+        parts = 2 if _products(p) > 1 else 1
+        return parts * c.bundles * self.bundle.steps(p) * self.bundle.tiles_n * 256 + 128 + 2 * stage
 
     @property
     def register_weights(self) -> bool:
@@ -163,6 +173,8 @@ class _Tiling:
         c, b = self.config, self.bundle
         weights = b.steps(self.problem) * b.tiles_n * 2 if self.register_weights else 4 * b.tiles_n
         addresses = c.tiles_m + (b.steps(self.problem) if b.units % 2 else 1)
+        if _products(self.problem) > 1:
+            weights += 4 * c.tiles_m * b.tiles_n + 4 * b.tiles_n + SPLIT_OPERANDS
         return 4 * c.tiles_m * b.tiles_n + addresses + weights + 50
 
     @property
@@ -183,17 +195,25 @@ class _Tiling:
         """Clocks of the busiest multiprocessor: products, reads of shared memory, and copies go on at the same time."""
         p, c, b = self.problem, self.config, self.bundle
         steps, tiles_m = b.steps(p) * c.bundles, ceil_div(c.pixels, 16)
-        products = steps * tiles_m * b.tiles_n * PRODUCT_CLOCKS
-        weight_reads = 0 if self.register_weights else c.warps_m * b.tiles_n * 2
+        products = steps * tiles_m * b.tiles_n * PRODUCT_CLOCKS * _products(p)
+        reads_of = (0 if self.register_weights else 1) + (1 if _products(p) > 1 else 0)
+        weight_reads = reads_of * c.warps_m * b.tiles_n * 2
         reads = steps * (tiles_m * 4 * self.conflicts + weight_reads)
         inputs = self.window[0] * self.window[1] * c.bundles * b.channels
         outputs = c.pixels * c.bundles * b.filters
-        segment = c.bundles * b.channels * 2
+        segment = c.bundles * b.channels * p.element_bytes
         rate = self.card.rates.copies.loads
-        copies = (inputs + outputs * (2 if p.residual else 1)) * 2 / rate * (1 + SECTOR / segment)
+        copies = (
+            (inputs + outputs * (2 if p.residual else 1)) * p.element_bytes / rate * (1 + SECTOR / segment)
+        )
         tile = max(products, reads, copies) + BARRIERS / c.blocks_per_sm
         weights = BARRIERS + c.bundles * b.filters * b.steps(p) * 32 / rate * c.blocks_per_sm
         return weights + ceil_div(self.tiles * self.channel_blocks, self.card.multiprocessors) * tile
+
+
+def _products(p: Conv2dProblem) -> int:
+    """Products of tensor cores for each of the problem's."""
+    return 3 if p.dtype == "fp32" else 1
 
 
 def _candidates(p: Conv2dProblem, card: Card) -> list[GroupedConfig]:
@@ -201,11 +221,13 @@ def _candidates(p: Conv2dProblem, card: Card) -> list[GroupedConfig]:
     count = p.groups // bundle.groups
     found = []
     for bundles in range(1, count + 1):
-        wide = bundles * bundle.channels > MOST_CHANNELS or bundles * bundle.filters > MOST_FILTERS
+        wide = bundles * bundle.channels * p.element_bytes > MOST_CHANNEL_BYTES
+        wide |= bundles * bundle.filters * p.element_bytes > MOST_FILTER_BYTES
         if count % bundles or bundles > WARPS or (wide and bundles > 1):
             continue
         for warps_m in {WARPS // bundles, max(1, WARPS // 2 // bundles)}:
-            for tiles_m in {max(1, SUMS // 4 // bundle.tiles_n // share) for share in (1, 2, 4)}:
+            sums = SUMS if _products(p) == 1 else SUMS // 2
+            for tiles_m in {max(1, sums // 4 // bundle.tiles_n // share) for share in (1, 2, 4)}:
                 found += _cuts(p, bundles, warps_m, tiles_m, card)
     return list(dict.fromkeys(found))
 
@@ -254,8 +276,8 @@ class Grouped(Conv2dRung):
             return f"{name} is for more than one group; fused_epilogue takes a single one"
         if p.layout != "nhwc":
             return f"{name} takes layout nhwc, not {p.layout}"
-        if p.dtype not in ("fp16", "bf16"):
-            return f"{name} takes fp16 and bf16, not {p.dtype}"
+        if p.dtype not in MULTIPLIED:
+            return f"{name} takes {', '.join(MULTIPLIED)}, not {p.dtype}"
         bundle = _Bundle.of(p)
         if p.groups % bundle.groups:
             return (
@@ -267,7 +289,7 @@ class Grouped(Conv2dRung):
                 f"{name} multiplies up to {MOST_BUNDLE} channels and filters together; groups of {p.group_channels} "
                 f"and {p.group_filters} come to {bundle.channels} and {bundle.filters}"
             )
-        if bundle.steps(p) > MOST_STEPS or not _best_first(p, self.card):
+        if bundle.steps(p) * _products(p) > MOST_STEPS or not _best_first(p, self.card):
             return (
                 f"the weights and windows of {p.filter_height}x{p.filter_width} filters over {bundle.channels} "
                 f"channels are too many for {name} and the {self.card.shared_bytes} bytes of a block's shared memory; "
@@ -306,6 +328,7 @@ class Grouped(Conv2dRung):
             "PITCH": config.pitch,
             "REGISTER_WEIGHTS": tiling.register_weights,
             "BLOCKS_PER_SM": config.blocks_per_sm,
+            "PRODUCTS": _products(p),
             **arguments.epilogue_constants(p),
         }
         call = KernelCall(
@@ -317,6 +340,11 @@ class Grouped(Conv2dRung):
             overlap=True,
         )
         return Recipe((call,))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """In TF32 as other products of tensor cores; split operands have 22 bits each."""
+        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
+        return max(tolerance, 2.0**-21) if _products(problem) > 1 else tolerance
 
 
 # Prediction for 128to128_56_k3s1g32 at batch 256 in fp16 (ResNeXt-50 32x4d), 7.4 GFLOP and 411 MB.

@@ -51,6 +51,10 @@ PROBLEMS = {
     ),
     "wide_padding": grouped(16, 16, 3, 3, 2, padding=4),
     "bf16": grouped(32, 32, 8, 3, 8, bias=True, residual=True, relu=True, dtype="bf16"),
+    "tf32": grouped(32, 32, 8, 3, 8, batch=2, bias=True, residual=True, relu=True, dtype="tf32"),
+    "tf32_groups_of_12": grouped(24, 48, 7, 3, 2, stride=2, dtype="tf32"),
+    "fp32": grouped(12, 24, 8, 3, 3, batch=2, bias=True, residual=True, relu=True, dtype="fp32"),
+    "fp32_groups_of_6": grouped(24, 24, 7, 5, 4, stride=2, dtype="fp32"),
 }
 
 
@@ -138,7 +142,7 @@ RESNEXT = grouped(128, 128, 56, 3, 32, batch=256)
     ("changes", "reason"),
     [
         ({"groups": 1}, "more than one group"),
-        ({"dtype": "fp32"}, "fp16 and bf16"),
+        ({"dtype": "fp8"}, "e4m3"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"channels": 12, "filters": 12, "groups": 3}, "no multiple"),
         ({"channels": 256, "filters": 256, "groups": 2}, "up to 64"),
@@ -160,6 +164,8 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
         grouped(168, 168, 28, 3, 7, batch=64),
         grouped(1024, 1024, 14, 3, 32, batch=64),
         grouped(448, 448, 14, 3, 8, batch=64),
+        grouped(128, 128, 56, 3, 32, batch=32, dtype="tf32"),
+        grouped(512, 512, 14, 3, 32, batch=32, dtype="fp32"),
     ],
     ids=lambda problem: problem.name,
 )
