@@ -1,7 +1,7 @@
-// y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride + r*dilation - pad][...] * w[c][r][s]
+// y[n][k][oh][ow] = sum over r, s of x[n][k / MULTIPLIER][oh*stride + r*dilation - pad][...] * w[k][r][s]
 //
-// A filter for every channel: few products for each byte, so what bounds it is memory, and from 5x5 on in 16 bits the
-// multiply-adds of CUDA cores. A thread owns VECTOR channels (in NCHW one) and STRIP neighbouring output columns, and
+// A filter, or MULTIPLIER of them, for every channel: few products for each byte, so what bounds it is memory, and from 5x5 on in 16 bits the
+// multiply-adds of CUDA cores. A thread owns VECTOR filters (in NCHW one) and STRIP neighbouring output columns, and
 // walks down ROWS output rows. It holds its weights and the sums of all output rows that an input row reaches in
 // registers, so that it reads every input once, while it multiplies the row before. Strips that share columns are
 // neighbours and meet in the L1 cache.
@@ -14,12 +14,16 @@
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int OPEN = ((FILTER_HEIGHT - 1) * DILATION_H + STRIDE_H) / STRIDE_H;  // output rows that an input row reaches
 constexpr int WINDOW = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
-constexpr int CHANNELS = LANES * VECTOR;  // of a block, in NHWC
-constexpr int WEIGHT_PITCH = CHANNELS + VECTOR;
+constexpr int FILTERS = IMAGE_CHANNELS * MULTIPLIER;
+constexpr int BLOCK_FILTERS = LANES * VECTOR;  // in NHWC
+constexpr int WEIGHT_PITCH = BLOCK_FILTERS + VECTOR;
+constexpr int INPUTS = VECTOR > MULTIPLIER ? VECTOR / MULTIPLIER : 1;  // channels of a thread
 constexpr int POSITIONS = THREADS / LANES;
 static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
+static_assert(VECTOR % MULTIPLIER == 0 || MULTIPLIER % VECTOR == 0, "a thread's filters are those of whole channels");
 static_assert(PHASES == 1 || PHASES == OPEN, "sums move with every step or stay for a whole round");
 constexpr int COLUMN_STEP = NHWC ? IMAGE_CHANNELS : 1;  // known to the compiler, so that columns are fixed offsets
+constexpr int OUTPUT_STEP = NHWC ? FILTERS : 1;
 
 // COUNT elements as they are loaded and stored: held as words, because 16-bit numbers in a loop are taken apart and put
 // together again.
@@ -45,8 +49,8 @@ struct alignas(sizeof(Element) * COUNT) Words {
     }
 };
 
-struct Place {  // of a thread: its channels and the corner of its outputs
-    int image, channel, row, column;
+struct Place {  // of a thread: its filters and the corner of its outputs
+    int image, filter, row, column;
     bool exists;
 };
 
@@ -56,9 +60,9 @@ __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
     const int segments = (shape.output_height + ROWS - 1) / ROWS;
     Place place;
     if (NHWC) {
-        const int channel_blocks = (IMAGE_CHANNELS + CHANNELS - 1) / CHANNELS;
-        const int position = blockIdx.x / channel_blocks * POSITIONS + threadIdx.x / LANES;
-        place.channel = blockIdx.x % channel_blocks * CHANNELS + threadIdx.x % LANES * VECTOR;
+        const int filter_blocks = (FILTERS + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
+        const int position = blockIdx.x / filter_blocks * POSITIONS + threadIdx.x / LANES;
+        place.filter = blockIdx.x % filter_blocks * BLOCK_FILTERS + threadIdx.x % LANES * VECTOR;
         place.column = position % strips * STRIP;
         place.row = position / strips % segments * ROWS;
         place.image = position / strips / segments;
@@ -66,9 +70,9 @@ __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
         long long position = 1LL * blockIdx.x * THREADS + threadIdx.x;
         place.column = position % strips * STRIP, position /= strips;
         place.row = position % segments * ROWS, position /= segments;
-        place.channel = position % IMAGE_CHANNELS, place.image = position / IMAGE_CHANNELS;
+        place.filter = position % FILTERS, place.image = position / FILTERS;
     }
-    place.exists = place.image < shape.batch && place.channel < IMAGE_CHANNELS;
+    place.exists = place.image < shape.batch && place.filter < FILTERS;
     return place;
 }
 
@@ -76,9 +80,9 @@ __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
 __device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const Place& place) {
     if (NHWC) {
         __shared__ __align__(16) float turned[TAPS * WEIGHT_PITCH];
-        const int first_channel = place.channel - threadIdx.x % LANES * VECTOR;
-        const int here = min(CHANNELS, IMAGE_CHANNELS - first_channel) * TAPS;
-        const Element* const block_weights = weight + 1LL * first_channel * TAPS;
+        const int first_filter = place.filter - threadIdx.x % LANES * VECTOR;
+        const int here = min(BLOCK_FILTERS, FILTERS - first_filter) * TAPS;
+        const Element* const block_weights = weight + 1LL * first_filter * TAPS;
 #pragma unroll 4
         for (int i = threadIdx.x; i < here; i += THREADS)
             turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(block_weights[i]);
@@ -97,7 +101,7 @@ __device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Ele
         }
     } else if (place.exists) {
 #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) w[tap][0] = to_float(weight[1LL * place.channel * TAPS + tap]);
+        for (int tap = 0; tap < TAPS; ++tap) w[tap][0] = to_float(weight[1LL * place.filter * TAPS + tap]);
     }
 }
 
@@ -107,17 +111,17 @@ __device__ __forceinline__ bool is_between(int value, int end) {
 
 // One row of a strip's inputs, from `first` on, which is in `column`. What is not inside the image is left as it is:
 // columns are zero from the start, and rows are not used.
-__device__ __forceinline__ void load_row(Words<VECTOR> (&inputs)[WINDOW], const Element* first, int column,
+__device__ __forceinline__ void load_row(Words<INPUTS> (&inputs)[WINDOW], const Element* first, int column,
                                          bool row_inside, const ConvShape& shape) {
     if (!row_inside) return;
 #pragma unroll
     for (int i = 0; i < WINDOW; ++i)
         if (is_between(column + i, shape.width))
-            inputs[i] = *reinterpret_cast<const Words<VECTOR>*>(first + i * COLUMN_STEP);
+            inputs[i] = *reinterpret_cast<const Words<INPUTS>*>(first + i * COLUMN_STEP);
 }
 
 // The products of one input row and one row of taps.
-__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&inputs)[WINDOW][VECTOR],
+__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&inputs)[WINDOW][INPUTS],
                                              const float (&w)[TAPS][VECTOR], int tap_row) {
 #pragma unroll
     for (int s = 0; s < FILTER_WIDTH; ++s)
@@ -125,7 +129,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const
         for (int p = 0; p < STRIP; ++p)
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v)
-                sums[p][v] += inputs[p * STRIDE_W + s * DILATION_W][v] * w[tap_row * FILTER_WIDTH + s][v];
+                sums[p][v] +=
+                    inputs[p * STRIDE_W + s * DILATION_W][v * INPUTS / VECTOR] * w[tap_row * FILTER_WIDTH + s][v];
 }
 
 // COUNT outputs that are neighbours in memory.
@@ -152,10 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!weights_ready) wait_for_previous_launch();
     load_weights(w, weight, place);
     if (!place.exists) return;
-    float channel_bias[VECTOR] = {};
+    float filter_bias[VECTOR] = {};
     if (HAS_BIAS) {
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) channel_bias[v] = to_float(bias[place.channel + v]);
+        for (int v = 0; v < VECTOR; ++v) filter_bias[v] = to_float(bias[place.filter + v]);
     }
     wait_for_previous_launch();  // if it was done before, it is over at once
 
@@ -163,16 +168,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int rows = min(ROWS, shape.output_height - place.row);
     const int first_row = place.row * STRIDE_H - shape.pad_h, first_column = place.column * STRIDE_W - shape.pad_w;
     const Element* inputs = x + 1LL * place.image * IMAGE_CHANNELS * shape.height * shape.width +
-                            1LL * place.channel * (NHWC ? 1 : shape.height * shape.width) + 1LL * first_row * row_step +
-                            first_column * COLUMN_STEP;
-    long long outputs = 1LL * place.image * IMAGE_CHANNELS * shape.output_height * shape.output_width +
-                        1LL * place.channel * (NHWC ? 1 : shape.output_height * shape.output_width) +
-                        (place.row * shape.output_width + place.column) * COLUMN_STEP;
+                            1LL * (place.filter / MULTIPLIER) * (NHWC ? 1 : shape.height * shape.width) +
+                            1LL * first_row * row_step + first_column * COLUMN_STEP;
+    long long outputs = 1LL * place.image * FILTERS * shape.output_height * shape.output_width +
+                        1LL * place.filter * (NHWC ? 1 : shape.output_height * shape.output_width) +
+                        (place.row * shape.output_width + place.column) * OUTPUT_STEP;
 
     // Step by step STRIDE_H input rows come in, and one output row is complete. The sums of output row `step - a` are
     // open[a], and move on with every step; with PHASES = OPEN they stay, and their numbers go round.
     float open[OPEN][STRIP][VECTOR] = {};
-    Words<VECTOR> ahead[STRIDE_H][WINDOW] = {};
+    Words<INPUTS> ahead[STRIDE_H][WINDOW] = {};
 #pragma unroll
     for (int q = 0; q < STRIDE_H; ++q, inputs += row_step)
         load_row(ahead[q], inputs, first_column, is_between(first_row + q, shape.height), shape);
@@ -186,12 +191,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int q = 0; q < STRIDE_H; ++q, inputs += row_step) {
                 const int row = first_row + step * STRIDE_H + q;
-                float values[WINDOW][VECTOR];
+                float values[WINDOW][INPUTS];
 #pragma unroll
                 for (int i = 0; i < WINDOW; ++i) {
-                    const Pack<Element, VECTOR> pack = ahead[q][i].elements();
+                    const Pack<Element, INPUTS> pack = ahead[q][i].elements();
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) values[i][v] = to_float(pack.at[v]);
+                    for (int v = 0; v < INPUTS; ++v) values[i][v] = to_float(pack.at[v]);
                 }
                 load_row(ahead[q], inputs, first_column, is_between(row + STRIDE_H, shape.height), shape);
                 if (!is_between(row, shape.height)) continue;
@@ -210,14 +215,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                     for (int p = 0; p < STRIP; ++p)
                         if (place.column + p < shape.output_width)
-                            store(y, residual, channel_bias, outputs + p * COLUMN_STEP, complete[p]);
+                            store(y, residual, filter_bias, outputs + p * OUTPUT_STEP, complete[p]);
                 } else {
                     float sums[STRIP];
 #pragma unroll
                     for (int p = 0; p < STRIP; ++p) sums[p] = complete[p][0];
-                    store(y, residual, channel_bias, outputs, sums);
+                    store(y, residual, filter_bias, outputs, sums);
                 }
-                outputs += shape.output_width * COLUMN_STEP;
+                outputs += shape.output_width * OUTPUT_STEP;
             }
 #pragma unroll
             for (int p = 0; p < STRIP; ++p)

@@ -1,4 +1,4 @@
-"""Depthwise convolution on CUDA cores: a filter for every channel, everything that is used again in registers."""
+"""Depthwise convolution on CUDA cores: a filter or a few for every channel, everything that is used again in registers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ ISSUE_RATE = 4.0
 @dataclass(frozen=True)
 class DepthwiseConfig(Config):
     vector: int
-    """Channels of a thread."""
+    """Filters of a thread."""
     strip: int
     """Output columns of a thread."""
     rows: int
     """Output rows of a thread."""
     lanes: int
-    """Threads of a block side by side in the channels; 1 in NCHW."""
+    """Threads of a block side by side in the filters; 1 in NCHW."""
     threads: int
     phases: int
     """Steps of the kernel's loop: 1, and sums move from step to step, or as many as there are open rows."""
@@ -49,8 +49,8 @@ class DepthwiseConfig(Config):
     def blocks(self, p: Conv2dProblem) -> int:
         positions = p.batch * ceil_div(p.output_height, self.rows) * ceil_div(p.output_width, self.strip)
         if p.layout == "nchw":
-            return blocks(positions * p.channels, self.threads)
-        return blocks(positions, self.threads // self.lanes) * ceil_div(p.channels, self.lanes * self.vector)
+            return blocks(positions * p.filters, self.threads)
+        return blocks(positions, self.threads // self.lanes) * ceil_div(p.filters, self.lanes * self.vector)
 
     def columns(self, p: Conv2dProblem) -> int:
         """Columns of an input row that a thread reads."""
@@ -58,11 +58,15 @@ class DepthwiseConfig(Config):
             {i * p.stride[1] + s * p.dilation[1] for i in range(self.strip) for s in range(p.filter_width)}
         )
 
+    def inputs(self, p: Conv2dProblem) -> int:
+        """Channels of a thread."""
+        return max(1, self.vector // p.group_filters)
+
     def held(self, p: Conv2dProblem) -> int:
         """Registers for weights, sums, and an input row as floats; besides, one is under way as it is stored."""
-        columns = self.columns(p)
-        under_way = p.stride[0] * columns * ceil_div(self.vector * p.element_bytes, 4)
-        return (p.taps + _open_rows(p) * self.strip + columns) * self.vector + under_way
+        columns, inputs = self.columns(p), self.inputs(p)
+        under_way = p.stride[0] * columns * ceil_div(inputs * p.element_bytes, 4)
+        return (p.taps + _open_rows(p) * self.strip) * self.vector + columns * inputs + under_way
 
     def clocks(self, p: Conv2dProblem, card: Card) -> float:
         """Cycles of a multiprocessor: instructions, waiting where too few warps share it, and copies from L2."""
@@ -72,7 +76,7 @@ class DepthwiseConfig(Config):
         instructions = (
             300
             + p.taps * self.vector
-            + inputs * (self.columns(p) * (self.vector + 2) + 10)
+            + inputs * (self.columns(p) * (self.inputs(p) + 2) + 10)
             + self.rows * self.strip * self.vector * p.taps
             + self.rows * self.strip * (4 * self.vector + 4)
             + moves
@@ -93,10 +97,10 @@ def _open_rows(p: Conv2dProblem) -> int:
 
 
 def _lanes_and_threads(p: Conv2dProblem, vector: int) -> tuple[int, int]:
-    """Lanes that are neighbours in the channels, and threads: as many whole warps as can be."""
+    """Lanes that are neighbours in the filters, and threads: as many whole warps as can be."""
     if p.layout == "nchw":
         return 1, 128
-    vectors = p.channels // vector
+    vectors = p.filters // vector
     lanes = ceil_div(vectors, ceil_div(vectors, 64))
     sizes = [lanes * positions for positions in range(1, 256 // lanes + 1) if lanes * positions >= 96]
     return lanes, max(sizes, key=lambda threads: (threads / (ceil_div(threads, WARP) * WARP), -threads))
@@ -113,7 +117,13 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
         vectors, strips = [1], [strip for strip in STRIPS if p.output_width % strip == 0 and strip != 7]
     else:
         widest = VECTOR_BYTES // p.element_bytes
-        vectors = [vector for vector in (1, 2, 4, 8) if vector <= widest and p.channels % vector == 0]
+        vectors = [
+            vector
+            for vector in (1, 2, 4, 8)
+            if vector <= widest
+            and p.filters % vector == 0
+            and (vector % p.group_filters == 0 or p.group_filters % vector == 0)
+        ]
         strips = list(STRIPS)
     found = [
         DepthwiseConfig(vector, strip, rows, *_lanes_and_threads(p, vector), phases)
@@ -129,11 +139,8 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
 class Depthwise(Conv2dRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
-        if not p.groups == p.channels == p.filters:
-            return (
-                f"{self.name} takes as many groups and filters as channels, not {p.groups} and {p.filters} for "
-                f"{p.channels}"
-            )
+        if p.groups != p.channels:
+            return f"{self.name} takes as many groups as channels, not {p.groups} for {p.channels}"
         if not _candidates(p):
             return (
                 f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers, and filters of "
@@ -157,6 +164,7 @@ class Depthwise(Conv2dRung):
             "Element": element(p.dtype),
             "NHWC": p.layout == "nhwc",
             "IMAGE_CHANNELS": p.channels,
+            "MULTIPLIER": p.group_filters,
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
             "STRIDE_H": p.stride[0],

@@ -30,8 +30,9 @@ def oblong(channels: int, *sizes: Any, **rest: Any) -> Conv2dProblem:
     """Height, width, filter height, filter width, then stride, padding and dilation."""
     height, width, *others = sizes
     filter_sizes, others = others[:2], others[2:]
+    filters = rest.pop("filters", channels)
     rest = {"dtype": "fp16", "layout": "nhwc", "groups": channels, **rest}
-    return Conv2dProblem(2, channels, height, width, channels, *filter_sizes, *others, **rest)
+    return Conv2dProblem(2, channels, height, width, filters, *filter_sizes, *others, **rest)
 
 
 PROBLEMS = {
@@ -49,6 +50,9 @@ PROBLEMS = {
     "not_square": oblong(6, 9, 14, 1, 5, (2, 1), (0, 2), bias=True),
     "wide_padding": oblong(8, 3, 2, 3, 3, (1, 1), (4, 3), residual=True),
     "many_channels": depthwise(600, 2, 3),
+    "two_filters_a_channel": oblong(6, 7, 9, 3, 3, (1, 1), (1, 1), filters=12, bias=True, residual=True),
+    "three_filters_a_channel": oblong(8, 5, 6, 3, 3, (2, 1), (1, 1), filters=24, bias=True),
+    "sixteen_filters_a_channel": oblong(3, 5, 6, 3, 3, (1, 1), (1, 1), filters=48, dtype="tf32"),
     "fp32": depthwise(12, 9, 3, bias=True, residual=True, relu=True, dtype="fp32"),
     "tf32": depthwise(8, 6, 3, dtype="tf32"),
     "bf16": depthwise(16, 8, 3, stride=2, bias=True, relu=True, dtype="bf16"),
@@ -115,7 +119,6 @@ LARGE = depthwise(144, 56, 3, batch=256)
     ("changes", "reason"),
     [
         ({"groups": 72}, "as many groups"),
-        ({"filters": 288}, "as many groups"),
         ({"filter_height": 31, "filter_width": 31}, "fft_depthwise"),
         ({"dtype": "fp8"}, "no products of e4m3"),
         ({"shortcut_channels": 64}, "shortcut"),
