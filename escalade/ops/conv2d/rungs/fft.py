@@ -149,8 +149,6 @@ def _tilings(problem: Conv2dProblem, card: Card) -> list[Tiling]:
 
 
 def _supports(problem: Conv2dProblem, card: Card) -> str | None:
-    if problem.dtype == "tf32":
-        return "FFT rungs multiply in fp32; they take fp32, fp16 and bf16, not tf32"
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
         return f"FFT rungs take stride 1 and dilation 1, not stride {problem.stride} and dilation {problem.dilation}"
     if problem.groups != 1 and not _depthwise(problem):
