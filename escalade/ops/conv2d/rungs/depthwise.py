@@ -1,4 +1,4 @@
-"""Depthwise convolution on CUDA cores: a filter or a few for every channel, everything that is used again in registers."""
+"""Depthwise convolution on CUDA cores: one or more filters for every channel, and what is used again in registers."""
 
 from __future__ import annotations
 
