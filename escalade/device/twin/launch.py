@@ -292,7 +292,7 @@ class TwinKernel:
         _put(buffers, first)
 
     def _place_of_writer(self, address: int) -> str:
-        """The line of the store that came last to an address, in the last checked launch of this process."""
+        """The line of the store that came last to an address, in the last checked launch of this thread."""
         kernel = self._zeroed() if self._zeroed else self
         return kernel.source_places(kernel._take(self._runtime.twin_writer(address)))
 
@@ -317,7 +317,7 @@ class TwinKernel:
         return [AccessStatistics(*key, *value) for key, value in sorted(totals.items())]
 
     def unwritten(self, address: int, size: int, element_bytes: int = 1) -> list[int]:
-        """Elements of a buffer with a byte that the last checked launch of this process did not write."""
+        """Elements of a buffer with a byte that the last checked launch of this thread did not write."""
         self._need_checks("unwritten")
         missing = []
         at = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from escalade.ops import OPERATIONS
 from escalade.ops.batch_statistics import BatchStatisticsProblem
 from escalade.ops.batch_statistics.rungs.statistics import SplitConfig
 from tests.device.twin.support import ORDERS, arguments, launch, planted, report_of
+from tests.support import in_threads
 
 COPY = r"""
 extern "C" __global__ void copy(const float* x, float* y, int from, int to) {
@@ -247,3 +249,18 @@ def test_a_byte_that_was_left_out_is_unwritten() -> None:
     kernel = build(planted(BYTES, ("y[i] = tile", "if (i != 7) y[i] = tile")), "bytes", checks=True)
     launch(kernel, 1, 64, (x, y))
     assert kernel.unwritten(y.data_ptr(), 65) == [7, 64]
+
+
+def test_threads_that_launch_at_once_know_each_of_their_own_launch() -> None:
+    """All launch, then all ask: what is known of a launch is not replaced by another thread's."""
+    kernel, together = build(COPY, "copy", checks=True), threading.Barrier(4)
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            x, y = torch.zeros(16), torch.zeros(16)
+            launch(kernel, 1, 10 + number, (x, y, 0, 0))
+            together.wait(60)
+            assert kernel.unwritten(y.data_ptr(), 64, 4) == list(range(10 + number, 16))
+            kernel.statistics()
+
+    in_threads(work, together.parties)

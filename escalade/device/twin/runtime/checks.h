@@ -87,7 +87,8 @@ struct State {
     Requests requests;
 };
 
-extern State* state;
+// Of the launch that this operating-system thread runs, or has run last.
+extern thread_local State* state __attribute__((tls_model("initial-exec")));
 
 Site site_of(Where where);
 std::string place(Site site);
