@@ -61,7 +61,7 @@ class EveryKind(nn.Module):
             "z": [z, first * torch.arange(4.0)],
             "up": (up[:, self.order],),
             "which": second.max(1)[1],
-            "half": y.sum(1).half(),
+            "half": y.permute(0, 2, 3, 1).sum(3).half(),
         }
 
 

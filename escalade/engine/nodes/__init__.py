@@ -20,6 +20,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
 from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.permute import Permute
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.relu import Relu
@@ -40,6 +41,7 @@ OPERATORS: tuple[Operator, ...] = (
     Pointwise(),
     Softmax(),
     Reshape(),
+    Permute(),
     Normalise(),
     Stem(),
     FewChannels(),  # of what the stem has left

@@ -9,7 +9,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, finish, unpermuted
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, FLAG, Signature
 from escalade.ops.add import ADD, AddProblem
@@ -41,6 +41,12 @@ class Add(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return finish(node, inputs["x"], inputs)
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        return unpermuted(node, order)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         terms = [node.inputs[role] for role in ("x", "residual")]

@@ -11,7 +11,7 @@ import torch
 from escalade.engine.graph.aten import OperatorError, resolve
 from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
-from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Tensors
 from escalade.engine.nodes.lowering import NHWC
 from escalade.errors import EscaladeError
 
@@ -35,6 +35,9 @@ class Aten(Operator):
         is_convolution = "conv" in name_of(node.attributes["target"]) and len(node.shape) == 4
         weight = node.attributes["arguments"].get("weight")
         return {weight.role: NHWC} if is_convolution and isinstance(weight, Reference) else {}
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts(None, Layouts.of_all(given).written)  # PyTorch reads everything as it lies
 
     def is_random(self, node: Node) -> bool:
         return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags

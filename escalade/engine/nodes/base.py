@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -26,6 +26,25 @@ Recognised = Node | str | None
 """The known node, the value that the result is the same as, or None: PyTorch does it."""
 Recogniser = Callable[[Node, AtenCall, Graph], Recognised]
 NO_ACTIVATION = "none"
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How an operator wants the images that it reads, and how its own then lies."""
+
+    read: str | None
+    """`nhwc`, or `nchw` for PyTorch's order of dimensions; None: each as it lies."""
+    written: str
+
+    @staticmethod
+    def of_all(given: Mapping[str, str]) -> Layouts:
+        """One layout for all: that of the values that it reads, NHWC if any of them has it."""
+        one = "nhwc" if "nhwc" in given.values() or not given else "nchw"
+        return Layouts(one, one)
+
+
+ROWS_OF_LAST = Layouts("nchw", "nchw")
+"""What operators over the last dimension want."""
 
 
 class Operator(ABC):
@@ -145,6 +164,18 @@ class Operator(ABC):
             return "flat"
         return node.attributes.get("layout", "nhwc")
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """How images have to lie for it, and how its result then does, given how they lie by role."""
+        return Layouts("nhwc", "nhwc")
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        """The node that does the same in front of a permutation of all that it reads, if there is one.
+
+        `node` reads the permuted values; the result reads them as they were, permuted it is what `node` gives. Names of
+        values are the caller's business, constants the operator's.
+        """
+        return None
+
     def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
         """The type that the result has in memory, in a plan that stores values in `storage`."""
         if node.attributes.get("store") == "fp8":
@@ -195,6 +226,12 @@ class Operator(ABC):
         """A node of this operator in another's place; inputs that are None are left out."""
         given = {role: name for role, name in inputs.items() if name is not None}
         return replace(node, op=cls.name, inputs=given, attributes=attributes)
+
+
+def unpermuted(node: Node, order: tuple[int, ...]) -> Node:
+    """A node over single elements with the sizes that it has in front of a permutation."""
+    shape = tuple(size for _, size in sorted(zip(order, node.shape, strict=True), key=lambda pair: pair[0]))
+    return replace(node, shape=shape)
 
 
 def finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:

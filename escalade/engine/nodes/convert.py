@@ -4,13 +4,14 @@ pass."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Node
-from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Tensors
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.normalise import normalised
 from escalade.ops.convert import CONVERT, ConvertProblem
@@ -35,6 +36,9 @@ class Convert(Operator):
             NAMES[target.dtype], target.layout, target.shape[1], "scale" in node.inputs, channels,
         )  # fmt: skip
         return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32})
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts(None, node.attributes["layout"])
 
     def is_alias(self, node: Node, forms: Forms) -> bool:
         """Whether the conversion changes nothing in memory."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, unpermuted
 from escalade.engine.nodes.signature import ANY, Attribute, Signature
 from escalade.ops.expressions import Expression
 
@@ -34,6 +34,12 @@ class Gelu(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return F.gelu(inputs["x"], approximate=node.attributes["approximate"])
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        return unpermuted(node, order)
 
     def activation(self, node: Node) -> str:
         return _NAMES[node.attributes["approximate"]]

@@ -1,4 +1,4 @@
-"""Layer normalisation over the last dimension."""
+"""Layer normalisation over the last dimension, or over the channels of an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import (
+    ROWS_OF_LAST,
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    unpermuted,
+)
+from escalade.engine.nodes.permute import CHANNELS_FIRST, CHANNELS_LAST
 from escalade.engine.nodes.signature import EPSILON, RESULT, ROWS, VECTOR, Attributes, Signature, Sizes
 
 
@@ -40,8 +49,20 @@ class LayerNorm(Operator):
                 constants[role] = graph.add_constant(f"{node.name}_{role}", fill(sizes))
         return self.instead_of(node, {"x": call.value("input"), **constants}, epsilon=call("eps", 1e-5))
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return super().layouts(node, given) if node.attributes.get("of_channels") else ROWS_OF_LAST
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        """Rows of channels of an image are its pixels."""
+        return unpermuted(node, order).with_attributes(of_channels=True) if order == CHANNELS_LAST else None
+
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
+        if node.attributes.get("of_channels"):
+            rows = self.compute(
+                node.with_attributes(of_channels=False), {**inputs, "x": x.permute(CHANNELS_LAST)}
+            )
+            return rows.permute(CHANNELS_FIRST)
         return F.layer_norm(x, x.shape[-1:], inputs["weight"], inputs["bias"], node.attributes["epsilon"])
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:

@@ -12,12 +12,25 @@ import torch.nn.functional as F
 from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.base import (
+    ROWS_OF_LAST,
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    finish,
+    unpermuted,
+)
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.permute import CHANNELS_LAST
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.signature import FLAG, RESULT, ROWS, Attributes, Role, Signature, Sizes
+from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem
 from escalade.ops.linear.rungs.pooled import one_launch_pays
+from escalade.ops.linear.rungs.tensor_core import as_convolution
 
 
 class Linear(Operator):
@@ -86,9 +99,22 @@ class Linear(Operator):
         rows = sizes["x"][:-1]
         return {"x": (*rows, features), "bias": (outputs,), RESULT: (*rows, outputs)}
 
-    def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        if forms.value(node.name).layout == "nhwc":  # its rows are not the pixels' channels
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return super().layouts(node, given) if node.attributes.get("pooled") else ROWS_OF_LAST
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        """A layer over an image's channels is a 1×1 convolution."""
+        if order != CHANNELS_LAST:
             return None
+        outputs, features = graph.constants[node.inputs["weight"]].shape
+        weight = graph.constants[node.inputs["weight"]].view(outputs, features, 1, 1)
+        name = graph.add_constant(f"{node.name}_weight", weight)
+        return Conv2d.instead_of(
+            unpermuted(node, order), {**node.inputs, "weight": name},
+            stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=node.attributes["relu"],
+        )  # fmt: skip
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
         outputs, features = forms.constant(node.inputs["weight"])
         rows = prod(forms.value(node.name).shape) // outputs
         pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
@@ -101,6 +127,8 @@ class Linear(Operator):
             forms.dtype,
             pixels=pixels,
         )
+        if len(node.shape) > 2:  # rows that are pixels, or parts of them: there are many
+            return Lowered(CONV2D, as_convolution(problem))
         return Lowered(LINEAR, problem)
 
     def folds_channel_scale(self, node: Node) -> bool:

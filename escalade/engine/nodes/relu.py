@@ -9,7 +9,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, unpermuted
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, Attribute, Signature, is_real
 from escalade.ops.expressions import Expression
@@ -53,6 +53,12 @@ class Relu(Operator):
     def expression(self, node: Node) -> Expression:
         limit = node.attributes["limit"]
         return Expression.parse("relu(x)" if limit is None else f"clamp(x, 0, {limit!r})")
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        return unpermuted(node, order)
 
     def activation(self, node: Node) -> str | None:
         return "relu" if node.attributes["limit"] is None else None

@@ -9,7 +9,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import ROWS_OF_LAST, Layouts, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.signature import ANY, RESULT, Attributes, Signature, SizeError, Sizes
 
 
@@ -33,6 +33,9 @@ class Reshape(Operator):
         if graph.shape_of(x) == node.shape:
             return x
         return self.instead_of(node, {"x": x})
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts(None, "nchw") if "order" in node.attributes else ROWS_OF_LAST
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]

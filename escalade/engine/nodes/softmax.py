@@ -9,7 +9,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import ROWS_OF_LAST, Layouts, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ROWS, Signature
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
@@ -33,8 +33,9 @@ class Softmax(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return torch.softmax(inputs["x"], -1)
 
-    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return ROWS_OF_LAST
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
-        if form.layout == "nhwc":  # rows of pixels, which lie apart
-            return None
         return Lowered(SOFTMAX, SoftmaxProblem(prod(form.shape[:-1]), form.shape[-1], forms.stored))

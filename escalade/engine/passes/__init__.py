@@ -10,7 +10,8 @@ from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_activations, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import convert_between, convert_inputs, reorder_flattened
+from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
+from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.quantise import quantise_convolutions
 
 
@@ -42,12 +43,13 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
         _fuse(graph, dtype)
     reorder_flattened(graph)
     convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
-    convert_between(graph)
+    assign_layouts(graph)
     graph.remove_dead_code()
     return graph
 
 
 def _fuse(graph: Graph, dtype: str) -> None:
+    sink_permutes(graph)
     fold_batch_norm(graph)
     fuse_activations(graph)
     fuse_residuals(graph)

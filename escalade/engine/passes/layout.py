@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.convert import Convert
 
@@ -61,6 +61,8 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.remove(normalise, instead=given.name)
             readers = graph.users().get(given.name, [])
         readers = [node for node in readers if node.name not in as_it_comes]
+        if normalise is None:
+            readers = [node for node in readers if _wants_nhwc(node, given.name)]
         is_returned = normalise is not None and given.name in graph.outputs  # once it is normalised
         if not readers and not is_returned:
             continue
@@ -84,6 +86,11 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.append(node)
 
 
+def _wants_nhwc(node: Node, value: str) -> bool:
+    given = {role: "nchw" for role, name in node.inputs.items() if name == value}
+    return operator_of(node).layouts(node, given).read == "nhwc"
+
+
 def _pads(graph: Graph, node: Node, value: str) -> bool:
     return (
         operator_of(node).pads_channels(node)
@@ -99,29 +106,56 @@ def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
     graph.nodes[node.name] = graph.nodes[node.name].with_inputs(weight=name)
 
 
-def convert_between(graph: Graph) -> None:
-    """Converts in front of reshapes that need rows in PyTorch's order, behind those that make images, and at the
-    outputs."""
+def assign_layouts(graph: Graph) -> None:
+    """Says of every image how it lies, and converts those that a reader wants otherwise; outputs are in PyTorch's
+    order."""
+    lies = {given.name: "nchw" for given in graph.inputs if _is_image(given.shape, given.dtype)}
+    inputs = {given.name: given for given in graph.inputs}
+    converted: dict[tuple[str, str], str] = {}
+
+    def lying(name: str, layout: str, before: str | None) -> str:
+        """The value in this layout."""
+        if lies[name] == layout or _is_same_in_both(graph.shape_of(name)):
+            return name
+        if (name, layout) not in converted:
+            made = _converted(graph, name, layout, before)
+            converted[name, layout], lies[made] = made, layout
+        return converted[name, layout]
+
     for node in graph:
-        if not operator_of(node).is_view or "order" in node.attributes:
-            continue
-        before = graph.shape_of(node.inputs["x"])
-        if len(before) == 4 and before[2:] != (1, 1) and _lies_in_nhwc(graph, node.inputs["x"]):
-            name = _converted(graph, node.inputs["x"], "nchw", node.name)
-            graph.nodes[node.name] = node.with_inputs(x=name)
-        if len(node.shape) == 4 and node.is_floating:
-            image = replace(node, name=graph.fresh(f"{node.name}_nchw"), inputs=graph.nodes[node.name].inputs)
-            graph.insert_before(node.name, image.with_attributes(layout="nchw"))
-            graph.nodes[node.name] = Convert.instead_of(node, {"x": image.name}, layout="nhwc")
-    for output in dict.fromkeys(graph.outputs):
-        if len(graph.shape_of(output)) == 4 and _lies_in_nhwc(graph, output):
-            name = _converted(graph, output, "nchw", None)
-            graph.outputs = tuple(name if value == output else value for value in graph.outputs)
+        operator = operator_of(node)
+        given = {role: lies[name] for role, name in node.inputs.items() if name in lies}
+        counted = {
+            role: layout
+            for role, layout in given.items()
+            if not _is_same_in_both(graph.shape_of(node.inputs[role]))
+        }
+        wanted = operator.layouts(node, counted or given)
+        if wanted.read is not None:
+            changed = {
+                role: lying(node.inputs[role], wanted.read, node.name)
+                for role in given
+                if not _is_read_as_it_comes(node, inputs.get(node.inputs[role]))
+            }
+            graph.nodes[node.name] = node.with_inputs(**changed)
+        if _is_image(node.shape, node.dtype):
+            lies[node.name] = node.attributes.get("layout", wanted.written)
+            if lies[node.name] != operator.layout(node):
+                graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=lies[node.name])
+    graph.outputs = tuple(lying(name, "nchw", None) if name in lies else name for name in graph.outputs)
 
 
-def _lies_in_nhwc(graph: Graph, value: str) -> bool:
-    node = graph.nodes.get(value)
-    return node is not None and operator_of(node).layout(node) == "nhwc"
+def _is_image(shape: Shape, dtype: str) -> bool:
+    return len(shape) == 4 and getattr(torch, dtype).is_floating_point
+
+
+def _is_same_in_both(shape: Shape) -> bool:
+    """Whether an image has one pixel or one channel: then its bytes are the same in both layouts."""
+    return shape[1] == 1 or shape[2:] == (1, 1)
+
+
+def _is_read_as_it_comes(node: Node, given: Input | None) -> bool:
+    return given is not None and operator_of(node).takes_image_as_it_comes(node, given)
 
 
 def _converted(graph: Graph, value: str, layout: str, before: str | None) -> str:

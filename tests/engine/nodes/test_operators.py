@@ -75,6 +75,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
+    "permute": lambda: Example(Call(lambda x: x.permute(0, 2, 3, 1)), (8, 5, 5)),
     "normalise": lambda: Example(nn.Identity(), (3, 5, 5), normalised=True),
     "stem": lambda: Example(
         nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), (3, 16, 16), "fp16", True

@@ -19,7 +19,7 @@ from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_activations, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import convert_between, reorder_flattened
+from escalade.engine.passes.layout import assign_layouts, reorder_flattened
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 
@@ -202,10 +202,10 @@ def test_flattened_pixels_keep_their_order() -> None:
     graph = after(lambda p, x: p.fc(p.first(x).flatten(1)), reorder_flattened)
     assert node_of(graph, "reshape").attributes["order"] == "nhwc"
     graph = after(
-        lambda p, x: (lambda f: (p.fc(f), f))(p.first(x).flatten(1)), reorder_flattened, convert_between
+        lambda p, x: (lambda f: (p.fc(f), f))(p.first(x).flatten(1)), reorder_flattened, assign_layouts
     )
     assert "order" not in node_of(graph, "reshape").attributes  # the model returns it: PyTorch's order
-    assert ops(graph) == ["conv2d", "convert", "reshape", "linear"]
+    assert ops(graph) == ["convert", "conv2d", "convert", "reshape", "linear"]
 
 
 def test_values_are_converted_where_their_order_shows() -> None:
@@ -213,7 +213,7 @@ def test_values_are_converted_where_their_order_shows() -> None:
         y = p.first(x)
         return F.relu(y.flatten(2).view(-1, 8, 6, 6)), y
 
-    graph = after(run, convert_between)
+    graph = after(run, assign_layouts)
     layouts = {name: operator_of(graph.nodes[name]).layout(graph.nodes[name]) for name in graph.outputs}
     assert set(layouts.values()) == {"nchw"}
     for node in graph:

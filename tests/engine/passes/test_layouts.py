@@ -1,0 +1,104 @@
+"""Images in either order of dimensions: permutations that cost nothing, and conversions where they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import escalade
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.graph import Graph
+from escalade.engine.passes import for_batch, optimise
+from tests.engine.graphs import ops
+
+CHANNELS = 8
+
+
+class Layers(nn.Module):
+    """Layers that a function of them and an image runs."""
+
+    def __init__(self, run: Callable[[Layers, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, CHANNELS, 3, padding=1)
+        self.norm = nn.LayerNorm(CHANNELS)
+        self.wide = nn.Linear(CHANNELS, 2 * CHANNELS)
+        self.narrow = nn.Linear(2 * CHANNELS, CHANNELS)
+        self.square = nn.Linear(CHANNELS, CHANNELS)
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self, x)
+
+
+def _inverted_bottleneck(m: Layers, x: torch.Tensor) -> torch.Tensor:
+    y = m.conv(x)
+    rows = m.narrow(F.gelu(m.wide(m.norm(y.permute(0, 2, 3, 1)))))
+    return y + rows.permute(0, 3, 1, 2)
+
+
+def _rolled(m: Layers, x: torch.Tensor) -> torch.Tensor:
+    """Rows of channels with something among them that has no form in front of a permutation."""
+    rows = torch.roll(m.conv(x).permute(0, 2, 3, 1), 1, 1)
+    return torch.softmax(m.square(m.norm(rows)), -1).permute(0, 3, 1, 2)
+
+
+def _tokens(m: Layers, x: torch.Tensor) -> torch.Tensor:
+    tokens = m.conv(x).flatten(2).transpose(1, 2)
+    return m.square(m.norm(tokens)).mean(1)
+
+
+def _other_orders(m: Layers, x: torch.Tensor) -> torch.Tensor:
+    y = m.conv(x)
+    return y.permute(0, 1, 3, 2) + y.permute(0, 2, 3, 1).permute(0, 3, 2, 1).relu() + y.transpose(-1, -2)
+
+
+def _without_layers(m: Layers, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x) + x
+
+
+MODELS = {
+    "inverted bottleneck": _inverted_bottleneck,
+    "rolled": _rolled,
+    "tokens": _tokens,
+    "other orders": _other_orders,
+    "without layers": _without_layers,
+}
+
+
+def _planned(name: str, dtype: str = "fp32") -> Graph:
+    graph = capture(Layers(MODELS[name]).eval(), (torch.randn(2, 3, 6, 6),))
+    return for_batch(optimise(graph, dtype), dtype, 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_the_models(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    model, x = Layers(MODELS[name]).eval(), torch.randn(2, 3, 6, 6)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        engine = escalade.compile(model, given, device=device)
+        torch.testing.assert_close(engine(given), model(given).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_that_leaves_channels_first_and_comes_back_has_no_permutation() -> None:
+    graph = _planned("inverted bottleneck")
+    assert "permute" not in ops(graph) and "linear" not in ops(graph)
+    assert ops(graph).count("conv2d") + ops(graph).count("few_channels") == 3
+
+
+def test_rows_of_channels_are_the_bytes_of_an_image_in_nhwc() -> None:
+    engine = escalade.compile(Layers(_rolled).eval(), torch.randn(2, 3, 6, 6), device="twin")
+    steps = engine.plan(torch.randn(2, 3, 6, 6)).steps
+    assert [step.is_alias for step in steps if step.node.op == "permute"] == [True, True]
+    layouts = {
+        step.node.op: engine.plan(torch.randn(2, 3, 6, 6)).forms[step.node.name].layout for step in steps
+    }
+    assert layouts["linear"] == layouts["softmax"] == "nchw"
+
+
+def test_what_needs_no_layout_leaves_the_callers() -> None:
+    assert "convert" not in ops(_planned("without layers"))
