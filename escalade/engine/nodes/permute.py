@@ -74,6 +74,9 @@ class Permute(Operator):
             return {"x": sizes["x"], RESULT: ()}  # which is not what the result has
         return {RESULT: tuple(sizes["x"][dim] for dim in order)}
 
+    def may_share(self, node: Node) -> bool:
+        return True
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         if given.get("x") == "nchw" and node.attributes["order"] == CHANNELS_FIRST:
             return Layouts(None, "nhwc")

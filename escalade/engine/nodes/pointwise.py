@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.aten import resolve
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape
 from escalade.engine.nodes.aten_call import AtenCall, name_of
-from escalade.engine.nodes.base import Operator, Recognised, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, unpermuted
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
 from escalade.engine.nodes.signature import (
     ANY,
@@ -116,6 +116,19 @@ class Pointwise(Operator):
             common = torch.promote_types(common, dtype) if number else dtype
         (result,) = self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
         return result if node.is_floating else result != 0
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node:
+        constants = {}
+        for role, name in node.inputs.items():
+            if name in graph.constants:
+                constant = graph.constants[name]
+                whole = constant.view(*[1] * (len(order) - constant.dim()), *constant.shape)
+                moved = whole.permute([order.index(dim) for dim in range(len(order))])
+                constants[role] = graph.add_constant(f"{node.name}_{role}", moved.contiguous())
+        return unpermuted(node, order).with_inputs(**constants)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         given = {role: found for role, found in sizes.items() if role != RESULT}
