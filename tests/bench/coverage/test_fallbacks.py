@@ -21,9 +21,9 @@ IN_PYTORCH = {
     "mobilenet_v2": "",
     "mobilenet_v3": "pointwise 7",
     "efficientnet": "pointwise 6",
-    "convnext": "permute 10, layer_norm 5, linear 4, gelu 2, pointwise 2",
+    "convnext": "layer_norm 5, gelu 2, pointwise 2",
     "densenet": "cat 3",
-    "shufflenet": "chunk 4, cat 2, transpose 2",
+    "shufflenet": "chunk 4, cat 2, permute 2",
     "inception": "cat 2, avg_pool2d 1",
     "squeezenet": "cat 1",
     "unet": "cat 1, conv_transpose2d 1",
@@ -33,7 +33,7 @@ IN_PYTORCH = {
     "group_norm": "group_norm 2, instance_norm 1",
     "vgg": "pointwise 7",
     "alexnet": "pointwise 5, pad 2, avg_pool2d 1, avg_pool3d 1",
-    "vit": "transpose 7, select 4, layer_norm 2, cat 1, expand 1, permute 1, "
+    "vit": "permute 8, select 4, layer_norm 2, cat 1, expand 1, "
     "scaled_dot_product_attention 1, slice 1, unflatten 1",
     "upscaling": "pointwise 2, pixel_shuffle 1",
 }
