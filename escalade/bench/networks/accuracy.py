@@ -8,7 +8,7 @@ import torch
 
 from escalade.bench.networks.judging import fresh, standard
 from escalade.bench.networks.workload import Workload, reference
-from escalade.bench.peers.torch_network import tensors
+from escalade.bench.peers.network import tensors
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record

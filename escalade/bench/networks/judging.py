@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from escalade.bench.peers.network import tensors
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.verification import compare
 from escalade.ops.base.accuracy import relative_error
@@ -116,7 +117,7 @@ def own_errors(
 
 def joined(parts: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """The results of a network, one or several in whichever structure, of batches that follow each other."""
-    return tuple(torch.cat(pieces) for pieces in zip(*map(tree_leaves, parts), strict=True))
+    return tuple(torch.cat(pieces) for pieces in zip(*map(tensors, parts), strict=True))
 
 
 class _Rounded(TorchFunctionMode):

@@ -13,7 +13,7 @@ from escalade.bench.networks import fashion_mnist, op_times, parts
 from escalade.bench.networks.judging import Standard, fresh, own_error
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
 from escalade.bench.peers import registry
-from escalade.bench.peers.torch_network import tensors
+from escalade.bench.peers.network import tensors
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
 

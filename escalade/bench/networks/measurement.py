@@ -16,8 +16,16 @@ from escalade.bench.coverage.fallbacks import by_operator, planned
 from escalade.bench.networks import turns
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
-from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Replay, Task, Unavailable, waiting
-from escalade.bench.peers.torch_network import tensors
+from escalade.bench.peers.network import (
+    FORMATS,
+    Maker,
+    NetworkPeer,
+    Replay,
+    Task,
+    Unavailable,
+    tensors,
+    waiting,
+)
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE

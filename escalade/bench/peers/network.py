@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from escalade.engine.graph.forms import STORAGE
 from escalade.errors import EscaladeError
@@ -108,6 +109,11 @@ class Budget:
             ]
 
         return made
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The results of a network, one or several in whichever structure."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def waiting(device: torch.device) -> Callable[[], None]:

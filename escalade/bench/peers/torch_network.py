@@ -11,9 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from escalade.bench.peers.network import FORMATS, NetworkPeer, Peak, Replay, Task, Unavailable, waiting
+from escalade.bench.peers.network import (
+    FORMATS,
+    NetworkPeer,
+    Peak,
+    Replay,
+    Task,
+    Unavailable,
+    tensors,
+    waiting,
+)
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.refusal import reason
 
@@ -158,8 +167,3 @@ def repeat(call: Callable[[], object]) -> None:
     """Lets cuDNN choose, and the allocator settle."""
     for _ in range(_WARM_UP):
         call()
-
-
-def tensors(result: Any) -> list[torch.Tensor]:
-    """The results of a network, one or several in whichever structure."""
-    return tree_leaves(result)

@@ -55,7 +55,11 @@ def test_unasked_only_what_is_known_to_be_a_network_is_called(module: str) -> No
     [
         ("nowhere.at.all", None, "there is no module 'nowhere.at.all' here.*pip install nowhere"),
         ("broken_networks", None, "broken_networks cannot be imported: No module named 'nowhere_at_all'"),
-        ("own_networks:sized", None, "no network 'sized' that takes no arguments; it has small, plain, wrong"),
+        (
+            "own_networks:sized",
+            None,
+            "no network 'sized' that takes no arguments; it has small, plain, wrong",
+        ),
         ("own_networks:", None, "no network '' that takes no arguments"),
         ("own_networks", "resnet", "no network that 'resnet' finds; it has small, Net"),
         ("own_networks", "(", r"--only '\(' is no regular expression"),

@@ -20,8 +20,7 @@ from escalade.bench.networks.workload import reference
 from escalade.bench.peers import network
 from escalade.bench.peers import registry as peers
 from escalade.bench.peers import torch_network as torch_peers
-from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable
-from escalade.bench.peers.torch_network import tensors
+from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable, tensors
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.timing import ReplaySampler, Timing

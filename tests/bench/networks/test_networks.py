@@ -17,8 +17,7 @@ from escalade.bench.networks.resnets import images, resnet
 from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import registry
-from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
-from escalade.bench.peers.torch_network import tensors
+from escalade.bench.peers.network import NetworkPeer, Task, Unavailable, tensors
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
