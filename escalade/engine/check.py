@@ -21,7 +21,7 @@ from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Sha
 from escalade.engine.nodes import BY_NAME, operator_of
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.base import Operator
-from escalade.engine.nodes.signature import RESULT, Role, SizeError, Sizes, is_real, is_whole
+from escalade.engine.nodes.signature import RESULT, Role, Signature, SizeError, Sizes, is_real, is_whole
 from escalade.errors import UnsupportedError
 
 MOST_NODES = 2**14
@@ -211,8 +211,9 @@ def _check_node(graph: Graph, node: Node) -> None:
         raise GraphError(f"node {node.name} is of kind {node.op!r}; there are {', '.join((*named, ATEN))}")
     needed = {role for role, given in kind.inputs.items() if not given.optional}
     _require(
-        needed <= node.inputs.keys() <= kind.inputs.keys(),
-        f"node {node.name} ({node.op}) has the inputs {', '.join(node.inputs)}; it takes {', '.join(kind.inputs)}",
+        bool(node.inputs) and needed <= node.inputs.keys() and all(kind.role(role) for role in node.inputs),
+        f"node {node.name} ({node.op}) has the inputs {', '.join(node.inputs)}; it takes "
+        f"{', '.join((*kind.inputs, *(['x0', 'x1', '…'] if kind.repeated else [])))}",
     )
     _require(
         node.attributes.keys() == kind.attributes.keys(),
@@ -227,9 +228,15 @@ def _check_node(graph: Graph, node: Node) -> None:
         )
     for role, name in node.inputs.items():
         _require(
-            name in graph.constants or not kind.inputs[role].constant,
+            name in graph.constants or not _role(kind, role).constant,
             f"{role} of node {node.name} ({node.op}) is computed; it is a constant",
         )
+
+
+def _role(kind: Signature, name: str) -> Role:
+    role = kind.role(name)
+    assert role is not None, f"{name} has passed as an input"
+    return role
 
 
 def _check_call(node: Node) -> None:
@@ -322,7 +329,7 @@ def _check_fit(operator: Operator, node: Node, declared: _Value, inputs: Mapping
     kind = operator.signature
     assert kind is not None, f"no file holds {operator.name}"
     for role, value in inputs.items():
-        _require_dimensions(role, kind.inputs[role], value)
+        _require_dimensions(role, _role(kind, role), value)
     found = {role: value.sizes for role, value in inputs.items()} | {RESULT: declared.sizes}
     expected = operator.sizes(found, node.attributes)
     for role, sizes in found.items():
@@ -331,12 +338,13 @@ def _check_fit(operator: Operator, node: Node, declared: _Value, inputs: Mapping
     if kind.masks:
         _check_masks(declared, inputs)
         return
-    dtype = inputs["x"].dtype
+    given = next(iter(inputs.values()))
+    dtype = given.dtype
     for value in inputs.values():
-        if value.is_floating != inputs["x"].is_floating:
+        if value.is_floating != given.is_floating:
             raise SizeError("its inputs are of different types")
         dtype = torch.promote_types(dtype, value.dtype)
-    if kind.floating and not inputs["x"].is_floating:
+    if kind.floating and not given.is_floating:
         raise SizeError(f"it is for floating-point numbers, not for {dtype}")
     _require_result(declared, _Value(declared.sizes, dtype))
 

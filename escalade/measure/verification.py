@@ -23,6 +23,7 @@ from escalade.measure.refusal import reason
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
+from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 
@@ -82,7 +83,11 @@ class Case:
 
     def inputs_in(self, layout: str) -> dict[str, torch.Tensor]:
         """Copies, so that a kernel that writes to its inputs cannot harm the originals."""
-        return {name: in_layout(tensor, layout) for name, tensor in self.inputs.items()}
+        apart_in = pitches(self.problem) if layout == "nhwc" else {}
+        return {
+            name: apart(tensor, apart_in[name])[0] if name in apart_in else in_layout(tensor, layout)
+            for name, tensor in self.inputs.items()
+        }
 
     def check(
         self, rung: Rung[Any], layout: str, config: Config, options: TwinOptions = TwinOptions()
@@ -145,19 +150,24 @@ class Case:
 
     def _outputs(self, problem: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Every one that the operation has, by buffer name, and the memory beside them that is not theirs."""
+        dense = pitch_fields(dict.fromkeys(pitches(problem), 0))
         plain = {
-            "y": self.operation.output(problem, self.device),
+            "y": self.operation.output(replace(problem, **dense), self.device),
             **self.operation.further_outputs(problem, self.device),
         }
         outputs: dict[str, torch.Tensor] = {}
         guards: list[torch.Tensor] = []
         for name, tensor in plain.items():
-            outputs[name], beside = self._guarded(tensor)
+            outputs[name], beside = self._guarded(tensor, pitch_of(problem, name))
             guards += beside
         return outputs, guards
 
-    def _guarded(self, plain: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds)."""
+    def _guarded(self, plain: torch.Tensor, pitch: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds), and where its
+        pixels lie apart beside each of them."""
+        if pitch:
+            output, between = apart(plain, pitch, _CANARY)
+            return output.fill_(float("nan")), (between,)
         if self.device.type != "cuda" or plain.numel() == 0:
             return plain.fill_(float("nan")), ()
         size = plain.numel() * plain.element_size()

@@ -57,11 +57,12 @@ class EveryKind(nn.Module):
         z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)
         z = torch.cat([z, self.token.expand(x.shape[0], -1), torch.zeros(x.shape[0], 1)], 1)
         first, second = z.split([4, 5], 1)
+        both = torch.cat([y, self.second(y)], 1)[:, 1:5]
         return {
             "z": [z, first * torch.arange(4.0)],
             "up": (up[:, self.order],),
             "which": second.max(1)[1],
-            "half": y.permute(0, 2, 3, 1).sum(3).half(),
+            "half": both.permute(0, 2, 3, 1).sum(3).half(),
         }
 
 

@@ -19,23 +19,50 @@ NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 
 @dataclass(frozen=True)
 class Form:
-    """A value's sizes, element type and layout: `nhwc`, `nchw`, or `flat` for what is not an image."""
+    """A value's sizes, element type and layout: `nhwc`, `nchw`, or `flat` for what is not an image.
+
+    A row is what lies innermost: a pixel's channels in `nhwc`. A value that is a part of a larger one has its rows
+    `pitch` elements apart; 0: it is dense.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     layout: str
+    pitch: int = 0
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions as they lie in memory, the innermost last."""
+        return (0, 2, 3, 1) if self.layout == "nhwc" else tuple(range(len(self.shape)))
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return self.shape[self.order[-1]] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        return self.elements // max(self.row, 1)
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.elements * self.dtype.itemsize
 
     def view(self, memory: torch.Tensor, offset: int) -> torch.Tensor:
         """The value in these bytes, with PyTorch's order of dimensions."""
-        flat = memory[offset : offset + self.bytes].view(self.dtype)
-        if self.layout == "nhwc":
-            n, c, h, w = self.shape
-            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-        return flat.view(self.shape)
+        pitch = self.pitch or self.row
+        span = ((self.rows - 1) * pitch + self.row) * self.dtype.itemsize if self.elements else 0
+        flat = memory[offset : offset + span].view(self.dtype)
+        strides = dict.fromkeys(range(len(self.shape)), 1)
+        step = pitch
+        for dimension in reversed(self.order[:-1]):
+            strides[dimension] = step
+            step *= max(self.shape[dimension], 1)
+        return flat.as_strided(self.shape, tuple(strides.values()))
 
 
 @dataclass(frozen=True)

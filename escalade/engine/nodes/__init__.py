@@ -11,6 +11,7 @@ from escalade.engine.nodes.add import Add
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.concatenate import Concatenate
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.few_channels import FewChannels
@@ -25,6 +26,7 @@ from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.slice import Slice
 from escalade.engine.nodes.softmax import Softmax
 from escalade.engine.nodes.stem import Stem
 
@@ -42,6 +44,8 @@ OPERATORS: tuple[Operator, ...] = (
     Softmax(),
     Reshape(),
     Permute(),
+    Concatenate(),
+    Slice(),
     Normalise(),
     Stem(),
     FewChannels(),  # of what the stem has left

@@ -16,7 +16,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import Concatenated, Forms, Lowered, Taken
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
 from escalade.ops.expressions import Expression
@@ -193,6 +193,14 @@ class Operator(ABC):
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         """The form of each constant input, by role, where PyTorch does the node; `STORED` unless said."""
         return {}
+
+    def concatenated(self, node: Node) -> Concatenated | None:
+        """What the result is made of, if it is nothing but other values side by side."""
+        return None
+
+    def taken(self, node: Node) -> Taken | None:
+        """Where the result lies in x, if it is nothing but a range of it."""
+        return None
 
     def is_random(self, node: Node) -> bool:
         """Whether the result is another each time."""

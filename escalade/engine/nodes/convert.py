@@ -9,33 +9,38 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.forms import NAMES
+from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.normalise import normalised
+from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.convert import CONVERT, ConvertProblem
 
 
 class Convert(Operator):
-    """An image in the order and the type that its readers want."""
+    """An image in the order and the type that its readers want; with `copy` any value as it is, in another place."""
 
     name = "convert"
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Types and layouts are the caller's business; what is left is normalising and padding."""
+        if node.attributes.get("copy"):
+            return inputs["x"]
         x = normalised(inputs)
         more = node.shape[1] - x.shape[1]  # type: ignore[operator]
         return F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
 
-    def lower(self, node: Node, forms: Forms) -> Lowered:
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
+        if node.attributes.get("copy"):
+            return _copied(source)
         batch, channels, height, width = source.shape
         problem = ConvertProblem(
             batch, min(channels, target.shape[1]), height, width, NAMES[source.dtype], source.layout,
             NAMES[target.dtype], target.layout, target.shape[1], "scale" in node.inputs, channels,
         )  # fmt: skip
-        return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32})
+        return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32}, pitches=_pitches(source))
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, node.attributes["layout"])
@@ -43,6 +48,8 @@ class Convert(Operator):
     def is_alias(self, node: Node, forms: Forms) -> bool:
         """Whether the conversion changes nothing in memory."""
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
+        if node.attributes.get("copy"):
+            return False
         if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
             return False
         one_channel_or_pixel = source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
@@ -53,3 +60,25 @@ class Convert(Operator):
 
     def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
         return getattr(torch, node.dtype) if is_output else super().stored_type(node, storage, is_output)
+
+    @classmethod
+    def copied(cls, name: str, value: str, form: Form) -> Node:
+        """A node that copies a value as it is."""
+        attributes = {"layout": form.layout, "copy": True}
+        return cls.node(name, {"x": value}, attributes, form.shape, str(form.dtype).removeprefix("torch."))
+
+
+def _copied(form: Form) -> Lowered | None:
+    """Rows of what lies innermost, whatever the dimensions; None for types that no kernel copies."""
+    if form.dtype not in NAMES or not form.elements:
+        return None
+    dtype = NAMES[form.dtype]
+    if dtype not in DTYPES:
+        return None
+    problem = ConvertProblem(form.rows, form.row, 1, 1, dtype, "nhwc", dtype, "nhwc")
+    return Lowered(CONVERT, problem, pitches=_pitches(form))
+
+
+def _pitches(source: Form) -> dict[str, str]:
+    """An x in NHWC is a part of so many channels that are stored; other layouts have no pixels apart."""
+    return {"x": "stored_channels"} if source.layout != "nchw" else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
@@ -25,6 +25,31 @@ class Lowered:
     """The form of each constant input, by role; `STORED` unless said."""
     in_place: str | None = None
     """The role of an input whose memory the result may take."""
+    pitches: Mapping[str, str] = field(default_factory=dict)
+    """The problem's field for elements from pixel to pixel, by role; `x_pitch`, `y_pitch` and so on unless said."""
+
+    def apart(self, pitches: Mapping[str, int]) -> Problem | None:
+        """The problem with the pixels of these roles so many elements apart; None: it cannot say so."""
+        found = {self.pitches.get(role, f"{role}_pitch"): pitch for role, pitch in pitches.items()}
+        if found.keys() - {each.name for each in fields(self.problem)}:  # type: ignore[arg-type]
+            return None
+        return replace(self.problem, **found)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """A result that is nothing but its inputs side by side."""
+
+    dimension: int
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A result that is nothing but a range of x."""
+
+    dimension: int
+    first: int
 
 
 class Forms:
@@ -33,12 +58,16 @@ class Forms:
     def __init__(self, dtype: str, values: Mapping[str, Form], constants: Mapping[str, torch.Tensor]) -> None:
         self.dtype = "fp16" if dtype == "fp8" else dtype
         """The dtype of whatever is not marked as FP8."""
-        self._values = values
+        self._values = dict(values)
         self._constants = constants
 
     def value(self, name: str) -> Form:
         """How a value lies in memory."""
         return self._values[name]
+
+    def add(self, name: str, form: Form) -> None:
+        """Tells of a value that the plan has made."""
+        self._values[name] = form
 
     def is_constant(self, name: str) -> bool:
         """Whether a name is that of a constant."""

@@ -6,12 +6,14 @@ Files hold such nodes, and everything that a file says is checked against this b
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Sizes = tuple[int, ...]
 Attributes = Mapping[str, Any]
+_NUMBERED = re.compile(r"x(0|[1-9]\d{0,5})")
 RESULT = "y"
 """The role of a node's result among its sizes."""
 
@@ -47,6 +49,12 @@ class Signature:
     """Whether the operator is for floating-point numbers only."""
     masks: bool = False
     """Whether inputs may be truth values and bytes as well, and the result a truth value."""
+    repeated: Role | None = None
+    """What x0, x1 and so on are, of an operator that takes any number of them."""
+
+    def role(self, name: str) -> Role | None:
+        """The input of that name; None: there is none."""
+        return self.repeated if self.repeated and _NUMBERED.fullmatch(name) else self.inputs.get(name)
 
 
 def is_whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
@@ -69,6 +77,7 @@ def pair(least: int) -> Attribute:
 
 
 FLAG = Attribute("true or false", lambda value: type(value) is bool)
+INDEX = Attribute("a whole number of at least 0", is_whole)
 COUNT = Attribute("a whole number of at least 1", lambda value: is_whole(value, 1))
 EPSILON = Attribute("a number of at least 0", lambda value: is_real(value) and value >= 0)
 

@@ -18,8 +18,10 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import FP8, FP32, STORED, Forms, Lowered
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.arena import Arena, Lifetime, assign
+from escalade.engine.plan.parts import RESULT, Parts, arrange
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
+from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.choose.pytorch import reason_for_pytorch
 
@@ -131,11 +133,12 @@ def make_plan(
     fusion: FusionLevel = FusionLevel.fused,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value."""
-    forms = value_forms(graph, dtype, formats)
-    asking = Forms(dtype, forms, graph.constants)
-    steps = []
-    for node in graph:
-        steps.append(_step(node, asking, forms, device, avoid, fusion))
+    dense = value_forms(graph, dtype, formats)
+    asking = Forms(dtype, dense, graph.constants)
+    choices = _Choices(asking, device, avoid, fusion)
+    parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
+    graph, forms = parts.graph, parts.forms
+    steps = [_step(node, parts, choices) for node in graph]
     constants = dict.fromkeys(
         step.constant(role)
         for step in steps
@@ -148,9 +151,9 @@ def make_plan(
         if step.recipe
         for workspace in step.recipe.lasting
     }
-    values = _Values.of(graph, steps, forms)
-    outside = _outside(graph, steps, values) if _may_run_directly(steps) else {}
-    arena, scratch_bytes = _arena(steps, values, forms, lasting, outside)
+    values = _Values.of(graph, steps, parts)
+    outside = _outside(graph, steps, values) if not parts.places and _may_run_directly(steps) else {}
+    arena, scratch_bytes = _arena(steps, values, parts, lasting, outside)
     return Plan(
         dtype,
         graph,
@@ -197,31 +200,71 @@ def _reads_any_layout(node: Node, given: Input) -> bool:
     return operator.takes_image_as_it_comes(node, given) or operator.layouts(node, {}).read is None
 
 
-def _step(
-    node: Node,
-    asking: Forms,
-    forms: Mapping[str, Form],
-    device: torch.device,
-    avoid: frozenset[str],
-    fusion: FusionLevel,
-) -> Step:
-    operator = operator_of(node)
-    if operator.is_alias(node, asking):
-        return Step(node, is_alias=True)
-    lowered = operator.lower(node, asking) if node.is_floating else None
-    if lowered is None:
-        return Step(node)
-    _require_room(node, lowered, forms[node.name])
-    if fusion is FusionLevel.naive:
-        choice = _foot(lowered, device)
+class _Choices:
+    """Who does each node, chosen as if every value lay by itself: what was measured is so."""
+
+    def __init__(
+        self, asking: Forms, device: torch.device, avoid: frozenset[str], fusion: FusionLevel
+    ) -> None:
+        self._asking, self._device, self._avoid, self._fusion = asking, device, avoid, fusion
+        self._made: dict[str, Step] = {}
+
+    def of(self, node: Node) -> Step:
+        """The step of a node."""
+        if node.name not in self._made:
+            self._made[node.name] = self._step(node)
+        return replace(self._made[node.name], node=node)
+
+    def _step(self, node: Node) -> Step:
+        operator = operator_of(node)
+        if operator.is_alias(node, self._asking):
+            return Step(node, is_alias=True)
+        lowered = operator.lower(node, self._asking) if node.is_floating else None
+        if lowered is None:
+            return Step(node)
+        _require_room(node, lowered, self._asking.value(node.name))
+        if self._fusion is FusionLevel.naive:
+            choice = _foot(lowered, self._device)
+            return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+        choice = choose(lowered.operation, lowered.problem, self._device, avoid=self._avoid)
+        if choice.problem != lowered.problem:
+            raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
+        reason = reason_for_pytorch(lowered.operation, choice, self._device)
+        if reason is not None:
+            return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-    choice = choose(lowered.operation, lowered.problem, device, avoid=avoid)
-    if choice.problem != lowered.problem:
-        raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
-    reason = reason_for_pytorch(lowered.operation, choice, device)
-    if reason is not None:
-        return Step(node, why_pytorch=reason)
-    return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+    def takes(self, node: Node, role: str, pitch: int) -> bool:
+        """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""
+        step = self.of(node)
+        return step.in_pytorch or (not step.is_alias and _problem_apart(step, {role: pitch}) is not None)
+
+
+def _problem_apart(step: Step, pitches: Mapping[str, int]) -> Problem | None:
+    """A step's problem with rows of these roles apart; None where its rung does not take it."""
+    assert step.lowered is not None and step.choice is not None
+    try:
+        problem = step.lowered.apart(pitches)
+    except UnsupportedError:
+        return None
+    return problem if problem is not None and step.choice.rung.refusal(problem) is None else None
+
+
+def _step(node: Node, parts: Parts, choices: _Choices) -> Step:
+    """The step of a node over values where they lie."""
+    if node.name in parts.in_place:
+        return Step(node, is_alias=True)
+    step = choices.of(node)
+    roles = {**node.inputs, RESULT: node.name}
+    used = {role: parts.places[name] for role, name in roles.items() if name in parts.places}
+    if step.lowered is None or step.choice is None or not used:
+        return step
+    if not all(parts.is_aligned(roles[role]) for role in used):
+        return Step(node)
+    problem = _problem_apart(step, {role: place.pitch for role, place in used.items() if place.pitch})
+    assert problem is not None, f"{step.choice.rung.name} has said that it takes {node.name} apart"
+    lowered, choice = replace(step.lowered, problem=problem), replace(step.choice, problem=problem)
+    return Step(node, lowered, choice, choice.rung.recipe(problem, choice.config))
 
 
 def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
@@ -261,10 +304,19 @@ class _Values:
     def root(self, name: str) -> str:
         return _root(name, self.owner)
 
+    def offset(self, name: str, parts: Parts) -> int:
+        """Bytes from the beginning of the root."""
+        total = 0
+        while name in self.owner:
+            if name in parts.places:
+                total += parts.places[name].first * parts.forms[name].dtype.itemsize
+            name = self.owner[name]
+        return total
+
     @staticmethod
-    def of(graph: Graph, steps: Sequence[Step], forms: Mapping[str, Form]) -> _Values:
-        end = len(steps)
-        owner: dict[str, str] = {}
+    def of(graph: Graph, steps: Sequence[Step], parts: Parts) -> _Values:
+        end, forms = len(steps), parts.forms
+        owner = {name: place.whole for name, place in parts.places.items()}
         last: dict[str, int] = {}
         for number, step in enumerate(steps):
             for name in step.node.inputs.values():
@@ -280,8 +332,15 @@ class _Values:
         given = {entry.name for entry in graph.inputs}
         first = dict.fromkeys(given, -1)
         lives: dict[str, int] = {name: last.get(name, -1) for name in given}
+        made = {step.node.name: number for number, step in enumerate(steps)}
+        for name, whole in owner.items():
+            first[name] = made[name]
+            first[whole] = min(first.get(whole, end), made[name], made.get(whole, end))
+            lives[whole] = max(lives.get(whole, -1), last[name], last[whole])
         for number, step in enumerate(steps):
             name = step.node.name
+            if name in first:
+                continue
             first[name] = number
             shared = None
             if step.is_alias:
@@ -295,10 +354,11 @@ class _Values:
                     and whole not in in_pytorch
                     and lives[whole] == number
                     and forms[candidate].bytes == forms[name].bytes
+                    and not forms[candidate].pitch
                     and list(step.node.inputs.values()).count(candidate) == 1
                 ):
                     shared = candidate
-            if shared is not None and shared in first:
+            if shared is not None and _root(shared, owner) in first:
                 owner[name] = shared
                 whole = _root(name, owner)
                 lives[whole] = max(lives[whole], last[name])
@@ -349,11 +409,12 @@ def _outside(graph: Graph, steps: Sequence[Step], values: _Values) -> dict[str, 
 def _arena(
     steps: Sequence[Step],
     values: _Values,
-    forms: Mapping[str, Form],
+    parts: Parts,
     lasting: Mapping[str, Workspace],
     outside: Mapping[str, str],
 ) -> tuple[Arena, int]:
     """A place for everything, and how many bytes at its beginning hold all that is not outside."""
+    forms = parts.forms
     own = [
         Lifetime(name, forms[name].bytes, values.first[name], end)
         for name, end in values.lives.items()
@@ -370,5 +431,9 @@ def _arena(
     # Apart from each other and from all else, as the caller's tensors are.
     outer = assign(Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside)
     roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
-    aliases = {name: roots[values.root(name)] for name in values.owner if name not in values.apart}
+    aliases = {
+        name: roots[values.root(name)] + values.offset(name, parts)
+        for name in values.owner
+        if name not in values.apart
+    }
     return Arena({**roots, **aliases}, inner.bytes + outer.bytes), inner.bytes

@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const u32 channel = first_channel + threadIdx.x % VECTOR_LANES * VECTOR;
     const int pixels = channel < static_cast<u32>(shape.channels) ? window.pixels() : 0;
-    const Element* corner = x + image * shape.height * shape.width * shape.channels +
-                            (window.top * shape.width + window.left) * shape.channels + channel;
+    const Element* corner = x + image * shape.height * shape.width * shape.x_step() +
+                            (window.top * shape.width + window.left) * shape.x_step() + channel;
     float sums[VECTOR] = {};
     for (int first = threadIdx.x / VECTOR_LANES; first < pixels; first += AHEAD * SPLITS) {
         Pack<Element, VECTOR> packs[AHEAD];
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             packs[i] = {};
             if (at < pixels)
                 packs[i] =
-                    load_pack<Element, VECTOR>(corner + window.offset<WHOLE_ROWS>(at, shape) * shape.channels);
+                    load_pack<Element, VECTOR>(corner + window.offset<WHOLE_ROWS>(at, shape) * shape.x_step());
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
@@ -66,6 +66,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float sum = 0.f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) sum += sums_of_warps[warp][c];
-        y[1LL * pixel * shape.channels + first_channel + c] = from_float<Element>(sum / window.pixels());
+        y[1LL * pixel * shape.y_step() + first_channel + c] = from_float<Element>(sum / window.pixels());
     }
 }

@@ -1,6 +1,6 @@
 // y[row][c] = relu((x[row][c] - mean[c]) * weight[c] / sqrt(variance[c] + epsilon) + bias[c] + residual[row][c])  (NHWC)
 //
-// A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows with their
+// A row is a pixel's channels; rows may lie apart. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows with their
 // numbers in registers, PACKS rows under way at a time. A block is `width` packs wide; what is left of its threads
 // stands in further rows. What bounds it: memory. A thread has read all that it writes, so y may be x or the residual.
 //
@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_vectorised_rows(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
                                const float* __restrict__ mean, const float* __restrict__ variance,
                                const Element* residual, Element* y, float epsilon, int channels, int width,
-                               long long rows, int turns) {
+                               long long rows, int turns, int x_pitch, int residual_pitch, int y_pitch) {
     wait_for_previous_launch();
     const int height = THREADS / width;
     const int row_in_block = threadIdx.x / width;
@@ -28,15 +28,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < VECTOR; ++e) scales[e] *= rsqrtf(variances[e] + epsilon);
 
     long long row = 1LL * blockIdx.x * turns * PACKS * height + row_in_block;
-    const long long step = 1LL * height * channels;
+    if (!PITCHED) x_pitch = residual_pitch = y_pitch = channels;
     for (int turn = 0; turn < turns; ++turn, row += PACKS * height) {
-        const long long first = row * channels + channel;
         Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (row + i * height >= rows) continue;
-            values[i] = load_pack<Element, VECTOR>(x + first + i * step);
-            if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + first + i * step);
+            const long long at = row + i * height;
+            values[i] = load_pack<Element, VECTOR>(x + at * x_pitch + channel);
+            if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + at * residual_pitch + channel);
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
                 values[i].at[e] = normalised(values[i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
-            store_pack(y + first + i * step, values[i]);
+            store_pack(y + (row + i * height) * y_pitch + channel, values[i]);
         }
     }
 }

@@ -4,6 +4,11 @@
 struct PoolShape {  // filled by escalade/ops/shared/pooling.py, in this order
     int batch, channels, height, width;
     int output_height, output_width;
+    int x_pitch, y_pitch;  // read where PITCHED
+
+    // Elements from pixel to pixel in NHWC.
+    __device__ __forceinline__ int x_step() const { return PITCHED ? x_pitch : channels; }
+    __device__ __forceinline__ int y_step() const { return PITCHED ? y_pitch : channels; }
 };
 
 struct PoolPlace {
@@ -25,6 +30,13 @@ __device__ __forceinline__ PoolPlace pool_place(Index at, const PoolShape& shape
 // Where the plane of a place begins in x.
 template <bool NHWC>
 __device__ __forceinline__ long long pool_plane(const PoolPlace& place, const PoolShape& shape) {
-    const long long image = 1LL * place.image * shape.channels * shape.height * shape.width;
-    return image + (NHWC ? place.channel : 1LL * place.channel * shape.height * shape.width);
+    const long long pixels = 1LL * shape.height * shape.width;
+    return NHWC ? place.image * pixels * shape.x_step() + place.channel
+                : (1LL * place.image * shape.channels + place.channel) * pixels;
+}
+
+// Where an output is stored; `at` is what `pool_place` was asked for.
+template <bool NHWC, class Index>
+__device__ __forceinline__ long long pool_output(const PoolPlace& place, Index at, const PoolShape& shape) {
+    return NHWC ? at / shape.channels * 1LL * shape.y_step() + place.channel : at;
 }

@@ -7,7 +7,7 @@
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order
-    int batch, channels, stored_channels, padded_channels, pixels;
+    int batch, channels, stored_channels, padded_channels, pixels, y_pitch;
 };
 
 extern "C" __global__ void convert_naive(const Source* x, const float* scale, const float* shift, Target* y,
@@ -31,5 +31,6 @@ extern "C" __global__ void convert_naive(const Source* x, const float* scale, co
         value = to_float(x[rest * shape.stored_channels * shape.pixels + in_image]);
         value = normalised(value, scale, shift, channel);
     }
-    y[at] = from_float<Target>(value);
+    const long long place = PITCHED ? (rest * shape.pixels + pixel) * shape.y_pitch + channel : at;
+    y[place] = from_float<Target>(value);
 }

@@ -19,7 +19,7 @@ extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolSh
 
     const PoolPlace place = pool_place<NHWC>(at, shape);
     const Element* plane = x + pool_plane<NHWC>(place, shape);
-    const int step = NHWC ? shape.channels : 1;
+    const int step = NHWC ? shape.x_step() : 1;
     const int top = place.row * windows.stride_h - windows.pad_h;
     const int left = place.column * windows.stride_w - windows.pad_w;
     const int bottom = min(top + windows.kernel_h, shape.height);
@@ -28,5 +28,5 @@ extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolSh
     for (int row = max(top, 0); row < bottom; ++row)
         for (int column = max(left, 0); column < right; ++column)
             largest = larger(largest, plane[(row * shape.width + column) * step]);
-    y[at] = largest;
+    y[pool_output<NHWC>(place, at, shape)] = largest;
 }

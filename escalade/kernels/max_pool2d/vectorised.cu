@@ -28,15 +28,15 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, P
 
     const int top = output_row * STRIDE_H - PAD_H;
     const int left = output_column * STRIDE_W - PAD_W;
-    const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.channels + channel;
+    const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.x_step() + channel;
     int offsets[COLUMNS];
 #pragma unroll
-    for (int s = 0; s < COLUMNS; ++s) offsets[s] = nearest_inside(left + s, shape.width) * shape.channels;
+    for (int s = 0; s < COLUMNS; ++s) offsets[s] = nearest_inside(left + s, shape.width) * shape.x_step();
 
     Vector largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const Element* row = pixels + nearest_inside(top + r, shape.height) * shape.width * shape.channels;
+        const Element* row = pixels + nearest_inside(top + r, shape.height) * shape.width * shape.x_step();
         Vector seen[COLUMNS];
 #pragma unroll
         for (int s = 0; s < COLUMNS; ++s) seen[s] = Vector::load(row + offsets[s]);
@@ -53,12 +53,12 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, P
         }
     }
 
-    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
+    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j)
             if (output_row + i < shape.output_height && output_column + j < shape.output_width)
                 largest[i][j].store(outputs +
-                                    ((output_row + i) * shape.output_width + output_column + j) * shape.channels);
+                                    ((output_row + i) * shape.output_width + output_column + j) * shape.y_step());
 }

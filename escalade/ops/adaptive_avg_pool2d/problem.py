@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.shared.images import (
     Images,
     check_problem,
@@ -29,6 +30,9 @@ class AdaptiveAvgPool2dProblem(Images):
     output: tuple[int, int] = (1, 1)
     dtype: str = "fp32"
     layout: str = "nchw"
+    x_pitch: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -36,18 +40,22 @@ class AdaptiveAvgPool2dProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AdaptiveAvgPool2dProblem:
         """The problem of a name such as `512_7to1_b256`."""
+        plain, apart = read_pitches(name)
         found = match_name(
             _NAME,
-            name,
-            "pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output size, _b batch",
+            plain,
+            "pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output size, _b batch, and "
+            "_xpitch1024 where pixels lie apart",
         )
-        return AdaptiveAvgPool2dProblem(*read_sizes(found), read_pair(found, "output"), dtype, layout)
+        return AdaptiveAvgPool2dProblem(
+            *read_sizes(found), read_pair(found, "output"), dtype, layout, **apart
+        )
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         size = spell_pair((self.height, self.width))
-        return f"{self.channels}_{size}to{spell_pair(self.output)}_b{self.batch}"
+        return f"{self.channels}_{size}to{spell_pair(self.output)}_b{self.batch}{spell_pitches(self)}"
 
     @property
     def output_height(self) -> int:
@@ -99,7 +107,9 @@ def _widths(size: int, outputs: int) -> int:
 def _check(p: AdaptiveAvgPool2dProblem) -> None:
     check_problem("adaptive_avg_pool2d", p)
     require_at_least(1, {"output": min(p.output)})
-    require_32_bits("adaptive_avg_pool2d", p.channels * max(p.pixels, p.output_height * p.output_width))
+    check_pitches(p, x=p.channels, y=p.channels)
+    apart = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits("adaptive_avg_pool2d", apart * max(p.pixels, p.output_height * p.output_width))
     for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
         if (size + 1) * outputs >= 2**31:
             raise UnsupportedError(

@@ -20,6 +20,7 @@ SMALL_PROBLEMS = (
     AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)),
     AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
     _square(1, 1, 1),
+    AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
 )
 """Small problems that between them have the whole image, windows that overlap, repeat a pixel and differ in size, and
-odd channels."""
+odd channels, and parts of larger buffers."""

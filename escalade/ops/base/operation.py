@@ -10,6 +10,7 @@ import torch
 
 from escalade.ops.base.card import Card
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.pitch import apart, pitch_of
 from escalade.ops.base.problem import P, Problem, traffic
 
 PYTORCH_REACHES = 0.1
@@ -76,11 +77,12 @@ class Operation(ABC, Generic[P]):
 
     def inputs(self, problem: P, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
         """Fresh random inputs, by buffer name."""
-        return self.in_pytorch.random_inputs(problem, device, seed)
+        inputs = self.in_pytorch.random_inputs(problem, device, seed)
+        return {name: _laid(tensor, problem, name) for name, tensor in inputs.items()}
 
     def output(self, problem: P, device: torch.device) -> torch.Tensor:
         """Room for the result (buffer `y`)."""
-        return self.in_pytorch.empty_output(problem, device)
+        return _laid(self.in_pytorch.empty_output(problem, device), problem, "y")
 
     def reference(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """The result in float64."""
@@ -97,3 +99,9 @@ class Operation(ABC, Generic[P]):
     def peer(self, problem: P, inputs: Tensors) -> torch.Tensor:
         """PyTorch's own result in the problem's dtype: what errors are compared with."""
         return self.in_pytorch.peer(problem, inputs)
+
+
+def _laid(tensor: torch.Tensor, problem: Problem, name: str) -> torch.Tensor:
+    """A buffer as the problem has it: in NHWC its pixels may lie apart."""
+    pitch = pitch_of(problem, name) if problem.layout == "nhwc" else 0
+    return apart(tensor, pitch)[0] if pitch else tensor

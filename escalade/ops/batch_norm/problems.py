@@ -26,4 +26,7 @@ SMALL_PROBLEMS = (
     BatchNormProblem(2, 6, 3, 2),  # planes smaller than a pack of fp16
     BatchNormProblem(1, 2056, 2, 4),  # wider than a block
     BatchNormProblem(2, 64, 24, 24, residual=True),
+    BatchNormProblem(
+        2, 20, 5, 5, relu=True, residual=True, layout="nhwc", x_pitch=32, residual_pitch=24, y_pitch=40
+    ),
 )

@@ -10,6 +10,7 @@ from escalade.ops.convert.problem import ConvertProblem
 from escalade.ops.convert.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.convert.rungs.few_channels import FEW_CHANNELS
 from escalade.ops.convert.rungs.naive import NAIVE
+from escalade.ops.convert.rungs.rows import ROWS
 from escalade.ops.convert.rungs.tiled import TILED
 from escalade.ops.shared.images import LAYOUTS
 
@@ -18,14 +19,14 @@ class Convert(Operation[ConvertProblem]):
     name = "convert"
     problem = ConvertProblem
     in_pytorch = reference
-    ladder = Ladder("convert", (NAIVE, TILED, FEW_CHANNELS))
+    ladder = Ladder("convert", (NAIVE, TILED, FEW_CHANNELS, ROWS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
 
     def preferred(self, problem: ConvertProblem) -> tuple[str, ...]:
-        return ("few_channels", "tiled", "naive")
+        return ("rows", "few_channels", "tiled", "naive")
 
 
 CONVERT = Convert()

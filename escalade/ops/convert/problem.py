@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
@@ -31,7 +32,8 @@ class ConvertProblem(Images):
 
     `source` and `source_layout` are x's, `dtype` and `layout` y's. x stores `stored_channels`, of which the
     first `channels` are taken; y has `padded_channels`, zeros from `channels` on. Both are `channels` unless
-    given. scale and shift are fp32.
+    given. scale and shift are fp32. A part of an x in NHWC begins at its own address, and the whole's channels are
+    stored.
     """
 
     source: str = "fp32"
@@ -41,6 +43,8 @@ class ConvertProblem(Images):
     padded_channels: int = 0
     normalise: bool = False
     stored_channels: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel of a y in NHWC that is a part of a larger buffer; 0: it is dense."""
 
     def __post_init__(self) -> None:
         for field in ("padded_channels", "stored_channels"):
@@ -51,16 +55,17 @@ class ConvertProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> ConvertProblem:
         """The problem of a name such as `3to4_224_fp32_nchw_b256`."""
+        plain, apart = read_pitches(name)
         found = match_name(
             _NAME,
-            name,
+            plain,
             "conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
             "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
-            "and _norm",
+            "_norm, and _ypitch64",
         )
         return ConvertProblem(
             *read_sizes(found), found["source"], found["source_layout"], dtype, layout,
-            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0),
+            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0), **apart,
         )  # fmt: skip
 
     @property
@@ -70,7 +75,7 @@ class ConvertProblem(Images):
         padded = f"to{self.padded_channels}" if self.padded_channels != self.channels else ""
         return (
             f"{self.channels}{stored}{padded}_{spell_pair((self.height, self.width))}"
-            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}"
+            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}{spell_pitches(self)}"
         )
 
     @property
@@ -98,4 +103,5 @@ def _check(p: ConvertProblem) -> None:
     require("convert", "source layout", p.source_layout, LAYOUTS)
     check_problem("convert", p)
     require_at_least(p.channels, {"stored channels": p.stored_channels, "padded channels": p.padded_channels})
-    require_32_bits("convert", max(p.stored_channels, p.padded_channels) * p.pixels)
+    check_pitches(p, y=p.padded_channels)
+    require_32_bits("convert", max(p.stored_channels, p.padded_channels, p.y_pitch) * p.pixels)

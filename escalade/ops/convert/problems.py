@@ -25,6 +25,8 @@ SMALL_PROBLEMS = (
     ConvertProblem(1, 40, 8, 16, "fp32", "nhwc"),
     ConvertProblem(1, 24, 7, 12, "bf16", padded_channels=32),
     ConvertProblem(2, 67, 9, 8, "uint8", normalise=True),
+    ConvertProblem(2, 24, 5, 3, "fp16", "nhwc", "fp16", stored_channels=40, y_pitch=56),
+    ConvertProblem(3, 10, 3, 3, "bf16", "nhwc", "bf16", stored_channels=16, y_pitch=16),
 )
 """Small problems that between them have every source and pair of layouts, channels left out and added, odd sizes on
-both sides."""
+both sides, and parts of larger buffers."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import (
     Images,
@@ -39,6 +40,9 @@ class MaxPool2dProblem(Images):
     ceil_mode: bool = False
     dtype: str = "fp32"
     layout: str = "nchw"
+    x_pitch: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -46,15 +50,16 @@ class MaxPool2dProblem(Images):
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dProblem:
         """The problem of a name such as `64_112_k3s2p1_b256`."""
+        plain, apart = read_pitches(name)
         found = match_name(
             _NAME,
-            name,
+            plain,
             "pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
-            "k kernel s stride, optional p padding, _b batch, and _ceil",
+            "k kernel s stride, optional p padding, _b batch, _ceil, and _xpitch64 where pixels lie apart",
         )
         return MaxPool2dProblem(
             *read_sizes(found), read_pair(found, "kernel"), read_pair(found, "stride"), read_pair(found, "padding"),
-            bool(found["ceil"]), dtype, layout,
+            bool(found["ceil"]), dtype, layout, **apart,
         )  # fmt: skip
 
     @property
@@ -63,7 +68,7 @@ class MaxPool2dProblem(Images):
         padding = f"p{spell_pair(self.padding)}" if self.padding != (0, 0) else ""
         return (
             f"{self.channels}_{spell_pair((self.height, self.width))}_k{spell_pair(self.kernel)}"
-            f"s{spell_pair(self.stride)}{padding}_b{self.batch}{'_ceil' if self.ceil_mode else ''}"
+            f"s{spell_pair(self.stride)}{padding}_b{self.batch}{'_ceil' if self.ceil_mode else ''}{spell_pitches(self)}"
         )
 
     @property
@@ -124,4 +129,6 @@ def _check(p: MaxPool2dProblem) -> None:
             f"the kernel has {p.kernel[0]}x{p.kernel[1]} pixels, but the image with its padding only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
-    require_32_bits("max_pool2d", p.channels * max(p.pixels, p.output_height * p.output_width))
+    check_pitches(p, x=p.channels, y=p.channels)
+    apart = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits("max_pool2d", apart * max(p.pixels, p.output_height * p.output_width))

@@ -15,6 +15,7 @@ from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.operation import Operation
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.executables import aligned, ready
@@ -60,7 +61,7 @@ class ElementAThread(Rung[P]):
     """A rung with one thread an element, for every problem."""
 
     def supports(self, problem: P) -> str | None:
-        return None
+        return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: P) -> tuple[Config, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
+from escalade.device.program import Constant
 from escalade.device.recipe import Ints
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.operation import Operation
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import require_rung
@@ -22,12 +24,22 @@ class Pooling(ImageProblem, Protocol):
     def output_height(self) -> int: ...
     @property
     def output_width(self) -> int: ...
+    @property
+    def x_pitch(self) -> int: ...
+    @property
+    def y_pitch(self) -> int: ...
 
 
 def shape(problem: Pooling) -> Ints:
     """`PoolShape` of kernels/common/pool_shape.cuh."""
     p = problem
-    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
+    apart = (p.x_pitch or p.channels, p.y_pitch or p.channels)
+    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width, *apart))
+
+
+def constants(problem: Pooling) -> dict[str, Constant]:
+    """What kernels that take the shape leave open."""
+    return {"Element": element(problem.dtype), "PITCHED": bool(problem.x_pitch or problem.y_pitch)}
 
 
 def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

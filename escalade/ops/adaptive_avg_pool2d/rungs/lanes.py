@@ -8,8 +8,8 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 from escalade.ops.adaptive_avg_pool2d.rungs.arguments import BUSY_THREADS
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared import pooling
 
@@ -29,7 +29,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
             return f"{self.name} takes at least one image, for its idle lanes repeat the last output"
         if problem.output_elements * 32 >= 2**31:
             return f"{self.name} counts lanes in 32 bits; there are too many for {problem.name}"
-        return None
+        return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
         """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
@@ -42,7 +42,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, LanesConfig)
         constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
+            **pooling.constants(problem),
             "WHOLE_ROWS": problem.output_width == 1,
             "LANES": config.lanes,
         }

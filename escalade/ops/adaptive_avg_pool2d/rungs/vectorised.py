@@ -8,8 +8,9 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 from escalade.ops.adaptive_avg_pool2d.rungs.arguments import BUSY_THREADS
-from escalade.ops.base.dtypes import element, widest_vector
+from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared import pooling
 
@@ -29,7 +30,7 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
             return f"{self.name} takes layout nhwc, not {problem.layout}"
         if self._blocks(problem) >= 2**31:
             return f"{self.name} counts blocks in 32 bits; there are too many for {problem.name}"
-        return None
+        return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
         """The fewest that keep the card busy, and no more than the window has pixels."""
@@ -43,7 +44,7 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
         constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
+            **pooling.constants(problem),
             "WHOLE_ROWS": problem.output_width == 1,
             "VECTOR": widest_vector(problem.dtype, problem.channels),
             "SPLITS": config.splits,

@@ -8,6 +8,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm.problem import BatchNormProblem
 from escalade.ops.shared import activation, channels, pointwise
@@ -95,7 +96,7 @@ class Vectorised(Rung[BatchNormProblem]):
                 f"a pack of {vector} elements may lie in two planes, not in more, and these have {problem.pixels}; "
                 "the rung `scaled` takes any"
             )
-        return None
+        return unsupported_pitch(self.name, problem, pitched_roles(BatchNormProblem))
 
     def configs(self, problem: BatchNormProblem) -> tuple[Config, ...]:
         """Offers as many packs a thread as leave enough blocks to go round, then as many turns."""
@@ -126,6 +127,7 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     rows = Rows.of(problem, config.threads)
     constants = {
         **_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
+        "PITCHED": bool(pitches(problem)),
     }  # fmt: skip
     count = problem.batch * problem.pixels
     return KernelCall(
@@ -135,6 +137,7 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
         (
             _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
             float(problem.epsilon), problem.channels, rows.width, Int64(count), config.turns,
+            *(pitch or problem.channels for pitch in (problem.x_pitch, problem.residual_pitch, problem.y_pitch)),
         ),
         overlap=True,
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
 from escalade.ops.base.dtypes import element
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.convert.problem import ConvertProblem
 
 TENSORS: tuple[Argument, ...] = (
@@ -25,10 +28,11 @@ def constants(problem: ConvertProblem) -> dict[str, Constant]:
     }
 
 
-def unsupported_padding(problem: ConvertProblem) -> str | None:
+def unsupported(rung: str, problem: ConvertProblem, takes: Collection[str] = ()) -> str | None:
+    """What no rung does, and buffers apart other than those that it takes so."""
     if problem.layout == "nchw" and problem.padded_channels != problem.channels:
         return (
             f"an nchw target is not padded, but {problem.padded_channels} channels are asked for of "
             f"{problem.channels}; what an nhwc source stores is stored_channels"
         )
-    return None
+    return unsupported_pitch(rung, problem, takes)

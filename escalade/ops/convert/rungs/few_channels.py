@@ -33,7 +33,7 @@ class FewChannels(Rung[ConvertProblem]):
             )
         if p.batch * p.pixels >= 2**31:
             return f"{self.name} counts the pixels of the whole batch in 32 bits; here there are {p.batch * p.pixels}"
-        return arguments.unsupported_padding(problem)
+        return arguments.unsupported(self.name, problem)
 
     def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
         """The shortest run first that fills an access: 16 bytes of an NHWC tensor, 4 of a plane of an NCHW one.

@@ -12,7 +12,7 @@ from escalade.ops.convert.rungs import arguments
 
 class Naive(Rung[ConvertProblem]):
     def supports(self, problem: ConvertProblem) -> str | None:
-        return arguments.unsupported_padding(problem)
+        return arguments.unsupported(self.name, problem, ("y",))
 
     def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
         return (ThreadsConfig(),)
@@ -20,11 +20,15 @@ class Naive(Rung[ConvertProblem]):
     def recipe(self, problem: ConvertProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         p = problem
+        constants = arguments.constants(p) | {"PITCHED": p.y_pitch > 0}
         call = KernelCall(
-            Program.of("convert/naive.cu", "convert_naive", arguments.constants(p)),
+            Program.of("convert/naive.cu", "convert_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (*arguments.TENSORS, Ints((p.batch, p.channels, p.stored_channels, p.padded_channels, p.pixels))),
+            (
+                *arguments.TENSORS,
+                Ints((p.batch, p.channels, p.stored_channels, p.padded_channels, p.pixels, p.y_pitch)),
+            ),
             overlap=True,
         )
         return Recipe((call,))

@@ -19,7 +19,7 @@ class Tiled(Rung[ConvertProblem]):
     def supports(self, problem: ConvertProblem) -> str | None:
         if problem.source_layout == problem.layout:
             return f"{self.name} exchanges nchw and nhwc; source and target both are {problem.layout}"
-        return arguments.unsupported_padding(problem)
+        return arguments.unsupported(self.name, problem)
 
     def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
         return (Config(),)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from escalade.device.program import Constant
-from escalade.ops.base.dtypes import element
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.shared import pooling
 
 
 def constants(problem: MaxPool2dProblem) -> dict[str, Constant]:
     p = problem
     return {
-        "Element": element(p.dtype),
+        **pooling.constants(p),
         "KERNEL_H": p.kernel[0],
         "KERNEL_W": p.kernel[1],
         "STRIDE_H": p.stride[0],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import pooling
@@ -13,7 +13,7 @@ from escalade.ops.shared import pooling
 
 class Naive(Rung[MaxPool2dProblem]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
-        return None
+        return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
         return (ThreadsConfig(),)
@@ -21,7 +21,7 @@ class Naive(Rung[MaxPool2dProblem]):
     def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         p = problem
-        constants: dict[str, Constant] = {"Element": element(p.dtype), "NHWC": p.layout == "nhwc"}
+        constants: dict[str, Constant] = {**pooling.constants(p), "NHWC": p.layout == "nhwc"}
         call = KernelCall(
             Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),

@@ -8,6 +8,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d.rungs import arguments
@@ -46,7 +47,7 @@ class SharedTile(Rung[MaxPool2dProblem]):
             )
         if self._blocks(problem, _TILES[-2]) >= 2**31:
             return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
-        return None
+        return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
         """Least waste at the edges first, then the least read twice."""

@@ -8,6 +8,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d.rungs import arguments
@@ -53,7 +54,7 @@ class Vectorised(Rung[MaxPool2dProblem]):
             return f"{self.name} takes windows of up to {MOST_LOADS_IN_ROW} columns and {MOST_LOADS} pixels in all"
         if RunConfig(1, 1).threads_for(problem) >= 2**31:
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
-        return None
+        return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
         """A square of outputs where that leaves the card busy, else one."""

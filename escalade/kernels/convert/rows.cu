@@ -1,0 +1,25 @@
+// y[row][c] = x[row][c]                                                                               (NHWC to NHWC)
+//
+// A row is a pixel's channels, `x_pitch` elements from the next in x and `y_pitch` in y: parts of larger buffers. A
+// thread moves PACKS packs of VECTOR elements, all loads under way before the first store. What bounds it: memory.
+//
+// Serves `rows`.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    convert_rows(const Element* x, Element* y, unsigned row_packs, long long x_pitch, long long y_pitch, unsigned packs) {
+    wait_for_previous_launch();
+    const unsigned first = blockIdx.x * (THREADS * PACKS) + threadIdx.x;
+    Pack<Element, VECTOR> values[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const unsigned pack = first + i * THREADS, row = pack / row_packs;
+        if (pack < packs) values[i] = load_pack<Element, VECTOR>(x + row * x_pitch + (pack - row * row_packs) * VECTOR);
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const unsigned pack = first + i * THREADS, row = pack / row_packs;
+        if (pack < packs) store_pack(y + row * y_pitch + (pack - row * row_packs) * VECTOR, values[i]);
+    }
+}

@@ -1,0 +1,115 @@
+"""Values inside others: concatenations and ranges for which nothing is done, and the copies where it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import escalade
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.forms import InputFormat
+from escalade.engine.passes import for_batch, optimise
+from escalade.engine.plan.plan import Plan, make_plan
+from tests.engine.plan.test_plan import check_memory
+
+BATCH = 2
+
+
+class Model(nn.Module):
+    """Layers by name, and what is done with them."""
+
+    def __init__(self, forward: Callable[..., object], **layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.function = forward
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.function(x, **self.layers)
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    norm.running_mean, norm.running_var = torch.randn(channels), torch.rand(channels) + 0.5
+    return norm
+
+
+def dense_features(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
+    """Features that are joined again and again, each time with one more."""
+    found = [F.max_pool2d(x, 2)]
+    for name in ("first", "second"):
+        found.append(layers[name](torch.cat(found, 1))[:, :16])
+    return F.adaptive_avg_pool2d(torch.cat(found, 1), 2)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    """Pools beside each other, of two halves."""
+    low, high = x.chunk(2, 1)
+    return torch.cat([F.max_pool2d(low, 2), F.adaptive_avg_pool2d(high, 4), F.max_pool2d(x, 2)], 1)
+
+
+def planned(model: nn.Module, shape: tuple[int, ...], dtype: str = "fp32") -> Plan:
+    x = torch.randn(BATCH, *shape)
+    graph = for_batch(optimise(capture(model.eval(), (x,)), dtype), dtype, BATCH)
+    plan = make_plan(graph, dtype, torch.device("cpu"), {graph.inputs[0].name: InputFormat.of(x)})
+    check_memory(plan)
+    return plan
+
+
+def copies(plan: Plan) -> list[str]:
+    return [step.node.name for step in plan.steps if step.node.attributes.get("copy")]
+
+
+def agree(model: nn.Module, shape: tuple[int, ...], device: str, dtype: str = "fp32") -> None:
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, *shape)
+    found = escalade.compile(model.eval(), x, dtype=dtype, device=device)(x)
+    torch.testing.assert_close(found, model(x).detach(), rtol=1e-2, atol=1e-2 if dtype == "fp16" else 1e-4)
+
+
+@pytest.mark.parametrize("device", ["twin", "cpu"])
+def test_what_is_joined_again_and_again_is_one_buffer(device: str) -> None:
+    model = Model(dense_features, first=_norm(16), second=_norm(32))
+    agree(model, (16, 8, 8), device)
+    plan = planned(model, (16, 8, 8))
+    # The largest one holds the smaller one; a part of what the second norm has made is copied into it.
+    assert len(copies(plan)) == 1
+    joined = [step.node for step in plan.steps if step.is_alias and "x1" in step.node.inputs]
+    small, large = sorted(joined, key=lambda node: node.shape[1])  # type: ignore[arg-type,return-value]
+    assert plan.places[small.name] == plan.places[large.name]
+    assert plan.forms[small.name].pitch == plan.forms[large.name].row == 48
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_kernels_write_and_read_parts_in_place(dtype: str) -> None:
+    model = Model(branches)
+    agree(model, (32, 8, 8), "twin", dtype)
+    plan = planned(model, (32, 8, 8), dtype)
+    assert not copies(plan) and not plan.fallbacks
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x, x], 1),
+        lambda x: torch.cat([x.sin()[:, 3:], F.max_pool2d(x, 1)[:, :5]], 1).cos(),
+        lambda x: torch.cat([F.relu(x), x.sin()], 0)[:BATCH],
+        lambda x: torch.cat([x.mean((2, 3)), x.amax((2, 3))], -1),
+        lambda x: torch.cat([x.sin(), x.cos()], 2),
+        lambda x: torch.cat([x.sin(), torch.ones(BATCH, 1, 8, 8)], 1),
+        lambda x: torch.cat([*x.sin().split([4, 3, 9], 1), x.cos()], 1)[:, -20:].relu(),
+    ],
+    ids=["an input twice", "odd ranges", "batches", "rows", "height", "a constant", "all pieces"],
+)
+@pytest.mark.parametrize("device", ["twin", "cpu"])
+def test_what_cannot_be_in_place_is_copied(function: Callable[..., torch.Tensor], device: str) -> None:
+    agree(Model(function), (16, 8, 8), device)
+    planned(Model(function), (16, 8, 8))
+
+
+def test_a_value_of_which_all_pieces_are_joined_is_not_cut() -> None:
+    plan = planned(Model(lambda x: torch.cat([*x.sin().chunk(2, 1), x.cos()], 1).tan()), (16, 8, 8))
+    assert not copies(plan)
