@@ -9,7 +9,16 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, finish, unpermuted
+from escalade.engine.nodes.base import (
+    RELU,
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    finish,
+    unpermuted,
+)
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, FLAG, Signature
 from escalade.ops.add import ADD, AddProblem
@@ -21,7 +30,6 @@ class Add(Operator):
 
     name = "add"
     signature = Signature({"x": ANY, "residual": ANY}, {"relu": FLAG}, floating=False)
-    takes_activations = frozenset({"relu"})
     is_addition = True
 
     @property
@@ -59,3 +67,6 @@ class Add(Operator):
 
     def expression(self, node: Node) -> Expression:
         return Expression.parse("relu(x + residual)" if node.attributes["relu"] else "x + residual")
+
+    def takes(self, node: Node, expression: Expression) -> bool:
+        return expression == RELU  # which its kernels have a flag for

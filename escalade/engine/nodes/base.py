@@ -15,17 +15,20 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
+from escalade.engine.nodes.affine import channel_map
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.lowering import Concatenated, Forms, Lowered, Taken
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
-from escalade.ops.expressions import Expression
+from escalade.ops.expressions import IDENTITY, Expression
 
 Tensors = Mapping[str, torch.Tensor]
 Recognised = Node | str | None
 """The known node, the value that the result is the same as, or None: PyTorch does it."""
 Recogniser = Callable[[Node, AtenCall, Graph], Recognised]
-NO_ACTIVATION = "none"
+RELU = Expression.apply("relu", "x")
+MOST_CALLS = 64
+"""Functions that a layer takes behind its own: what a kernel has registers for."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,10 @@ class Operator(ABC):
 
     values: ClassVar[tuple[str, ...]] = ("x", "shortcut", "residual")
     """The roles of what it has from other nodes. All else are constants, which its kernels may read early."""
-    takes_activations: ClassVar[frozenset[str]] = frozenset()
-    """The activations that its kernels apply on the way out."""
+    takes_expressions: ClassVar[bool] = False
+    """Whether its kernels apply any expression of their result on the way out."""
     takes_residual: ClassVar[bool] = False
-    """Whether its kernels add a value on the way out, before the activation."""
+    """Whether its kernels add a value on the way out, before anything else."""
     is_addition: ClassVar[bool] = False
     """Whether it is x + residual, which an operator in front may take."""
     is_view: ClassVar[bool] = False
@@ -114,25 +117,31 @@ class Operator(ABC):
         """
         return None
 
-    def activation(self, node: Node) -> str | None:
-        """The activation that a node is, under the name by which others take it."""
+    def takes(self, node: Node, expression: Expression) -> bool:
+        """Whether a node can apply an expression in `x`, its own result, on the way out."""
+        return self.takes_expressions and expression.inputs == ("x",) and len(expression.calls) <= MOST_CALLS
+
+    def applied(self, node: Node) -> Expression:
+        """What a node applies to its own result, in `x`."""
+        return (
+            RELU if node.attributes.get("relu") else Expression.parse(node.attributes.get("activation", "x"))
+        )
+
+    def applying(self, node: Node, expression: Expression) -> Node:
+        """The node with another expression that it takes in the place of the one it applies."""
+        plain = {key: value for key, value in node.attributes.items() if key != "activation"}
+        own = {} if expression in (IDENTITY, RELU) else {"activation": expression.text}
+        return replace(node, attributes={**plain, "relu": expression == RELU, **own})
+
+    def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """In float64, the factor and the term along an axis of the one value that is no constant, if the node is such
+        a map, which weights can hold."""
+        expression = self.expression(node)
+        return None if expression is None else channel_map(expression, node, graph, axis)
+
+    def scaled_axis(self, node: Node) -> int | None:
+        """The axis of the result along which factors and terms can go into its weight and bias, if there is one."""
         return None
-
-    def applied_activation(self, node: Node) -> str:
-        """The activation that a node applies to its own result."""
-        return "relu" if node.attributes.get("relu") else NO_ACTIVATION
-
-    def with_activation(self, node: Node, activation: str) -> Node:
-        """A node of this operator with one of `takes_activations`, or none."""
-        return node.with_attributes(relu=activation == "relu")
-
-    def channel_scale(self, node: Node, graph: Graph) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """In float64, the factor and the term of each channel if the node is such a map, which weights can hold."""
-        return None
-
-    def folds_channel_scale(self, node: Node) -> bool:
-        """Whether a factor and a term for each channel of the result can go into its weight and bias."""
-        return False
 
     def feature_constants(self, node: Node) -> tuple[str, ...]:
         """The roles of all constants by feature of x, if reordering them is as good as reordering the features."""
@@ -243,7 +252,18 @@ def unpermuted(node: Node, order: tuple[int, ...]) -> Node:
 
 
 def finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """The way out of a layer: the residual added, then ReLU, if the node has them."""
-    if "residual" in inputs:
-        y = y + inputs["residual"]
-    return torch.relu(y) if node.attributes["relu"] else y
+    """The way out of a layer: the residual added, then what the node applies, if it has them."""
+    return activate(node, y + inputs["residual"] if "residual" in inputs else y)
+
+
+def activate(node: Node, y: torch.Tensor) -> torch.Tensor:
+    """What a node applies to its result, by PyTorch."""
+    if node.attributes["relu"]:
+        return torch.relu(y)
+    text = node.attributes.get("activation")
+    return Expression.parse(text).evaluate({"x": y})[0] if text else y
+
+
+def activation_of(node: Node) -> dict[str, Any]:
+    """What a node applies to its result, as attributes of a node or fields of a problem."""
+    return {"relu": node.attributes["relu"], "activation": node.attributes.get("activation", "")}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, activation_of, finish
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.signature import (
     EPSILON,
@@ -28,13 +28,13 @@ _STATISTICS = {"weight": "weight", "bias": "bias", "mean": "running_mean", "vari
 
 
 class BatchNorm(Operator):
-    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias [+ residual], then ReLU."""
+    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias [+ residual], then ReLU or another expression."""
 
     name = "batch_norm"
     signature = Signature(
         {"x": Role((2, 5)), **dict.fromkeys(_STATISTICS, VECTOR)}, {"epsilon": EPSILON, "relu": FLAG}
     )
-    takes_activations = frozenset({"relu"})
+    takes_expressions = True
     takes_residual = True
 
     @property
@@ -79,12 +79,14 @@ class BatchNorm(Operator):
             return None
         batch, channels, height, width = form.shape
         problem = BatchNormProblem(
-            batch, channels, height, width, relu=node.attributes["relu"], residual="residual" in node.inputs,
+            batch, channels, height, width, residual="residual" in node.inputs, **activation_of(node),
             dtype=forms.stored, layout="nhwc", epsilon=node.attributes["epsilon"],
         )  # fmt: skip
         return Lowered(BATCH_NORM, problem, dict.fromkeys(_STATISTICS, FP32), "x")
 
-    def channel_scale(self, node: Node, graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
+    def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if axis != 1 or not self.applied(node).is_identity or "residual" in node.inputs:
+            return None
         weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in _STATISTICS)
         scale = weight / torch.sqrt(variance + node.attributes["epsilon"])
         return scale, bias - mean * scale

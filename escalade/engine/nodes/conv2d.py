@@ -1,4 +1,4 @@
-"""The convolution of images, with bias, residual and ReLU; and with a 1×1 shortcut convolution in the same sum."""
+"""The convolution of images with bias, residual and activation; and with a 1×1 shortcut convolution in the same sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, finish
+from escalade.engine.nodes.base import (
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    activate,
+    activation_of,
+    finish,
+)
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -31,7 +39,7 @@ from escalade.ops.conv2d import CONV2D, Conv2dProblem
 
 
 class Conv2d(Operator):
-    """y = conv(x, weight) + bias [+ conv(shortcut, shortcut_weight)] [+ residual], then ReLU."""
+    """y = conv(x, weight) + bias [+ conv(shortcut, shortcut_weight)] [+ residual], then ReLU or another expression."""
 
     name = "conv2d"
     signature = Signature(
@@ -42,7 +50,7 @@ class Conv2d(Operator):
         },
         {"stride": pair(1), "padding": pair(0), "dilation": pair(1), "groups": COUNT, "relu": FLAG},
     )
-    takes_activations = frozenset({"relu"})
+    takes_expressions = True
     takes_residual = True
 
     @property
@@ -125,7 +133,7 @@ class Conv2d(Operator):
         problem = Conv2dProblem(
             batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
             a["dilation"], a["groups"], "fp8" if a.get("fp8") else forms.dtype, "nhwc", "bias" in node.inputs,
-            "residual" in node.inputs, a["relu"], output="fp16" if a.get("fp8") and not a["store"] else "",
+            "residual" in node.inputs, output="fp16" if a.get("fp8") and not a["store"] else "", **activation_of(node),
             **shortcut,
         )  # fmt: skip
         if a.get("fp8"):
@@ -136,8 +144,8 @@ class Conv2d(Operator):
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
 
-    def folds_channel_scale(self, node: Node) -> bool:
-        return True
+    def scaled_axis(self, node: Node) -> int:
+        return 1
 
     def pads_channels(self, node: Node) -> bool:
         return node.attributes["groups"] == 1
@@ -154,7 +162,7 @@ def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor
     y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
     if "residual" in inputs:
         y = y + inputs["residual"] * inputs["scales"][0]
-    return (torch.relu(y) if node.attributes["relu"] else y) * inputs["scales"][1]
+    return activate(node, y) * inputs["scales"][1]
 
 
 def has_one_input(node: Node) -> bool:
@@ -190,7 +198,7 @@ def fuse_shortcuts(graph: Graph) -> None:
 
 
 def _is_shortcut(graph: Graph, short: Node, node: Node) -> bool:
-    if short.attributes["relu"] or not has_one_input(short):
+    if not Conv2d().applied(short).is_identity or not has_one_input(short):
         return False
     if graph.only_user(short.name) is not node:
         return False

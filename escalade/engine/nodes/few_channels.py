@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Input, Node
-from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.base import Operator, Tensors, activate, activation_of
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.max_pool2d import MaxPool2d
@@ -25,7 +25,7 @@ MOST_FILTERS = 32
 
 
 class FewChannels(Operator):
-    """[normalise →] conv2d (+ bias + ReLU) [→ max_pool2d] [→ ReLU], stride 1, what the stem has left."""
+    """[normalise →] conv2d (+ bias + activation) [→ max_pool2d] [→ ReLU], stride 1, what the stem has left."""
 
     name = "few_channels"
 
@@ -35,7 +35,7 @@ class FewChannels(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
         y = F.conv2d(inputs["x"], inputs["weight"], inputs.get("bias"), padding=a["padding"])
-        y = torch.relu(y) if a["relu"] else y
+        y = activate(node, y)
         return F.max_pool2d(y, a["pool"], ceil_mode=a["ceil_mode"]) if a["pool"] > 1 else y
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
@@ -45,7 +45,8 @@ class FewChannels(Operator):
         a = node.attributes
         problem = FewChannelsProblem(
             batch, channels, height, width, filters, filter_height, filter_width, a["padding"],
-            "bias" in node.inputs, a["relu"], a["pool"], a["ceil_mode"], forms.dtype, "nhwc", NAMES[image.dtype],
+            "bias" in node.inputs, pool=a["pool"], ceil_mode=a["ceil_mode"], dtype=forms.dtype, layout="nhwc",
+            source=NAMES[image.dtype], **activation_of(node),
         )  # fmt: skip
         return Lowered(FEW_CHANNELS, problem)
 
@@ -69,12 +70,13 @@ def fuse_few_channels(graph: Graph) -> None:
             node,
             inputs,
             padding=node.attributes["padding"],
-            relu=node.attributes["relu"],
             pool=1,
             ceil_mode=False,
             normalised=normalised,
+            **activation_of(node),
         )
-        _take_pool(graph, graph.nodes[node.name])
+        if not node.attributes.get("activation"):  # the largest of others is not that of the largest
+            _take_pool(graph, graph.nodes[node.name])
 
 
 def _is_few_channels(graph: Graph, node: Node) -> bool:

@@ -14,7 +14,7 @@ from escalade.engine.nodes.signature import ANY, Attribute, Signature
 from escalade.ops.expressions import Expression
 
 _NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
-"""What other operators call it, by PyTorch's name for the approximation."""
+"""What expressions call it, by PyTorch's name for the approximation."""
 
 
 class Gelu(Operator):
@@ -40,9 +40,6 @@ class Gelu(Operator):
 
     def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
         return unpermuted(node, order)
-
-    def activation(self, node: Node) -> str:
-        return _NAMES[node.attributes["approximate"]]
 
     def expression(self, node: Node) -> Expression:
         return Expression.apply(_NAMES[node.attributes["approximate"]], "x")

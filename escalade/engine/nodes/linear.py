@@ -1,4 +1,4 @@
-"""The linear layer over the last dimension, with bias and ReLU; and with the mean over an image in front of it."""
+"""The linear layer over the last dimension with bias and activation; and with the mean over an image in front of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from escalade.engine.nodes.base import (
     Recognised,
     Recogniser,
     Tensors,
+    activation_of,
     finish,
     unpermuted,
 )
@@ -34,7 +35,7 @@ from escalade.ops.linear.rungs.tensor_core import as_convolution
 
 
 class Linear(Operator):
-    """y = x · weightᵀ + bias, then ReLU."""
+    """y = x · weightᵀ + bias, then ReLU or another expression."""
 
     name = "linear"
     signature = Signature(
@@ -45,7 +46,7 @@ class Linear(Operator):
         },
         {"relu": FLAG},
     )
-    takes_activations = frozenset({"relu"})
+    takes_expressions = True
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -123,16 +124,16 @@ class Linear(Operator):
             features,
             outputs,
             "bias" in node.inputs,
-            node.attributes["relu"],
-            forms.dtype,
+            dtype=forms.dtype,
             pixels=pixels,
+            **activation_of(node),
         )
         if len(node.shape) > 2:  # rows that are pixels, or parts of them: there are many
             return Lowered(CONV2D, as_convolution(problem))
         return Lowered(LINEAR, problem)
 
-    def folds_channel_scale(self, node: Node) -> bool:
-        return len(node.shape) == 2  # else the channels are the rows, not the features
+    def scaled_axis(self, node: Node) -> int:
+        return len(node.shape) - 1
 
     def feature_constants(self, node: Node) -> tuple[str, ...]:
         return ("weight",)
@@ -169,8 +170,8 @@ def _pays(graph: Graph, layer: Node, image: Shape, dtype: str) -> bool:
         features,
         outputs,
         "bias" in layer.inputs,
-        layer.attributes["relu"],
-        stored,
+        dtype=stored,
         pixels=height * width,
+        **activation_of(layer),
     )
     return one_launch_pays(problem)

@@ -20,7 +20,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.base.card import TWIN
-from escalade.ops.expressions import Expression
+from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
 
@@ -38,6 +38,9 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+_EXPRESSIONS = {name: IDENTITY if name == "none" else Expression.apply(name, "x") for name in _ACTIVATIONS}
 
 
 class Mlp(Operator):
@@ -111,10 +114,10 @@ class _Link:
         return tuple(node for node in (self.norm, self.linear, self.gelu) if node is not None)
 
     @property
-    def activation(self) -> str:
-        if self.gelu is not None:
-            return Gelu().activation(self.gelu)
-        return Linear().applied_activation(self.linear)
+    def activation(self) -> str | None:
+        """What the layer ends with, by the name of `ops/mlp`; None if that has none for it."""
+        applied = Linear().applied(self.linear) if self.gelu is None else Gelu().expression(self.gelu)
+        return next((name for name, known in _EXPRESSIONS.items() if known == applied), None)
 
 
 def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
@@ -127,8 +130,11 @@ def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
         if norm is not None and norm.shape[-1] != graph.shape_of(linear.inputs["x"])[-1]:
             return  # it normalises other groups of features
         behind = _only_reader(graph, linear)
-        gelu = behind if Gelu.matches(behind) and not linear.attributes["relu"] else None
-        yield _Link(norm, linear, gelu)
+        gelu = behind if Gelu.matches(behind) and Linear().applied(linear).is_identity else None
+        link = _Link(norm, linear, gelu)
+        if link.activation is None:
+            return
+        yield link
         node = behind if gelu is None else _only_reader(graph, gelu)
 
 
@@ -184,7 +190,7 @@ def _layers(graph: Graph, part: Sequence[_Link]) -> tuple[Layer, ...] | None:
         layers.append(
             Layer(
                 features, outputs, count // common, link.norm is not None, "bias" in link.linear.inputs,
-                link.activation, **epsilon,
+                link.activation or "none", **epsilon,
             )
         )  # fmt: skip
     return tuple(layers)

@@ -59,6 +59,3 @@ class Relu(Operator):
 
     def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
         return unpermuted(node, order)
-
-    def activation(self, node: Node) -> str | None:
-        return "relu" if node.attributes["limit"] is None else None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Input, Node
-from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.base import Operator, Tensors, activate, activation_of
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.max_pool2d import MaxPool2d
@@ -22,7 +22,7 @@ MOST_FILTER_WIDTH = 8
 
 
 class Stem(Operator):
-    """normalise → conv2d (+ bias + ReLU) → max_pool2d of a graph input; the first and the last are optional."""
+    """normalise → conv2d (+ bias + activation) → max_pool2d of a graph input; the first and the last are optional."""
 
     name = "stem"
 
@@ -33,7 +33,7 @@ class Stem(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
         y = F.conv2d(normalised(inputs), inputs["weight"], inputs["bias"], a["stride"], a["padding"])
-        y = torch.relu(y) if a["relu"] else y
+        y = activate(node, y)
         return F.max_pool2d(y, *a["pool"]) if a["pool"] else y
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
@@ -44,7 +44,7 @@ class Stem(Operator):
         problem = StemProblem(
             batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
             source=NAMES[image.dtype], source_layout=image.layout, normalise="scale" in node.inputs,
-            relu=a["relu"], pool=a["pool"], dtype=forms.dtype, layout="nhwc",
+            pool=a["pool"], dtype=forms.dtype, layout="nhwc", **activation_of(node),
         )  # fmt: skip
         return Lowered(STEM, problem, {"scale": FP32, "shift": FP32})
 
@@ -75,8 +75,8 @@ def fuse_stem(graph: Graph) -> None:
             {**inputs, "x": image},
             stride=node.attributes["stride"],
             padding=node.attributes["padding"],
-            relu=node.attributes["relu"],
             pool=None,
+            **activation_of(node),
         )
         pool = graph.only_user(node.name)
         if MaxPool2d.matches(pool) and _poolable(pool):

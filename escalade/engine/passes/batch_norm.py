@@ -1,4 +1,4 @@
-"""BatchNorm folded into the convolution or linear layer in front of it."""
+"""BatchNorm, and whatever else scales channels, folded into the convolution or linear layer in front of it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.base import NO_ACTIVATION
 
 
 def fold_batch_norm(graph: Graph) -> None:
     """conv(x) * scale + shift is a convolution with other weights and another bias."""
     for node in graph:
-        layer = graph.nodes.get(node.inputs.get("x", ""))
-        if layer is None or not _holds_scales(layer) or graph.only_user(layer.name) is not node:
+        values = {name for name in node.inputs.values() if name not in graph.constants}
+        layer = graph.nodes.get(values.pop()) if len(values) == 1 else None
+        axis = None if layer is None or layer.shape != node.shape else _scaled_axis(layer)
+        if layer is None or axis is None or graph.only_user(layer.name) is not node:
             continue
-        factors = operator_of(node).channel_scale(node, graph)
+        factors = operator_of(node).channel_scale(node, graph, axis)
         if factors is not None:
             _fold(graph, layer, *factors)
             graph.remove(node, instead=layer.name)
 
 
-def _holds_scales(layer: Node) -> bool:
-    """Whether its weight and bias are all that its result is made with."""
+def _scaled_axis(layer: Node) -> int | None:
+    """The axis of a layer's channels, if its weight and bias are all that its result is made with."""
     operator = operator_of(layer)
-    return (
-        operator.folds_channel_scale(layer)
-        and operator.applied_activation(layer) == NO_ACTIVATION
-        and "residual" not in layer.inputs
-    )
+    is_open = operator.applied(layer).is_identity and "residual" not in layer.inputs
+    return operator.scaled_axis(layer) if is_open else None
 
 
 def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:

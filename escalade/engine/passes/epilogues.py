@@ -1,4 +1,4 @@
-"""Additions and activations done on the way out of the operation in front of them."""
+"""Additions and pointwise expressions done on the way out of the operation in front of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.base import NO_ACTIVATION
 
 
 def fuse_residuals(graph: Graph) -> None:
@@ -27,8 +26,8 @@ def fuse_residuals(graph: Graph) -> None:
         if not layers:
             continue
         layer, rest = max(layers, key=lambda pair: _weights(graph, pair[0]))
-        activation = operator_of(node).applied_activation(node)
-        fused = operator_of(layer).with_activation(layer.with_inputs(residual=rest), activation)
+        applied = operator_of(node).applied(node)
+        fused = operator_of(layer).applying(layer.with_inputs(residual=rest), applied)
         graph.nodes[node.name] = replace(fused, name=node.name)
         del graph.nodes[layer.name]
 
@@ -38,30 +37,32 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
     layer = graph.nodes.get(value)
     if layer is None or not operator_of(layer).takes_residual or "residual" in layer.inputs:
         return False
-    activation = operator_of(node).applied_activation(node)
-    return _is_open(graph, layer, node) and (
-        activation == NO_ACTIVATION or activation in operator_of(layer).takes_activations
+    applied = operator_of(node).applied(node)
+    return (
+        operator_of(layer).applied(layer).is_identity
+        and graph.only_user(layer.name) is node
+        and (applied.is_identity or operator_of(layer).takes(layer, applied))
     )
-
-
-def _is_open(graph: Graph, layer: Node, reader: Node) -> bool:
-    """Whether a layer applies no activation yet, and only this node reads it."""
-    is_plain = operator_of(layer).applied_activation(layer) == NO_ACTIVATION
-    return is_plain and graph.only_user(layer.name) is reader
 
 
 def _weights(graph: Graph, layer: Node) -> int:
     return graph.constants[layer.inputs["weight"]].numel()
 
 
-def fuse_activations(graph: Graph) -> None:
-    """relu(conv(x)) becomes the convolution's own last step, if that takes the activation."""
+def fuse_expressions(graph: Graph) -> None:
+    """silu(conv(x)) becomes the convolution's own last step; and so do all functions of its elements behind it."""
     for node in graph:
-        activation = operator_of(node).activation(node)
-        layer = graph.nodes.get(node.inputs["x"]) if activation is not None else None
-        if activation is None or layer is None:
+        expression = operator_of(node).expression(node)
+        layer = graph.nodes.get(node.inputs["x"]) if expression is not None else None
+        if expression is None or layer is None or not _is_of_one_value(node, layer):
             continue
         operator = operator_of(layer)
-        if activation in operator.takes_activations and _is_open(graph, layer, node):
-            graph.nodes[layer.name] = operator.with_activation(layer, activation)
+        whole = expression.substitute({"x": operator.applied(layer)})
+        if operator.takes(layer, whole) and graph.only_user(layer.name) is node:
+            graph.nodes[layer.name] = operator.applying(layer, whole)
             graph.remove(node, instead=layer.name)
+
+
+def _is_of_one_value(node: Node, layer: Node) -> bool:
+    """Whether a pointwise node reads nothing else, and makes numbers of it."""
+    return len(node.inputs) == 1 and node.shape == layer.shape and node.dtype == layer.dtype

@@ -200,12 +200,13 @@ __device__ __forceinline__ Result result_of(float sum, float bias) {
     return from_float<Result>(HAS_RESIDUAL ? sum : activated<HAS_RELU>(sum));
 }
 
-// An activation may have made a number of a NaN, unlike ReLU.
+// Whether a result tells that its sum is a number. An activation may have made one of a NaN, unlike ReLU.
+__device__ __forceinline__ bool is_number(Result result) {
 #ifdef EXPRESSION
-constexpr bool HIDES_NANS = !HAS_RESIDUAL;
-#else
-constexpr bool HIDES_NANS = false;
+    if (!HAS_RESIDUAL) return false;
 #endif
+    return to_float(result) == to_float(result);
+}
 
 // Sums those results of a tile anew that are no numbers, or may have been none: another group may have made them so.
 __device__ __forceinline__ void restore_nans(unsigned char* results, const Element* x, const Element* weight,
@@ -215,7 +216,7 @@ __device__ __forceinline__ void restore_nans(unsigned char* results, const Eleme
         const int filter = i % BLOCK_FILTERS;
         const Pixel output = Pixel::of(i / BLOCK_FILTERS, tile, shape);
         Result& result = *result_at(results, i / BLOCK_FILTERS, filter);
-        if (!output.exists || (!HIDES_NANS && to_float(result) == to_float(result))) continue;
+        if (!output.exists || is_number(result)) continue;
         result = result_of(own_sum(x, weight, output, first_filter + filter, shape),
                            HAS_BIAS ? to_float(bias[first_filter + filter]) : 0.f);
     }

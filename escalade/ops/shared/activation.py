@@ -59,7 +59,7 @@ def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
 
 
 def constants_of(problem: Activated) -> dict[str, Constant]:
-    """What `flags` gives, for a kernel that does all of a problem."""
+    """What `constants` gives, for a kernel that does all of a problem."""
     return constants(problem.relu, problem.activation, problem.dtype)
 
 

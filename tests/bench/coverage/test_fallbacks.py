@@ -19,9 +19,9 @@ from tests.bench.coverage.networks import NETWORKS
 
 IN_PYTORCH = {
     "mobilenet_v2": "",
-    "mobilenet_v3": "pointwise 7",
-    "efficientnet": "pointwise 6",
-    "convnext": "layer_norm 5, gelu 2, pointwise 2",
+    "mobilenet_v3": "pointwise 1",
+    "efficientnet": "pointwise 1",
+    "convnext": "layer_norm 5",
     "densenet": "cat 3",
     "shufflenet": "chunk 4, cat 2, permute 2",
     "inception": "cat 2, avg_pool2d 1",
@@ -31,11 +31,11 @@ IN_PYTORCH = {
     "segmentation": "upsample_bilinear2d 3, cat 1",
     "regnet": "",
     "group_norm": "group_norm 2, instance_norm 1",
-    "vgg": "pointwise 7",
+    "vgg": "pointwise 1",
     "alexnet": "pointwise 5, pad 2, avg_pool2d 1, avg_pool3d 1",
     "vit": "permute 8, select 4, layer_norm 2, cat 1, expand 1, "
     "scaled_dot_product_attention 1, slice 1, unflatten 1",
-    "upscaling": "pointwise 2, pixel_shuffle 1",
+    "upscaling": "pixel_shuffle 1, pointwise 1",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
 IN_TF32: dict[str, str] = {}

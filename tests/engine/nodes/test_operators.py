@@ -20,20 +20,16 @@ from escalade.engine.compiler import _normalise
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import BY_NAME, OPERATORS, operator_of
-from escalade.engine.nodes.base import NO_ACTIVATION, Operator
+from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.identity import IDENTITIES
 from escalade.engine.nodes.recognition import CAPTURED
 from escalade.engine.passes import fuse, optimise
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.plan.plan import Step, make_plan
+from escalade.ops.expressions import IDENTITY, Expression
 
 BATCH = 2
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True)
@@ -200,17 +196,22 @@ def test_the_operation_is_what_the_node_computes(found: Found) -> None:
     close(result.reshape(expected.shape), expected, 1e-2 if lowered.problem.dtype != "fp32" else 1e-4)
 
 
-def test_activations_that_it_takes_are_applied(found: Found) -> None:
+def test_expressions_that_it_takes_are_applied(found: Found) -> None:
     operator, node = found.operator, found.node
-    for activation in operator.takes_activations:
-        plain = operator.with_activation(node, NO_ACTIVATION)
-        taken = operator.with_activation(node, activation)
-        assert operator.applied_activation(plain) == NO_ACTIVATION
-        assert operator.applied_activation(taken) == activation
-        close(found.result(taken), ACTIVATIONS[activation](found.result(plain)))
-    own = operator.activation(node)
+    for text in ("relu(x)", "silu(x)", "t0 = x + 1; t0 * sigmoid(t0)"):
+        expression = Expression.parse(text)
+        if not operator.takes(node, expression) or operator.applied(node) == Expression.parse("relu(x)"):
+            continue
+        plain, taken = operator.applying(node, IDENTITY), operator.applying(node, expression)
+        assert operator.applied(plain) == IDENTITY and operator.applied(taken) == expression
+        close(found.result(taken), expression.evaluate({"x": found.result(plain)})[0])
+
+
+def test_its_expression_is_what_it_computes(found: Found) -> None:
+    own = found.operator.expression(found.node)
     if own is not None:
-        close(found.result(), ACTIVATIONS[own](found.inputs["x"]))
+        assert set(own.inputs) == found.inputs.keys()
+        close(found.result(), own.evaluate(found.inputs)[0])
 
 
 def test_a_residual_that_it_takes_is_added(found: Found) -> None:
@@ -222,11 +223,11 @@ def test_a_residual_that_it_takes_is_added(found: Found) -> None:
 
 
 def test_a_scale_of_channels_is_one(found: Found) -> None:
-    factors = found.operator.channel_scale(found.node, found.graph)
+    factors = found.operator.channel_scale(found.node, found.graph, 1)
     if factors is not None:
-        scale, shift = (factor.view(1, -1, 1, 1) for factor in factors)
+        scale, shift = (factor.view(-1, *[1] * (len(found.node.shape) - 2)) for factor in factors)
         close(found.result(), found.inputs["x"] * scale + shift)
-    if found.operator.folds_channel_scale(found.node):
+    if found.operator.scaled_axis(found.node) is not None:
         weight, bias = found.inputs["weight"], found.inputs["bias"]
         twice = found.result(weight=2 * weight, bias=2 * bias + 1)
         close(twice, 2 * found.result() + 1)

@@ -13,7 +13,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.compiler import _normalise
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.stem import fuse_stem
-from escalade.engine.passes.epilogues import fuse_activations
+from escalade.engine.passes.epilogues import fuse_expressions
 from escalade.engine.passes.layout import convert_inputs
 from tests.engine.graphs import node_of, ops, same_results
 
@@ -35,7 +35,7 @@ def stem_of(model: nn.Module, normalise: bool) -> tuple[Graph, Graph]:
     if normalise:
         _normalise(graph, ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
     changed = graph.copy()
-    fuse_activations(changed)
+    fuse_expressions(changed)
     fuse_stem(changed)
     convert_inputs(changed, pad_channels=True)
     changed.remove_dead_code()

@@ -17,7 +17,7 @@ from escalade.engine.nodes.conv2d import fuse_shortcuts
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.epilogues import fuse_activations, fuse_residuals
+from escalade.engine.passes.epilogues import fuse_expressions, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
 from escalade.models import settle
@@ -50,7 +50,7 @@ def test_batch_norm_is_folded(run: Callable[..., Any]) -> None:
     ],
 )
 def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
-    graph = after(run, fuse_activations, fold_batch_norm)
+    graph = after(run, fuse_expressions, fold_batch_norm)
     assert ops(graph).count("batch_norm") == 1
 
 
@@ -61,7 +61,7 @@ def test_folding_two_norms_of_one_weight_keeps_them_apart() -> None:
 
 
 def test_relu_is_fused() -> None:
-    graph = after(lambda p, x: F.relu(p.n(F.relu(p.first(x)))), fuse_activations)
+    graph = after(lambda p, x: F.relu(p.n(F.relu(p.first(x)))), fuse_expressions)
     assert ops(graph) == ["conv2d", "batch_norm"]
     assert all(node.attributes["relu"] for node in graph)
 
@@ -69,7 +69,6 @@ def test_relu_is_fused() -> None:
 @pytest.mark.parametrize(
     ("run", "left"),
     [
-        (lambda p, x: F.relu6(p.first(x)), 1),
         (lambda p, x: (lambda y: (F.relu(y), y))(p.first(x)), 1),
         (lambda p, x: (lambda y: F.relu(y) * y)(p.first(x)), 1),
         (lambda p, x: F.relu(F.max_pool2d(p.first(x), 2)), 1),
@@ -77,8 +76,23 @@ def test_relu_is_fused() -> None:
     ],
 )
 def test_relu_that_is_not_fused(run: Callable[..., Any], left: int) -> None:
-    graph = after(run, fuse_activations)
+    graph = after(run, fuse_expressions)
     assert ops(graph).count("relu") == left
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (lambda p, x: F.relu6(p.n(p.first(x))), "clamp(x, 0, 6)"),
+        (lambda p, x: F.gelu(F.relu6(p.first(x))), "gelu(clamp(x, 0, 6))"),
+        (lambda p, x: F.gelu(p.fc(p.first(x).flatten(1)), approximate="tanh"), "gelu_tanh(x)"),
+    ],
+)
+def test_expressions_are_fused(run: Callable[..., Any], text: str) -> None:
+    graph = after(run, fold_batch_norm, fuse_expressions)
+    assert set(ops(graph)) <= {"conv2d", "linear", "reshape"}
+    last = tuple(graph)[-1]
+    assert operator_of(last).applied(last).text == text
 
 
 def fused_block(p: Parts, x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +101,7 @@ def fused_block(p: Parts, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_way_around_is_added_by_the_convolution() -> None:
-    graph = after(fused_block, fold_batch_norm, fuse_activations, fuse_residuals, fuse_activations)
+    graph = after(fused_block, fold_batch_norm, fuse_expressions, fuse_residuals, fuse_expressions)
     first, second = graph
     assert ops(graph) == ["conv2d", "conv2d"]
     assert second.inputs["residual"] == first.name and second.attributes["relu"]
@@ -98,11 +112,11 @@ def test_the_larger_convolution_takes_the_other() -> None:
         y = F.relu(p.first(x))
         return p.sn(p.short(y)) + p.wn(p.wide(y))  # the small one first
 
-    graph = after(run, fold_batch_norm, fuse_activations, fuse_residuals)
+    graph = after(run, fold_batch_norm, fuse_expressions, fuse_residuals)
     taker = next(node for node in graph if "residual" in node.inputs)
     assert graph.constants[taker.inputs["weight"]].shape[2:] == (3, 3)
     assert graph.constants[graph.nodes[taker.inputs["residual"]].inputs["weight"]].shape[2:] == (1, 1)
-    graph = after(run, fold_batch_norm, fuse_activations, fuse_residuals, fuse_shortcuts)
+    graph = after(run, fold_batch_norm, fuse_expressions, fuse_residuals, fuse_shortcuts)
     assert ops(graph) == ["conv2d", "conv2d"]
     joined = tuple(graph)[1]
     assert joined.inputs["shortcut"] == joined.inputs["x"] == next(iter(graph)).name
@@ -122,7 +136,7 @@ def test_the_larger_convolution_takes_the_other() -> None:
     ],
 )
 def test_additions_that_are_not_fused(run: Callable[..., Any]) -> None:
-    graph = after(run, fuse_activations, fuse_residuals)
+    graph = after(run, fuse_expressions, fuse_residuals)
     assert all("residual" not in node.inputs for node in graph if node.op == "conv2d")
 
 
@@ -131,7 +145,7 @@ def test_a_chain_of_additions_is_fused_once_a_convolution() -> None:
         y = F.relu(p.first(x))
         return F.relu(p.a(y) + y + p.b(y))
 
-    graph = after(run, fuse_activations, fuse_residuals, fuse_activations, fuse_shortcuts)
+    graph = after(run, fuse_expressions, fuse_residuals, fuse_expressions, fuse_shortcuts)
     assert ops(graph).count("add") == 0 and ops(graph).count("relu") == 0
 
 
@@ -144,7 +158,7 @@ def test_a_chain_of_additions_is_fused_once_a_convolution() -> None:
     ],
 )
 def test_shortcuts_that_are_not_fused(run: Callable[..., Any]) -> None:
-    graph = after(run, fold_constants, fuse_activations, fuse_residuals, fuse_shortcuts)
+    graph = after(run, fold_constants, fuse_expressions, fuse_residuals, fuse_shortcuts)
     assert all("shortcut" not in node.inputs for node in graph)
 
 
