@@ -29,6 +29,7 @@ COMMANDS = {
     "PyTorch's.",
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
+    "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
     "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "
     "read.",
     "tables": "The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/.",

@@ -14,11 +14,11 @@ from escalade.device import cuda
 from escalade.device.gpu import properties_of
 from escalade.device.packing import Prepared
 from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.timing import Proof, Subject, Timing, rotation, time_interleaved
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
-from escalade.measure.timing import Proof, Subject, Timing, rotation, time_interleaved
 from escalade.measure.verification import Case, Outcome, compare, outputs_of
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung

@@ -12,23 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files, models
-from escalade.bench.networks.steps import step_records, time_steps
+from escalade.bench.networks.steps import step_records
 from escalade.commands.devices import engine_device
+from escalade.commands.networks import Model, network
 from escalade.commands.options import EngineOn
-from escalade.engine import compile, load
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.graph.graph import fixed
 from escalade.engine.plan.program import KernelProgram
+from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(help="A model such as resnet18, or the file of a saved engine.", show_default=False),
-    ],
+    model: Model,
     batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
     dtype: Annotated[
         str | None,
@@ -58,7 +55,7 @@ def command(
         )
     if batch < 1:
         raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
-    engine, inputs = _network(model, batch, dtype, where)
+    engine, inputs = network(model, batch, dtype, where)
     if time:
         console.print("measuring the card's ceilings, then the steps")
         explanation = _timed(engine, inputs)
@@ -81,29 +78,5 @@ def _timed(engine: Engine, inputs: tuple[torch.Tensor, ...]) -> Explanation:
     if not isinstance(program, KernelProgram):
         raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
     explanation = explain_plan(program.plan, ceilings.measure(engine.device).floor_us)
-    return explanation.with_times(*time_steps(program, inputs, engine.device))
-
-
-def _network(
-    name: str, batch: int, dtype: str | None, device: str
-) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """A network of that name with random weights, or the engine of a file."""
-    home = torch.device("cpu" if device == "twin" else device)
-    if name in models.MODELS:
-        model, _ = models.model(name)
-        x = models.example(name, batch).to(home)
-        dtype = dtype or "fp16"
-        calibration = [x] if dtype == "fp8" else None
-        return compile(model, x, dtype=dtype, device=device, calibration=calibration), (x,)
-    if not pathlib.Path(name).is_file():
-        raise UnsupportedError(
-            f"{name!r} is neither a model ({', '.join(models.MODELS)}) nor the file of a saved engine"
-        )
-    engine = load(name, device=device)
-    if dtype not in (None, engine.dtype):
-        raise UnsupportedError(f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again")
-    inputs = tuple(
-        torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
-        for given in engine.graph.inputs
-    )
-    return engine, inputs
+    times = {each.step.node.name: each.plan_us for each in time_steps(program, inputs, engine.device)}
+    return explanation.with_times(times, time_plan(program, inputs))

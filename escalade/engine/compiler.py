@@ -32,6 +32,7 @@ def compile(
     normalize: Normalization | None = None,
     calibration: Iterable[Any] | None = None,
     plans: int = MOST_PLANS,
+    measured: bool = False,
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
 
@@ -39,7 +40,8 @@ def compile(
     ranges on, and is slower than fp16 today). `device` is where it runs: the model's own device if not given; "cpu"
     runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
     of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are
-    kept ready.
+    kept ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
+    which takes seconds; the faster is kept for each, and remembered for the card.
     """
     require_dtype(dtype)
     require_module(model)
@@ -60,7 +62,7 @@ def compile(
         with own_arithmetic("fp32", home):
             fused = fuse(graph, dtype)
         graph.ranges = ranges(fused, calibration, home)
-    engine = Engine(graph, dtype, where, plans)
+    engine = Engine(graph, dtype, where, plans, measured=measured)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
         engine.calls([tensor.to(engine.device) for tensor in tensors])
@@ -68,13 +70,20 @@ def compile(
 
 
 def load(
-    path: str | os.PathLike[str], *, device: torch.device | str | None = None, plans: int = MOST_PLANS
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    plans: int = MOST_PLANS,
+    measured: bool = False,
 ) -> Engine:
-    """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1")."""
+    """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
+
+    `measured` is as for `compile`.
+    """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
     graph, dtype = read(path, _home(where))
-    return Engine(graph, dtype, where, plans)
+    return Engine(graph, dtype, where, plans, measured=measured)
 
 
 def _home(where: torch.device | str) -> torch.device:

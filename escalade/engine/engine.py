@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.check import check_sizes
+from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import write
 from escalade.engine.graph.forms import InputFormat, require_dtype
@@ -24,7 +26,7 @@ from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import Constants, require_finite
 from escalade.engine.plan.plan import Plan, make_plan
-from escalade.engine.plan.program import KernelProgram, Program, ReferenceProgram
+from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
 from escalade.engine.streaming import stream
 from escalade.errors import CompileError, UnsupportedError
 
@@ -53,9 +55,13 @@ class Engine:
         device: torch.device | str,
         plans: int = MOST_PLANS,
         fusion: FusionLevel = FusionLevel.fused,
+        measured: bool = False,
     ) -> None:
+        """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each."""
         require_dtype(dtype)
         require_device(device)
+        if measured:
+            _require_gpu("measured=True", device)
         require_finite(graph)
         if dtype == "fp8" and not graph.ranges:
             raise UnsupportedError(
@@ -71,6 +77,7 @@ class Engine:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
         self._captured = graph
         self.fusion = fusion
+        self._measured = measured
         with own_arithmetic("fp32", self.device):
             self._graph = optimise(graph, dtype, fusion)
         self._structure, self._arguments = graph.structure, graph.arguments
@@ -144,6 +151,16 @@ class Engine:
         if latest is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
         return explain_plan(latest.calls.plan, device=self._where)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def compare(self, *arguments: Any, **keywords: Any) -> Comparison:
+        """The plan for inputs like these beside PyTorch on the GPU, step by step and as a whole: it is timed here."""
+        _require_gpu("compare", TWIN if self.on_twin else self.device)
+        tensors = self.flatten(arguments, keywords)
+        plan = self.calls(tensors).plan
+        program = KernelProgram(plan, self._constants[tensors[0].device], tensors[0].device)
+        return compare(program, self._captured, tensors, self._check(tensors))
 
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
@@ -264,11 +281,14 @@ class Engine:
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:
-            plan = make_plan(graph, self.dtype, device, formats, self._avoid, self.fusion)
+            planned = partial(make_plan, graph, self.dtype, device, formats, self._avoid, self.fusion)
+            plan = planned()
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
             if self._where == "cpu":
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
+                if self._measured:
+                    plan = planned(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, self._output_types)
                 return BufferedCalls(KernelProgram(plan, constants, device), self._output_types)
@@ -291,6 +311,15 @@ def require_device(device: torch.device | str) -> None:
         raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
+
+
+def _require_gpu(what: str, device: torch.device | str) -> None:
+    """For what times kernels beside PyTorch's operators."""
+    if device == TWIN or torch.device(device).type != "cuda":
+        where = "the twin" if device == TWIN else f"device {device}"
+        raise UnsupportedError(
+            f"{what} times kernels beside PyTorch's operators on a GPU; this engine runs on {where}"
+        )
 
 
 def _failing(plan: Plan, error: CompileError) -> str | None:

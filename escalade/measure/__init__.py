@@ -1,1 +1,1 @@
-"""Figures that can be trusted: results verified, times taken, the card's ceilings, and the records of them."""
+"""Figures that can be trusted: results verified, the card's ceilings, and the records of them."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.gpu import properties_of
+from escalade.device.timing import Subject, time_interleaved
 from escalade.measure.records import Record
-from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, to_e4m3
 
 PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (16384, 2048, 4096), (50176, 256, 2304))

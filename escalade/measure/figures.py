@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from escalade.device.timing import Timing
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
-from escalade.measure.timing import Timing
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.problem import Problem
 

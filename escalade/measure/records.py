@@ -64,7 +64,7 @@ class Record:
     """The rung of Escalade's ladder; empty for a peer."""
     config: dict[str, Any] = field(default_factory=dict)
     timing: str = ""
-    """`graph`, `eager`, `calls`, `cpu` or `twin`: see `escalade.measure.timing`."""
+    """`graph`, `eager`, `calls`, `cpu` or `twin`: see `escalade.device.timing`."""
     samples: int = 0
     median_us: float | None = None
     p20_us: float | None = None

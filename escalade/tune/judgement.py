@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from escalade import ops
+from escalade.device.timing import percentile
 from escalade.errors import UnsupportedError
-from escalade.measure.timing import percentile
 from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample

@@ -11,8 +11,8 @@ import torch
 
 from escalade.device.packing import Prepared
 from escalade.device.program import Program
+from escalade.device.timing import Proof, Subject, time_interleaved
 from escalade.errors import CompileError, UnsupportedError
-from escalade.measure.timing import Proof, Subject, time_interleaved
 from escalade.measure.verification import Case, compare, outputs_of
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation

@@ -12,10 +12,10 @@ from escalade.bench import ladder, trial
 from escalade.bench.ladder import climb
 from escalade.bench.trial import Settings
 from escalade.device import packing
+from escalade.device.timing import Subject, Timing
 from escalade.measure import figures
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
-from escalade.measure.timing import Subject, Timing
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

@@ -19,8 +19,8 @@ from escalade.bench.peers.layer import LayerPeer, WrongPeer, error_of
 from escalade.bench.trial import Bench, Settings, Verified, verified_peers
 from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.timing import L2_MULTIPLE, Subject, Timing
 from escalade.measure.ceilings import Ceilings
-from escalade.measure.timing import L2_MULTIPLE, Subject, Timing
 from escalade.measure.verification import Case
 from escalade.ops.conv2d import Conv2dProblem
 from tests.bench.fake import Scale, ScaleProblem, rung

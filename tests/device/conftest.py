@@ -1,4 +1,4 @@
-"""A folder of kernels that a test may write to."""
+"""A folder of kernels that a test may write to, and a card that is made up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from escalade.device import nvrtc, program
+from tests.bench.fake_cuda import card as card
 
 Write = Callable[[str, str], None]
 

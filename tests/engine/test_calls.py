@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.device.recipe import Recipe, Workspace
+from escalade.device.timing import host_time
 from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
 from escalade.engine.plan import plan as planning
-from escalade.measure.timing import host_time
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from tests.support import in_threads

@@ -16,12 +16,12 @@ import torch
 import escalade
 from escalade import models
 from escalade.bench.networks.judging import LEAST, LEAST_ROWS, TIMES, own_error
+from escalade.device.timing import host_time
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture.export import capture
 from escalade.engine.plan.program import OutOfMemory
-from escalade.measure.timing import host_time
 from escalade.measure.verification import compare
 from escalade.ops.base.switches import precision
 from tests.engine.untouched import untouched

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from escalade.device.gpu import Properties
+from escalade.device.timing import Subject, Timing
 from escalade.measure import ceilings
 from escalade.measure.ceilings import Ceilings
-from escalade.measure.timing import Subject, Timing
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ import torch
 from escalade import ops
 from escalade.device import packing
 from escalade.device.recipe import Recipe
+from escalade.device.timing import Subject, Timing
 from escalade.errors import UnsupportedError
-from escalade.measure.timing import Subject, Timing
 from escalade.ops.base.cards import typical
 from escalade.tune import search
 from escalade.tune.search import Candidate, Trial

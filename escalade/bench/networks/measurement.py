@@ -26,13 +26,13 @@ from escalade.bench.peers.network import (
     tensors,
     waiting,
 )
+from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
-from escalade.measure.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.ops.base.switches import precision
 
 CALLS_IN_A_ROW = 10

@@ -17,6 +17,7 @@ from escalade.bench.networks import turns
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.peers.network import Task, waiting
+from escalade.device.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
@@ -24,7 +25,6 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
-from escalade.measure.timing import CallSampler, EventSampler, ReplaySampler, Sampler, Timing
 from escalade.ops.base.switches import precision
 
 SUMMARIES = {

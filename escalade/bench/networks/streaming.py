@@ -14,9 +14,9 @@ import torch
 
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
+from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
-from escalade.measure.timing import Timing, summarize
 
 _DISTINCT = 4
 """Host batches that are given in turns; each is larger than a CPU's caches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from escalade.measure.timing import Sampler, Timing, interleave, keep_busy
+from escalade.device.timing import Sampler, Timing, interleave, keep_busy
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 1000
 

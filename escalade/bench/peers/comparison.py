@@ -13,7 +13,7 @@ Required = tuple[tuple[str, ...], ...]
 """Systems that a ratio needs: of each group one must have been timed."""
 
 ON_DEVICE = ("graph", "eager")
-"""How times on the device are taken (see `escalade.measure.timing`); all others are by the wall clock."""
+"""How times on the device are taken (see `escalade.device.timing`); all others are by the wall clock."""
 _GRAPH, _COMPILE, _JAX = ("torch-graph",), ("torch-compile",), ("jax",)
 _NETWORK: Required = (_GRAPH, _COMPILE)
 COVERAGE = "coverage_"

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from escalade.bench.peers.layer import AGREEMENT, Inputs, LayerPeer
+from escalade.device.timing import Subject, time_interleaved
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.measure.refusal import reason
-from escalade.measure.timing import Subject, time_interleaved
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d.problem import Conv2dProblem

@@ -31,6 +31,9 @@ class Convert(Operator):
         more = node.shape[1] - x.shape[1]  # type: ignore[operator]
         return F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
 
+    def may_share(self, node: Node) -> bool:
+        return True
+
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
         if node.attributes.get("copy"):

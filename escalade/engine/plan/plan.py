@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -131,11 +132,15 @@ def make_plan(
     formats: Mapping[str, InputFormat],
     avoid: frozenset[str] = frozenset(),
     fusion: FusionLevel = FusionLevel.fused,
+    in_pytorch: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Kernels for every node of a graph whose sizes are numbers, and a place for every value."""
+    """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
+
+    `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason.
+    """
     dense = value_forms(graph, dtype, formats)
     asking = Forms(dtype, dense, graph.constants)
-    choices = _Choices(asking, device, avoid, fusion)
+    choices = _Choices(asking, device, avoid, fusion, in_pytorch)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
     steps = [_step(node, parts, choices) for node in graph]
@@ -204,9 +209,15 @@ class _Choices:
     """Who does each node, chosen as if every value lay by itself: what was measured is so."""
 
     def __init__(
-        self, asking: Forms, device: torch.device, avoid: frozenset[str], fusion: FusionLevel
+        self,
+        asking: Forms,
+        device: torch.device,
+        avoid: frozenset[str],
+        fusion: FusionLevel,
+        in_pytorch: Mapping[str, str],
     ) -> None:
         self._asking, self._device, self._avoid, self._fusion = asking, device, avoid, fusion
+        self._in_pytorch = in_pytorch
         self._made: dict[str, Step] = {}
 
     def of(self, node: Node) -> Step:
@@ -219,6 +230,8 @@ class _Choices:
         operator = operator_of(node)
         if operator.is_alias(node, self._asking):
             return Step(node, is_alias=True)
+        if node.name in self._in_pytorch:
+            return Step(node, why_pytorch=self._in_pytorch[node.name])
         lowered = operator.lower(node, self._asking) if node.is_floating else None
         if lowered is None:
             return Step(node)

@@ -11,7 +11,7 @@ import torch
 from escalade.device.cuda import architecture_of
 from escalade.device.packing import Prepared
 from escalade.device.precompilation import build_for_twin, precompile
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
@@ -45,6 +45,7 @@ class Kernels:
     def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
         self.plan = plan
         self._device = device
+        self._shared = constants
         with _clear_about_memory(plan, device):
             self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
@@ -53,9 +54,8 @@ class Kernels:
             self._values = Values(plan, self._arena)
             self.inputs = tuple(self._values.at(given.name) for given in plan.graph.inputs)
             self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
-            numbered = [(number, step) for number, step in enumerate(plan.steps) if not step.is_alias]
-            self._numbers = [number for number, _ in numbered]
-            steps = [step for _, step in numbered]
+            self._numbers = [number for number, step in enumerate(plan.steps) if not step.is_alias]
+            steps = [plan.steps[number] for number in self._numbers]
             self.calls = [
                 self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
             ]
@@ -68,9 +68,42 @@ class Kernels:
 
     def run_steps(self) -> None:
         """Runs one launch after another."""
-        for number, call in zip(self._numbers, self.calls, strict=True):
+        for _, call in self.one_by_one():
             call()
+
+    def one_by_one(self) -> Iterator[tuple[Step, Callable[[], None]]]:
+        """The steps that do something, each with what runs it: once or more, before the next one is asked for."""
+        for number, call in zip(self._numbers, self.calls, strict=True):
+            yield self.plan.steps[number], call
             self._values.end(number)
+
+    def in_pytorch(self, step: Step) -> Callable[[], torch.Tensor]:
+        """What PyTorch would do in the place of a step, over the same values, to give what a kernel behind it reads."""
+        compute_result = self._computing(step)
+        return lambda: self._values.formed(step.node.name, compute_result())
+
+    def _computing(self, step: Step) -> Callable[[], torch.Tensor]:
+        """PyTorch's operators for a node over the plan's values, at the plan's precision."""
+        alone = Step(step.node)
+        constants = {
+            role: self._shared.get(alone.constant(role), self.plan.graph)
+            for role, name in step.node.inputs.items()
+            if name in self.plan.graph.constants
+        }
+        values = {role: name for role, name in step.node.inputs.items() if role not in constants}
+
+        def call() -> torch.Tensor:
+            given = {role: self._as_stored(name) for role, name in values.items()}
+            with own_arithmetic(self.plan.dtype, self._device):
+                return compute(step.node, {**constants, **given})
+
+        return call
+
+    def _as_stored(self, name: str) -> torch.Tensor:
+        """A value for PyTorch, which multiplies numbers of one type: an image may have come in another."""
+        value = self._values.at(name)
+        is_image = any(name == given.name for given in self.plan.graph.inputs)
+        return value.to(STORAGE[self.plan.dtype]) if is_image and value.is_floating_point() else value
 
     def _first_run(self) -> torch.cuda.Stream:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
@@ -139,19 +172,8 @@ class Kernels:
         return call
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
-        """PyTorch's operator over the plan's values, at the plan's precision."""
-        constants = self._constants_of(step)
-
-        def call() -> None:
-            values = {
-                role: self._values.at(name)
-                for role, name in step.node.inputs.items()
-                if role not in constants
-            }
-            with own_arithmetic(self.plan.dtype, self._device):
-                self._values.keep(step, compute(step.node, {**constants, **values}))
-
-        return call
+        compute_result = self._computing(step)
+        return lambda: self._values.keep(step, compute_result())
 
 
 class KernelProgram(Kernels):

@@ -47,23 +47,30 @@ class Values:
         return self._seen[name][1]
 
     def dense(self, name: str) -> torch.Tensor:
-        """A value as a kernel wants it: of the type and in the order that the plan has for it."""
+        """A value as a kernel wants it."""
         value = self.at(name)
-        if self.has_place(name) or self._is_dense(name, value):
+        if self.has_place(name):
             return value
-        form = self._plan.forms[name]
-        memory = torch.empty(form.bytes, dtype=torch.uint8, device=value.device)
-        copied = form.view(memory, 0).copy_(value)
+        formed = self.formed(name, value)
         if name in self._apart:
-            self._apart[name] = copied
+            self._apart[name] = formed
         else:
-            self._seen[name] = self._seen[name][0], copied
-        return copied
+            self._seen[name] = self._seen[name][0], formed
+        return formed
 
-    def _is_dense(self, name: str, value: torch.Tensor) -> bool:
-        is_image = self._plan.forms[name].layout == "nhwc"
-        order = torch.channels_last if is_image else torch.contiguous_format
-        return value.is_contiguous(memory_format=order) and not value.data_ptr() % _ALIGNMENT
+    def formed(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A value of the type and in the order that the plan has for it, copied only if it is not."""
+        form = self._plan.forms[name]
+        size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
+        strides = form.view(torch.empty(size, dtype=torch.uint8, device="meta"), 0).stride()
+        lies_so = all(
+            found == wanted or size <= 1
+            for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
+        )
+        if lies_so and value.dtype is form.dtype and not value.data_ptr() % _ALIGNMENT:
+            return value
+        memory = torch.empty(size, dtype=torch.uint8, device=value.device)
+        return form.view(memory, 0).copy_(value)
 
     def keep(self, step: Step, result: torch.Tensor) -> None:
         """What a step of PyTorch's has given, in the type that the plan has for it."""

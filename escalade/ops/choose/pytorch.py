@@ -16,6 +16,8 @@ PYTORCH = "PyTorch"
 _STEP = "step/"
 """In front of an operation's name in tables, where a plan's step was measured beside PyTorch's."""
 _RIVAL, _RIVAL_US = "instead_of", "instead_of_us"
+_NOISE = 1.03
+"""Times of one and the same kernel differ by up to this factor from one look to the next."""
 
 
 def verdict_key(operation: Operation[Any], problem: Problem) -> str:
@@ -23,9 +25,14 @@ def verdict_key(operation: Operation[Any], problem: Problem) -> str:
     return key_of(_STEP + operation.name, problem)
 
 
+def is_clearly_faster(pytorch_us: float, own_us: float) -> bool:
+    """Whether PyTorch's time is less, by more than chance has a part in."""
+    return own_us > _NOISE * pytorch_us
+
+
 def verdict(choice: Choice, own_us: float, pytorch_us: float) -> Entry:
     """A table's entry for a step that was measured both ways."""
-    if own_us <= pytorch_us:
+    if not is_clearly_faster(pytorch_us, own_us):
         return Entry(choice.rung.name, choice.config.as_dict(), round(own_us, 3))
     return Entry(PYTORCH, {_RIVAL: choice.rung.name, _RIVAL_US: round(own_us, 3)}, round(pytorch_us, 3))
 

@@ -15,15 +15,14 @@ from torch import nn
 from escalade.bench.networks import measurement, phases, turns
 from escalade.bench.networks.judging import PEERS, Standard, standard
 from escalade.bench.networks.phases import Phase
-from escalade.bench.networks.steps import time_steps
 from escalade.bench.networks.workload import reference
 from escalade.bench.peers import network
 from escalade.bench.peers import registry as peers
 from escalade.bench.peers import torch_network as torch_peers
 from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable, tensors
+from escalade.device.timing import ReplaySampler, Timing
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
-from escalade.measure.timing import ReplaySampler, Timing
 from tests.bench.fake_cuda import Card
 
 GPU = torch.device("cuda", 0)
@@ -414,33 +413,3 @@ def test_a_phase_has_the_device_s_time_and_the_rate_of_the_wall_clock() -> None:
     assert (record.wall_us, record.images_per_s, record.samples) == (200.0, 5000.0, 11)
     alone_on_cpu = phases._timed(blank, None, timing(200.0, "calls"))
     assert (alone_on_cpu.timing, alone_on_cpu.median_us, alone_on_cpu.wall_us) == ("cpu", None, 200.0)
-
-
-# Steps
-
-
-def test_steps_are_timed_one_by_one_and_the_plan_as_a_whole(card: Card) -> None:
-    x, y = torch.zeros(3), torch.zeros(3)
-    given = torch.ones(3)
-
-    def first() -> None:
-        card.kernel(4.0)
-
-    def second() -> None:
-        card.kernel(9.0)
-
-    def work() -> None:
-        y.copy_(x)
-        x.fill_(torch.nan)  # inputs share their memory with later values
-
-    steps = [
-        SimpleNamespace(is_alias=alias, node=SimpleNamespace(name=name))
-        for name, alias in (("first", False), ("view", True), ("second", False))
-    ]
-    program = SimpleNamespace(
-        inputs=(x,), outputs=(y,), plan=SimpleNamespace(steps=steps), calls=[first, second],
-        run=lambda: card.kernel(12.0, work),
-    )  # fmt: skip
-    times, whole = time_steps(program, (given,), GPU)  # type: ignore[arg-type]
-    assert times == pytest.approx({"first": 4.0, "second": 9.0}) and whole == pytest.approx(12.0)
-    assert torch.equal(y, given), "over its inputs"

@@ -18,6 +18,7 @@ from escalade.bench.networks.workload import Setting, Workload, reference
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import registry
 from escalade.bench.peers.network import NetworkPeer, Task, Unavailable, tensors
+from escalade.device.timing import CallSampler
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
@@ -25,7 +26,6 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.measure.timing import CallSampler
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
 from escalade.ops.base.switches import precision

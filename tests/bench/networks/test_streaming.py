@@ -12,8 +12,8 @@ import torch
 from escalade.bench.networks import parts, streaming
 from escalade.bench.networks.judging import Standard
 from escalade.bench.networks.lenet import LENET
+from escalade.device.timing import Timing
 from escalade.measure.records import Record
-from escalade.measure.timing import Timing
 from tests.bench.fake_cuda import Card
 
 BATCH, ITEM = 6, (1, 2, 2)

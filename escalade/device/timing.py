@@ -43,7 +43,7 @@ class Subject:
     """What is timed: a rung, a peer, a copy. `calls` do the same work over rotated input sets."""
 
     name: str
-    calls: Sequence[Callable[[], None]]
+    calls: Sequence[Callable[[], object]]
     proof: Proof | None = None
 
 
@@ -347,7 +347,7 @@ def _replay_time(once: EventSampler) -> float:
     return once.finish() * once.calls
 
 
-def _capture(calls: Sequence[Callable[[], None]], repetitions: int) -> Callable[[], None]:
+def _capture(calls: Sequence[Callable[[], object]], repetitions: int) -> Callable[[], None]:
     calls[0]()  # what a graph takes with it, for it alone, is there again
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

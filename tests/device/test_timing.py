@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.errors import EscaladeError, UnsupportedError
-from escalade.measure import timing as clocks
-from escalade.measure.timing import (
+from escalade.device import timing as clocks
+from escalade.device.timing import (
     L2_MULTIPLE,
     MAX_SETS,
     CallSampler,
@@ -25,6 +24,7 @@ from escalade.measure.timing import (
     summarize,
     time_interleaved,
 )
+from escalade.errors import EscaladeError, UnsupportedError
 from tests.bench.fake_cuda import Card
 
 GPU = torch.device("cuda", 0)

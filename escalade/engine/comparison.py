@@ -1,0 +1,242 @@
+"""A plan beside PyTorch on the GPU, step by step and as a whole: where time is lost, and what PyTorch does sooner."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from escalade.device.timing import Subject, time_interleaved
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import Step
+from escalade.engine.plan.program import KernelProgram, Kernels
+from escalade.engine.step_times import StepTime, time_plan, time_steps
+from escalade.files import FileError
+from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
+from escalade.ops.choose.table import add, user_path
+
+logger = logging.getLogger("escalade")
+
+_TEXT_WIDTH = 160
+_MOST_NAMED = 5
+"""Steps that the summary names, of those that lose time."""
+
+
+@dataclass(frozen=True)
+class ComparedStep:
+    """One step of a plan that does something. None stands for what PyTorch does not take as the plan has it."""
+
+    number: int
+    name: str
+    source: str
+    """The place in the model that it comes from."""
+    operation: str
+    rung: str
+    """The rung of Escalade's ladder, or `PyTorch`."""
+    plan_us: float
+    pytorch_us: float | None
+    """Microseconds of PyTorch's operators for the same node, in the same dtype and over the same values."""
+    lost_us: float
+    """Microseconds by which PyTorch is faster."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan beside PyTorch: `str()` gives a table, `to_json()` everything. All times are of CUDA graphs."""
+
+    dtype: str
+    batch: int
+    steps: tuple[ComparedStep, ...]
+    plan_us: float
+    """Microseconds of the whole plan, in one go."""
+    pytorch_us: float
+    """Microseconds of the whole model in PyTorch, as a CUDA graph of its own in the same dtype and in channels_last."""
+    title: str = "plan"
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as PyTorch the plan is."""
+        return self.pytorch_us / self.plan_us
+
+    @property
+    def losing(self) -> tuple[ComparedStep, ...]:
+        """The steps that PyTorch does sooner, what is lost most first."""
+        return tuple(sorted((s for s in self.steps if s.lost_us), key=lambda step: -step.lost_us))
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "speedup": self.speedup}, indent=2)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._table()
+        for line in self.summary():
+            yield Text(line)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_TEXT_WIDTH, color_system=None).print(self)
+        return text.getvalue()
+
+    def summary(self) -> list[str]:
+        """The totals, a sentence each."""
+        both = [step for step in self.steps if step.pytorch_us is not None]
+        own, theirs = sum(step.plan_us for step in both), sum(step.pytorch_us or 0.0 for step in both)
+        lines = [
+            f"The steps that both do, each timed by itself over warm caches: {own:.1f} µs together, {theirs:.1f} µs in "
+            "PyTorch.",
+            f"The whole plan takes {self.plan_us:.1f} µs, the whole model as PyTorch's own CUDA graph "
+            f"{self.pytorch_us:.1f} µs: {self.speedup:.2f} times as fast.",
+        ]
+        if not self.losing:
+            return [*lines, "No step takes longer than in PyTorch."]
+        named = ", ".join(
+            f"{step.operation} {step.source or step.name} ({step.lost_us:.1f} µs)"
+            for step in self.losing[:_MOST_NAMED]
+        )
+        lost = sum(step.lost_us for step in self.losing)
+        lines.append(
+            f"{len(self.losing)} of the steps take longer than in PyTorch, {lost:.1f} µs together; the most: {named}. "
+            "compile(..., measured=True) leaves such steps to PyTorch, `escalade tune` looks for faster kernels."
+        )
+        return lines
+
+    def _table(self) -> Table:
+        table = Table(title=escape(f"{self.title}: {self.dtype}, batch {self.batch}"), title_justify="left")
+        table.add_column("#", justify="right")
+        for name in ("in the model", "operation", "rung"):
+            table.add_column(name, overflow="fold")
+        for name in ("plan µs", "PyTorch µs", "lost µs"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for step in self.steps:
+            theirs = "" if step.pytorch_us is None else f"{step.pytorch_us:.2f}"
+            lost = f"{step.lost_us:.2f}" if step.lost_us else ""
+            words = map(escape, (step.source, step.operation, step.rung))
+            table.add_row(str(step.number), *words, f"{step.plan_us:.2f}", theirs, lost)
+        return table
+
+
+def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], batch: int) -> Comparison:
+    """The program's plan beside PyTorch; `captured` is the model as it was captured, which PyTorch runs."""
+    device = x[0].device
+    numbers = {step.node.name: number for number, step in enumerate(program.plan.steps, start=1)}
+    timed = time_steps(program, x, device, _comparable)
+    call = whole_in_pytorch(captured.at(batch), program.plan.dtype, x)
+    whole = time_interleaved([Subject(PYTORCH, [call])], device)
+    return Comparison(
+        program.plan.dtype,
+        batch,
+        tuple(_compared(numbers[each.step.node.name], each) for each in timed),
+        time_plan(program, x),
+        whole[PYTORCH].median_us,
+    )
+
+
+def _comparable(step: Step) -> bool:
+    """PyTorch has no convolutions of 8 bits."""
+    return step.lowered is not None and step.lowered.problem.dtype != "fp8"
+
+
+def _compared(number: int, timed: StepTime) -> ComparedStep:
+    step = timed.step
+    return ComparedStep(
+        number,
+        step.node.name,
+        step.node.source,
+        operator_of(step.node).title(step.node),
+        step.choice.rung.name if step.choice else PYTORCH,
+        timed.plan_us,
+        timed.pytorch_us,
+        timed.lost_us,
+    )
+
+
+def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """What a user of PyTorch would run: the model's own operators, one after another, with weights and images in the
+    dtype and in channels_last. Values are let go behind their last readers.
+    """
+    storage, device = STORAGE[dtype], x[0].device
+    shared = Constants(dtype, device)
+    steps = [(node, {role: Step(node).constant(role) for role in node.inputs}) for node in graph]
+    constants = {
+        (node.name, role): shared.get(entry, graph)
+        for node, entries in steps
+        for role, entry in entries.items()
+        if entry.name in graph.constants
+    }
+    given = {entry.name: _as_given(tensor, storage) for entry, tensor in zip(graph.inputs, x, strict=True)}
+    last = {name: number for number, (node, _) in enumerate(steps) for name in node.inputs.values()}
+    last |= dict.fromkeys(graph.outputs, len(steps))
+
+    def call() -> list[torch.Tensor]:
+        values = dict(given)
+        with own_arithmetic(dtype, device):
+            for number, (node, _) in enumerate(steps):
+                inputs = {
+                    role: values[name] if name in values else constants[node.name, role]
+                    for role, name in node.inputs.items()
+                }
+                values[node.name] = compute(node, inputs)
+                for name in {*node.inputs.values(), node.name}:
+                    if last.get(name, number) <= number:
+                        values.pop(name, None)
+        return [values[name] if name in values else graph.constants[name] for name in graph.outputs]
+
+    return call
+
+
+def _as_given(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+    return tensor.to(storage).contiguous(memory_format=order)
+
+
+def faster_in_pytorch(kernels: Kernels, x: Sequence[torch.Tensor]) -> dict[str, str]:
+    """The steps that PyTorch was measured to do sooner, by name, each with that as its reason.
+
+    Who was faster is remembered in the user's table for the card. Steps of one problem are measured once.
+    """
+    device = x[0].device
+    first: dict[str, str] = {}
+    for step in kernels.plan.steps:
+        if _comparable(step):
+            first.setdefault(_key(step), step.node.name)
+    timed = time_steps(kernels, x, device, lambda step: step.node.name in first.values())
+    found = {_key(each.step): each for each in timed if each.step.lowered and each.pytorch_us is not None}
+    reasons = {}
+    for key, each in found.items():
+        assert each.pytorch_us is not None
+        if is_clearly_faster(each.pytorch_us, each.plan_us):
+            reasons[key] = f"faster when measured: {each.pytorch_us:.3g} µs, not {each.plan_us:.3g}"
+        _remember(key, each, torch.cuda.get_device_name(device))
+    return {
+        step.node.name: reasons[_key(step)]
+        for step in kernels.plan.steps
+        if _comparable(step) and _key(step) in reasons
+    }
+
+
+def _key(step: Step) -> str:
+    assert step.lowered is not None
+    return verdict_key(step.lowered.operation, step.lowered.problem)
+
+
+def _remember(key: str, timed: StepTime, gpu: str) -> None:
+    """A table that cannot be written is no reason not to compile."""
+    assert timed.step.choice is not None and timed.pytorch_us is not None
+    try:
+        add(user_path(gpu), key, verdict(timed.step.choice, timed.plan_us, timed.pytorch_us))
+    except FileError as error:
+        logger.warning("what was measured is not remembered: %s", error)

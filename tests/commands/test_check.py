@@ -1,0 +1,56 @@
+"""The command `check`: what it asks for, what it prints, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.commands import check
+from escalade.engine.comparison import ComparedStep, Comparison
+from escalade.errors import UnsupportedError
+from tests.commands.support import run
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU that need not be here, and a network that takes as long as `plan_us` says."""
+    found: dict[str, Any] = {"plan_us": 10.0}
+
+    def network(name: str, batch: int, dtype: str | None, device: str, *, measured: bool) -> tuple[Any, ...]:
+        found.update(name=name, batch=batch, dtype=dtype, device=device, measured=measured)
+        step = ComparedStep(1, "conv", "layer1", "conv2d", "window", 2.0, 5.0, 0.0)
+        comparison = Comparison("fp16", batch, (step,), found["plan_us"], 20.0)
+        return SimpleNamespace(compare=lambda x: comparison), (torch.zeros(1),)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check, "network", network)
+    return found
+
+
+def test_it_compares_a_network_with_pytorch(asked: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    written = tmp_path / "check.json"
+    result = run("check", "lenet", "--batch", "4", "--dtype", "bf16", "--measured", "--json", str(written))
+    assert result.exit_code == 0, result.output
+    assert "lenet: fp16, batch 4" in result.output and "2.00 times as fast" in result.output
+    assert json.loads(written.read_text())["title"] == "lenet"
+    del asked["plan_us"]
+    assert asked == {"name": "lenet", "batch": 4, "dtype": "bf16", "device": "cuda", "measured": True}
+
+
+def test_it_fails_where_pytorch_is_faster(asked: dict[str, Any]) -> None:
+    asked["plan_us"] = 21.0
+    assert run("check", "lenet").exit_code == 1
+
+
+def test_it_says_what_it_takes(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("check", "lenet", "--batch", "0")
+    assert isinstance(result.exception, UnsupportedError) and "a batch of 0" in str(result.exception)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run("check", "lenet")
+    assert isinstance(result.exception, UnsupportedError)
+    assert "beside PyTorch on a GPU, and there is none here" in str(result.exception)
