@@ -20,6 +20,7 @@ from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_inp
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient
 from escalade.ops.convert import CONVERT
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
+from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
 from escalade.ops.mlp import MLP, mlp
@@ -49,6 +50,7 @@ OPERATIONS: dict[str, Operation] = {
         LINEAR,
         MLP,
         MLP_BACKWARD,
+        LAYER_NORM,
         SOFTMAX,
         TOP_K,
     )
@@ -79,6 +81,7 @@ __all__ = [
     "conv2d_input_gradient",
     "conv2d_weight_gradient",
     "few_channels",
+    "layer_norm",
     "linear",
     "max_pool2d",
     "mlp",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,10 @@ from escalade.engine.nodes.base import (
     Tensors,
     unpermuted,
 )
+from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.permute import CHANNELS_FIRST, CHANNELS_LAST
 from escalade.engine.nodes.signature import EPSILON, RESULT, ROWS, VECTOR, Attributes, Signature, Sizes
+from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
 
 
 class LayerNorm(Operator):
@@ -64,6 +67,14 @@ class LayerNorm(Operator):
             )
             return rows.permute(CHANNELS_FIRST)
         return F.layer_norm(x, x.shape[-1:], inputs["weight"], inputs["bias"], node.attributes["epsilon"])
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        form = forms.value(node.name)
+        features = form.shape[1 if node.attributes.get("of_channels") else -1]
+        problem = LayerNormProblem(
+            prod(form.shape) // features, features, epsilon=node.attributes["epsilon"], dtype=forms.stored
+        )
+        return Lowered(LAYER_NORM, problem)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         x = sizes["x"]

@@ -1,0 +1,75 @@
+// y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f])
+//
+// ROW_THREADS threads a row hold it in their registers, PACKS packs of up to 16 bytes each, all loaded at once: a part
+// of a warp for narrow rows, a block for wide ones. Mean and variance are taken one after the other of what is there, so
+// that nothing cancels. What bounds it: memory, each element read and written once.
+//
+// Serves `in_registers`.
+#include "common/warp.cuh"
+#include "layer_norm/layer_norm.cuh"
+
+constexpr int WARPS = ROW_THREADS / 32;  // of a row, if it has whole ones
+static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
+using Values = Pack<Element, VECTOR>;
+
+__device__ __forceinline__ float sum_of_row(float value) {
+    constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
+    if constexpr (WARPS > 1) {
+        __shared__ float parts[WARPS];
+        const int lane = threadIdx.x % 32;
+        __syncthreads();  // the last round's parts have been read
+        if (lane == 0) parts[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = warp_sum(lane < WARPS ? parts[lane] : 0.f);
+    }
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_in_registers(const Element* x, const Element* weight, const Element* bias, Element* y, int rows,
+                            int features, float epsilon) {
+    wait_for_previous_launch();
+    const long long row = 1LL * blockIdx.x * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
+    const int thread = threadIdx.x % ROW_THREADS;
+    const int packs = features / VECTOR;
+    // Shuffles want every lane: those of a row that is not there read the last one, and write nothing.
+    const long long at = (row < rows ? row : rows - 1) * features;
+    Values loaded[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const int pack = i * ROW_THREADS + thread;
+        loaded[i] = load_pack<Element, VECTOR>(x + at + (pack < packs ? pack : 0) * VECTOR);
+    }
+    float mean = 0.f, squares = 0.f;
+    if (HAS_MEAN) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                mean += i * ROW_THREADS + thread < packs ? to_float(loaded[i].at[e]) : 0.f;
+        mean = sum_of_row(mean) / features;
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const float difference = to_float(loaded[i].at[e]) - mean;
+            squares += i * ROW_THREADS + thread < packs ? difference * difference : 0.f;
+        }
+    const float scale = rsqrtf(sum_of_row(squares) / features + epsilon);
+    if (row >= rows) return;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const int first = (i * ROW_THREADS + thread) * VECTOR;
+        if (first >= features) continue;
+        Values weights = {}, biases = {};
+        if (HAS_WEIGHT) weights = load_pack<Element, VECTOR>(weight + first);
+        if (HAS_BIAS) biases = load_pack<Element, VECTOR>(bias + first);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            loaded[i].at[e] = normalised(to_float(loaded[i].at[e]), mean, scale, weights.at, biases.at, e);
+        store_pack(y + at + first, loaded[i]);
+    }
+}

@@ -1,0 +1,14 @@
+// What becomes of an element of a row: activated((x - mean) * scale * weight + bias), where scale is one over the root
+// of the variance and epsilon. HAS_MEAN is false for the root mean square alone, whose mean counts as 0.
+#pragma once
+
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+
+__device__ __forceinline__ Element normalised(float x, float mean, float scale, const Element* weight,
+                                              const Element* bias, int feature) {
+    float value = (x - mean) * scale;
+    if (HAS_WEIGHT) value *= to_float(weight[feature]);
+    if (HAS_BIAS) value += to_float(bias[feature]);
+    return from_float<Element>(activated<HAS_RELU>(value));
+}

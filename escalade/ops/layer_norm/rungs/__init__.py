@@ -1,0 +1,1 @@
+"""The rungs of layer_norm, a module a family."""

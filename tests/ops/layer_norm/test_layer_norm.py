@@ -1,0 +1,53 @@
+"""Layer normalisation as an operator: its sentences, its gradient, and what is no finite number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade import ops
+from escalade.errors import UnsupportedError
+from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 5), (4,), (0, 8)])
+def test_rows_of_any_arrangement(shape: tuple[int, ...]) -> None:
+    x, weight, bias = torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
+    expected = F.layer_norm(x, shape[-1:], weight, bias, 1e-3)
+    torch.testing.assert_close(ops.layer_norm(x, weight, bias, 1e-3), expected)
+    torch.testing.assert_close(ops.layer_norm(x), F.layer_norm(x, shape[-1:]))
+
+
+def test_the_gradient_is_pytorchs() -> None:
+    given = [torch.randn(3, 8), torch.randn(8), torch.randn(8)]
+    results = []
+    for run in (lambda x, w, b: ops.layer_norm(x, w, b), lambda x, w, b: F.layer_norm(x, (8,), w, b)):
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        run(*leaves).square().sum().backward()
+        results.append([leaf.grad for leaf in leaves])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("rung", [rung.name for rung in LAYER_NORM.ladder.rungs])
+def test_a_row_that_is_not_finite_stays_alone(rung: str) -> None:
+    x = torch.randn(4, 24)
+    x[1, 3], x[2, 5] = torch.nan, torch.inf
+    y = ops.layer_norm(x, rung=rung)
+    assert y[1:3].isnan().all() and y[[0, 3]].isfinite().all()
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(UnsupportedError, match=r"weight is torch.float32 \[7\]"):
+        ops.layer_norm(torch.randn(2, 8), torch.randn(7))
+    with pytest.raises(UnsupportedError, match="epsilon"):
+        ops.layer_norm(torch.randn(2, 8), epsilon=-1.0)
+    with pytest.raises(UnsupportedError, match="the form is"):
+        LayerNormProblem.parse("96")
+
+
+def test_many_narrow_rows_leave_no_thread_idle() -> None:
+    problem = LayerNormProblem(100_352, 96, dtype="fp16")
+    config = LAYER_NORM.ladder.rung("in_registers").configs(problem)[0].as_dict()
+    assert config["row_threads"] * config["packs"] == 12
