@@ -4,7 +4,7 @@
 // of a warp for narrow rows, a block for wide ones. Mean and variance are taken one after the other of what is there, so
 // that nothing cancels. What bounds it: memory, each element read and written once.
 //
-// Serves `in_registers`.
+// Serves `in_registers`. layer_norm.cuh has what becomes of an element.
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 

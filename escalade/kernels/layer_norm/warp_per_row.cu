@@ -3,7 +3,7 @@
 // A warp a row: lanes read neighbouring elements and sum by shuffles, in three passes, of which the last two find the
 // row in a cache. What bounds it: the loads, one element each.
 //
-// Serves `warp_per_row`.
+// Serves `warp_per_row`. layer_norm.cuh has what becomes of an element.
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 

@@ -21,7 +21,7 @@ IN_PYTORCH = {
     "mobilenet_v2": "",
     "mobilenet_v3": "pointwise 1",
     "efficientnet": "pointwise 1",
-    "convnext": "layer_norm 5",
+    "convnext": "",
     "densenet": "cat 3",
     "shufflenet": "chunk 4, cat 2, permute 2",
     "inception": "cat 2, avg_pool2d 1",
@@ -33,8 +33,7 @@ IN_PYTORCH = {
     "group_norm": "group_norm 2, instance_norm 1",
     "vgg": "pointwise 1",
     "alexnet": "pointwise 5, pad 2, avg_pool2d 1, avg_pool3d 1",
-    "vit": "permute 8, select 4, layer_norm 2, cat 1, expand 1, "
-    "scaled_dot_product_attention 1, slice 1, unflatten 1",
+    "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",
     "upscaling": "pixel_shuffle 1, pointwise 1",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
