@@ -81,6 +81,8 @@ class Im2colMap:
     pixels: int
     stride: tuple[int, int]
     swizzle: int = 128
+    pitch: int = 0
+    """Bytes from one pixel to the next; 0: the tensor is dense."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def strides_of(tensor_map: TensorMap) -> tuple[int, ...]:
     if isinstance(tensor_map, TiledMap) and tensor_map.strides:
         return tensor_map.strides
     inner = ELEMENT_BYTES[tensor_map.element] * tensor_map.sizes[0]
+    if isinstance(tensor_map, Im2colMap) and tensor_map.pitch:
+        inner = tensor_map.pitch
     return tuple(itertools.accumulate((inner, *tensor_map.sizes[1:-1]), operator.mul))
 
 

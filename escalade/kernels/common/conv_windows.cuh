@@ -5,7 +5,7 @@
 // the image is one comparison of two bit masks.
 //
 // The including file's prelude defines FILTER_HEIGHT and FILTER_WIDTH; and GROUPED, where the channels and filters of a
-// shape are those of one of its groups.
+// shape are those of one of its groups, and X_PITCH, where x is a part of a larger buffer: elements from pixel to pixel.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -13,6 +13,10 @@
 
 constexpr bool TAPS_FIT_MASK = FILTER_HEIGHT <= 16 && FILTER_WIDTH <= 16;
 constexpr int NOWHERE = -(1 << 30);  // a row that no tap brings back into the image
+
+#ifndef X_PITCH
+#define X_PITCH 0
+#endif
 
 #ifdef GROUPED
 constexpr bool IN_GROUPS = true;
@@ -24,7 +28,7 @@ constexpr bool IN_GROUPS = false;
 template <int CHANNELS = 0>
 __device__ __forceinline__ int pixel_channels(const ConvShape& shape) {
     const int channels = CHANNELS ? CHANNELS : shape.channels;
-    return IN_GROUPS ? channels * shape.groups : channels;
+    return X_PITCH ? X_PITCH : IN_GROUPS ? channels * shape.groups : channels;
 }
 
 struct Tap {
@@ -127,7 +131,7 @@ struct TapWalk {
         const int pixel_units = pixel_channels(shape) / UNIT;
         channel = 0;
         tap.offset += (shape.dilation_w - 1) * pixel_units;
-        if (IN_GROUPS) tap.offset += pixel_units - shape.channels / UNIT;
+        if (IN_GROUPS || X_PITCH) tap.offset += pixel_units - shape.channels / UNIT;
         tap.column += shape.dilation_w;
         if (++s == FILTER_WIDTH) {
             s = 0, ++r;

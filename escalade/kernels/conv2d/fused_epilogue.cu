@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (release_dependents) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
     const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters,
-                      IN_GROUPS ? shape.filters * shape.groups : shape.filters);
+                      Y_PITCH ? Y_PITCH : IN_GROUPS ? shape.filters * shape.groups : shape.filters);
     Residuals residuals;
     copy_async_wait<0>();
     if (SPLITS > 1) {

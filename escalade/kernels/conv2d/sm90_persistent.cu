@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const Bias* __restrict__ bias, const float* __restrict__ scale,
                            const float* __restrict__ scales, const Element* __restrict__ residual,
                            Output* __restrict__ y, ConvShape shape, ShortcutShape shortcut_shape, Placement placement,
-                           int weights_ready, int release_dependents) {
+                           int weights_ready, int release_dependents, int y_pitch) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int consumer = threadIdx.x / 128 - 1;
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
         const Finish finish{bias, scale, scales, residual, shape.filters};
-        const Writer writer{finish, y, shape, placement, problem.pixels};
+        const Writer writer{finish, y, shape, placement, problem.pixels, y_pitch};
         PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
                                                               panels + consumer * BUFFERS * PANEL_BYTES,
                                                               residual_barriers + consumer * BUFFERS * 8};

@@ -13,8 +13,11 @@ struct Writer {
     const ConvShape& shape;
     const Placement& placement;
     int pixels;
+    int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
 
-    __device__ __forceinline__ long long offset(int pixel) const { return ::offset(pixel, shape, placement); }
+    __device__ __forceinline__ long long offset(int pixel) const {
+        return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
+    }
 
     __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
         if constexpr (sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0) {

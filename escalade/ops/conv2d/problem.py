@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import LAYOUTS, spell_pair
@@ -68,6 +69,9 @@ class Conv2dProblem:
     """What y is stored as; empty: the dtype."""
     activation: str = ""
     """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    x_pitch: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -75,6 +79,7 @@ class Conv2dProblem:
         if self.shortcut_channels and self.shortcut_size == (0, 0):
             object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)
         _check_shortcut(self)
+        check_pitches(self, x=self.channels, y=self.filters)
         _check_counts(self)
 
     @staticmethod
@@ -101,13 +106,14 @@ class Conv2dProblem:
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dProblem:
         """The problem of a name such as `64to64_56_k3s1_b256`; without `p…` the padding is half the filter."""
-        found = _NAME.fullmatch(name)
+        plain, apart = read_pitches(name)
+        found = _NAME.fullmatch(plain)
         if not found:
             raise UnsupportedError(
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
                 "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
-                f"in fp16), then {activation.FORM}"
+                f"in fp16), then {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -125,7 +131,7 @@ class Conv2dProblem:
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
             "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
             int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
-            found["activation"] or "",
+            found["activation"] or "", **apart,
         )  # fmt: skip
 
     @property
@@ -149,6 +155,7 @@ class Conv2dProblem:
             f"{padding}{dilation}{groups}_b{self.batch}"
             + (f"_{'+'.join(parts)}" if parts else "")
             + activation.spell(self)
+            + spell_pitches(self)
         )
 
     @property
@@ -340,10 +347,10 @@ def _check_shortcut(p: Conv2dProblem) -> None:
 
 def _check_counts(p: Conv2dProblem) -> None:
     largest = max(
-        p.channels * p.height * p.width,
+        max(p.channels, p.x_pitch) * p.height * p.width,
         p.shortcut_channels * p.shortcut_size[0] * p.shortcut_size[1],
         p.shortcut_channels * p.filters,
-        p.filters * p.output_height * p.output_width,
+        max(p.filters, p.y_pitch) * p.output_height * p.output_width,
         p.weight_elements,
         p.output_pixels,
         p.height + 2 * p.padding[0],

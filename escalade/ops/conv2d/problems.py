@@ -65,6 +65,9 @@ SMALL_PROBLEMS = (
     _SQUARE(16, 32, 7, 3, batch=1, dtype="fp8", layout="nhwc", stride=2),
     _SQUARE(48, 80, 4, 3, batch=1, dtype="fp8", layout="nhwc", residual=True, relu=True,
             shortcut_channels=80, shortcut_stride=2, output="fp16"),
+    _SQUARE(64, 64, 6, 3, batch=2, dtype="fp16", layout="nhwc", bias=True, relu=True, x_pitch=96, y_pitch=144),
+    _SQUARE(24, 40, 7, 3, batch=2, stride=2, dtype="fp16", layout="nhwc", x_pitch=48, y_pitch=64),
+    _SQUARE(64, 64, 5, 1, dtype="fp16", layout="nhwc", residual=True, y_pitch=80),
 )  # fmt: skip
 """Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
-square, shortcuts and FP8."""
+square, shortcuts, FP8, and parts of larger buffers."""

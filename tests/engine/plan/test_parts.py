@@ -91,6 +91,66 @@ def test_kernels_write_and_read_parts_in_place(dtype: str) -> None:
     assert not copies(plan) and not plan.fallbacks
 
 
+def dense_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
+    """DenseNet's: each layer reads all that is in front of it."""
+    found = [layers["stem"](x)]
+    for number in range(2):
+        features = F.relu(layers[f"norm{number}"](torch.cat(found, 1)))
+        found.append(layers[f"conv{number}"](features))
+    return layers["last"](F.relu(layers["norm2"](torch.cat(found, 1))))
+
+
+def inception_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
+    """Branches of different filters beside a pool."""
+    x = layers["stem"](x).relu()
+    branches = [layers["one"](x).relu(), layers["three"](x).relu(), F.max_pool2d(x, 3, 1, 1)]
+    return layers["last"](torch.cat(branches, 1))
+
+
+def u_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
+    """A skip that is pooled, and joined with what comes back."""
+    skip = layers["stem"](x).relu()
+    back = F.interpolate(layers["deep"](F.max_pool2d(skip, 2)).relu(), scale_factor=2.0)
+    return layers["last"](torch.cat([skip, back], 1))
+
+
+def split_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
+    """Half of the channels go on, and all that was seen is joined."""
+    low, high = layers["stem"](x).relu().chunk(2, 1)
+    return layers["last"](torch.cat([low, high, layers["further"](high).relu()], 1))
+
+
+def _conv(channels: int, filters: int, size: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels, filters, size, padding=size // 2)
+
+
+BLOCKS = {
+    "dense": lambda: Model(
+        dense_block, stem=_conv(64, 64, 3), norm0=_norm(64), conv0=_conv(64, 32, 3), norm1=_norm(96),
+        conv1=_conv(96, 32, 3), norm2=_norm(128), last=_conv(128, 64),
+    ),
+    "inception": lambda: Model(
+        inception_block, stem=_conv(64, 64), one=_conv(64, 32), three=_conv(64, 64, 3), last=_conv(160, 64)
+    ),
+    "u": lambda: Model(u_block, stem=_conv(64, 64, 3), deep=_conv(64, 64, 3), last=_conv(128, 64, 3)),
+    "split": lambda: Model(split_block, stem=_conv(64, 64), further=_conv(32, 32, 3), last=_conv(96, 64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("dtype", ["fp16", "tf32"])
+def test_convolutions_write_and_read_parts_in_place(name: str, dtype: str) -> None:
+    plan = planned(BLOCKS[name](), (64, 16, 16), dtype)
+    assert not copies(plan)
+    apart = [step.lowered.problem.name for step in plan.steps if step.lowered and step.choice]
+    assert any("pitch" in problem for problem in apart)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_compute_what_they_should(name: str) -> None:
+    agree(BLOCKS[name](), (64, 16, 16), "cpu")
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Program, Type
+from escalade.device.program import Macro, Program, Type
 from escalade.device.recipe import (
     Buffer,
     KernelCall,
@@ -87,7 +87,15 @@ class FusedEpilogue(Conv2dRung):
             return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {here}"
         return super().refusal(problem)
 
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
     def limits(self, problem: Conv2dProblem) -> str | None:
+        if problem.x_pitch and Operands.stored(problem).padded:
+            return f"{self.name} pads {problem.channels} channels by a copy, which takes x dense"
+        if problem.y_pitch and problem.residual:
+            return f"{self.name} reads a residual as y lies, dense"
         if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):
             return (
                 f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
@@ -137,6 +145,8 @@ class FusedEpilogue(Conv2dRung):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "SPLITS": config.splits,
             "PRODUCTS": self.products,
+            "Y_PITCH": problem.y_pitch,
+            **({"X_PITCH": Macro(str(problem.x_pitch))} if problem.x_pitch else {}),
             "FILTERS_ALIGNED": problem.group_filters * problem.element_bytes % 16 == 0,
             **arguments.epilogue_constants(problem),
         }

@@ -21,13 +21,17 @@ class Job:
     epilogue: Epilogue
     shortcut: Windows | None = None
     placement: Ints = UNPLACED
+    y_pitch: int = 0
+    """Elements from one pixel of y to the next, if it is a part of a larger buffer; 0: it is dense."""
     any_magnitude: bool = False
     """Whether x is as likely to be tiny as of order one: gradients are, where images are not."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Job:
         shortcut = Windows.of_shortcut(problem) if problem.shortcut_channels else None
-        return Job(Windows.of(problem), problem.filters, Epilogue.of(problem), shortcut)
+        return Job(
+            Windows.of(problem), problem.filters, Epilogue.of(problem), shortcut, y_pitch=problem.y_pitch
+        )
 
     @property
     def taps(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -21,7 +22,14 @@ class Conv2dRung(Rung[Conv2dProblem]):
         """Whether its kernel multiplies e4m3 and knows of units."""
         return False
 
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        """The buffers whose pixels its kernel takes apart from each other."""
+        return ()
+
     def supports(self, problem: Conv2dProblem) -> str | None:
+        if sentence := unsupported_pitch(self.name, problem, self.takes_apart):
+            return sentence
         if problem.shortcut_channels and not self.takes_shortcut:
             return f"{self.name} convolves one image; a shortcut of {problem.shortcut_channels} channels is a second"
         if problem.dtype == "fp8" and not self.takes_fp8:
@@ -53,7 +61,7 @@ class Conv2dRung(Rung[Conv2dProblem]):
 
 def unsupported_reach(problem: Conv2dProblem, tile_m: int, unit: int) -> str | None:
     """Offsets within a tile's images are counted in 32 bits, in units of `unit` elements."""
-    image = problem.channels * problem.height * problem.width
+    image = max(problem.channels, problem.x_pitch) * problem.height * problem.width
     images = tile_m // (problem.output_height * problem.output_width) + 2
     if images * image // unit >= 2**31 or problem.output_pixels >= 2**31 - tile_m:
         return f"{tile_m} output pixels span {images} images of {image} elements, too many for 32-bit offsets"

@@ -22,7 +22,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
-from escalade.ops.conv2d.rungs.preparation import prepare_for_copies
+from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
 
@@ -191,6 +191,7 @@ def product(
     shortcut: Windows | None = None,
     shortcut_weight: str = "shortcut_weight",
     placement: Ints = UNPLACED,
+    y_pitch: int = 0,
     lane: int = 0,
 ) -> KernelCall:
     """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels])."""
@@ -210,6 +211,7 @@ def product(
         "PROMOTED": dtype in PROMOTE_SLABS,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
+        "PITCHED": y_pitch > 0,
         "MN_MAJOR": windows.mn_major is not None,
         "FILTERS_ALIGNED": filters % config.filters == 0,
         "FILTERS_EVEN": filters % 2 == 0,
@@ -232,7 +234,8 @@ def product(
                 pixel_map if buffer == "y" else windows.placed_map(Buffer(buffer), filters, placement, PANEL)
             )
         box = (ROW_BYTES // output_bytes, PANEL)
-        return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box)
+        strides = (y_pitch * output_bytes,) if y_pitch and buffer == "y" else ()
+        return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box, strides=strides)
 
     maps += [panel_map(residual if epilogue.companion else "y"), panel_map("y")]
     group = config.cluster * config.splits
@@ -252,6 +255,7 @@ def product(
             placement,
             WeightsReady((weight, shortcut_weight)),
             ReleaseDependents(),
+            y_pitch,
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
@@ -265,8 +269,16 @@ class Persistent(HopperRung):
     candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         sentence = super().limits(problem)
+        if problem.x_pitch and copied_channels(problem) != problem.channels:
+            return f"{self.name} pads {problem.channels} channels by a copy, which takes x dense"
+        if problem.y_pitch and problem.residual and not all(one.buffers for one in self.candidates):
+            return f"{self.name} reads a residual as y lies, dense"
         if sentence is None and not self.configs(problem):
             return f"no tile of {self.name} suits {problem.name}"
         return sentence
@@ -312,6 +324,7 @@ class Persistent(HopperRung):
             weight=prepared.weight.name,
             shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,
             shortcut_weight=prepared.shortcut_weight.name,
+            y_pitch=p.y_pitch,
         )
         return Recipe((*prepared.steps, call), prepared.workspaces)
 

@@ -48,13 +48,15 @@ class Windows:
     output: tuple[int, int]
     mn_major: MNMajor | None = None
     """How MN-major weights lie; None: they are K-major, [filters][taps][channels]."""
+    pitch: int = 0
+    """Elements from one pixel of the image to the next, if it is a part of a larger one; 0: it is dense."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
         p = problem
         return Windows(
             p.dtype, p.element_bytes, p.batch, p.channels, (p.height, p.width), (p.filter_height, p.filter_width),
-            p.stride, p.padding, p.dilation, (p.output_height, p.output_width),
+            p.stride, p.padding, p.dilation, (p.output_height, p.output_width), pitch=p.x_pitch,
         )  # fmt: skip
 
     @staticmethod
@@ -111,7 +113,7 @@ class Windows:
         return Im2colMap(
             buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
             (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.slab, pixels,
-            (self.stride[1], self.stride[0]),
+            (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
@@ -119,7 +121,7 @@ class Windows:
         step_h, step_w, offset_h, offset_w, height, width = placement.values
         whole = replace(
             self, channels=filters, image=(height, width), taps=(1, 1), stride=(step_h, step_w),
-            padding=(-offset_h, -offset_w), dilation=(1, 1),
+            padding=(-offset_h, -offset_w), dilation=(1, 1), pitch=0,
         )  # fmt: skip
         return whole.pixel_map(buffer, pixels)
 

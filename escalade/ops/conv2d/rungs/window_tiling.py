@@ -127,6 +127,7 @@ class Tiling:
             "ONE_BOX": self.one_box,
             "WGMMA_N": self.width,
             "MN_MAJOR": w.mn_major is not None,
+            "PITCHED": self.job.y_pitch > 0,
             **self.job.epilogue.flags,
         }
 
@@ -135,7 +136,8 @@ class Tiling:
         """A slab of a window, which may begin and end outside of the image."""
         w, (rows, columns) = self.job.windows, self.window
         sizes = w.channels, w.image[1], w.image[0], w.batch
-        return TiledMap(Buffer("x"), w.dtype, sizes, (w.slab, columns, rows, self.images))
+        strides = _strides(w.pitch * w.element_bytes, w.image)
+        return TiledMap(Buffer("x"), w.dtype, sizes, (w.slab, columns, rows, self.images), strides=strides)
 
     def weight_map(self, weight: Buffer) -> TiledMap:
         return self.job.windows.weight_map(weight, self.job.filters, FILTERS)
@@ -146,7 +148,8 @@ class Tiling:
         job, w = self.job, self.job.windows
         sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (w.slab, *self.box, self.images)
         if job.placement == UNPLACED:
-            return TiledMap(Buffer(buffer), w.dtype, sizes, box)
+            strides = _strides(job.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
+            return TiledMap(Buffer(buffer), w.dtype, sizes, box, strides=strides)
         step_h, step_w, offset_h, offset_w, height, width = job.placement.values
         pixel = job.filters * w.element_bytes
         return TiledMap(
@@ -166,9 +169,14 @@ class Tiling:
         return Ints(
             (
                 w.batch, w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
-                self.filter_tiles, self.job.shortcut_channels,
+                self.filter_tiles, self.job.shortcut_channels, self.job.y_pitch,
             )
         )  # fmt: skip
+
+
+def _strides(pitch: int, size: tuple[int, int]) -> tuple[int, ...]:
+    """Bytes from column to column, row to row and image to image, of pixels so many bytes apart; nothing if dense."""
+    return (pitch, size[1] * pitch, size[0] * size[1] * pitch) if pitch else ()
 
 
 def tilings_of(job: Job) -> Iterator[Tiling]:
@@ -202,6 +210,10 @@ class WindowRung(JobRung):
     """What both rungs of such tiles take."""
 
     dtypes: tuple[str, ...] = ("fp16", "bf16")
+
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
 
     def job_limits(self, job: Job) -> str | None:
         w = job.windows
