@@ -7,6 +7,11 @@
 
 #include "common/gelu.cuh"
 
+#ifndef INFINITY  // which NVRTC leaves to the C library that it is without
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#endif
+
 namespace of {
 
 #define FUNCTION(name) __device__ __forceinline__ float name
