@@ -132,7 +132,7 @@ _SPELLED: Mapping[str, Callable[[Numbers], str | None]] = {
     "clone": lambda given: "self",
     "positive": lambda given: "self",
 }
-"""Those whose arguments say what they compute, and those that are better spelled than decomposed."""
+"""Operators whose arguments say what they compute, and those that are better spelled than decomposed."""
 
 
 def expression_of(operator: Overload, given: Mapping[str, Any]) -> Expression | None:

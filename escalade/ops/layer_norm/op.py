@@ -71,7 +71,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """By PyTorch: the statistics are taken again, which costs less than keeping them would."""
+    """Takes the statistics again, which costs less than keeping them would, and leaves the rest to PyTorch."""
     x, weight, bias = ctx.saved_tensors
     sizes = list(x.shape[-1:])
     _, mean, scale = torch.ops.aten.native_layer_norm(x, sizes, weight, bias, ctx.epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -106,6 +107,10 @@ extern "C" __global__ void run(const float* values, float* y, int elements) {
 """
 
 
+def _named(function: str, difference: str) -> str:
+    return f"{function}: {difference}"
+
+
 @pytest.mark.parametrize("fast", [False, True], ids=["exact", "fast"])
 def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathlib.Path) -> None:
     source = tmp_path / "run.cu"
@@ -132,5 +137,5 @@ def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathli
         fitting = wanted.float().double().expand(len(grid))  # beyond fp32 is infinity
         torch.testing.assert_close(
             got.double(), fitting, rtol=2e-5, atol=1e-5 if fast else 2e-6, equal_nan=True,
-            msg=lambda text, name=name: f"{name}: {text}",
+            msg=partial(_named, name),
         )  # fmt: skip

@@ -126,7 +126,7 @@ class Operands:
 
     @property
     def channels(self) -> int:
-        """Those of a group. Padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
+        """Channels of a group, padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
         quads = 4 * ceil_div(self.problem.group_channels, 4)
         if quads == self.problem.group_channels or quads == 4:
             return quads
