@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 SHARE = 12
 """One rung in so many is run, others every time; `--thorough` runs all."""
 SILU, OTHER = "silu(x)", "t0 = x + 0.5; where(t0 > 0, t0, 0.25 * tanh(t0))"
+RESIDUAL = ("silu(x) + residual", "residual * sigmoid(x)")
 ACTIVATED = [
     operation
     for operation in OPERATIONS.values()
@@ -27,13 +28,16 @@ ACTIVATED = [
 PLAIN = Conv2dProblem.square(8, 16, 9, 3, bias=True)
 
 
-def _cases(operation: Operation[Any]) -> list[tuple[Rung[Any], Any]]:
+def _cases(operation: Operation[Any], residual: bool = False) -> list[tuple[Rung[Any], Any]]:
     """Every rung with the cheapest small problem that it can do with an activation, the dtypes by turns."""
     cases = []
     for turn, rung in enumerate(operation.ladder):
-        text = (SILU, OTHER)[turn % 2]
-        plain = (replace(problem, relu=False, activation=text) for problem in operation.small_problems)
-        offered = supported(operation, rung, tuple(one for one in plain if one.batch))
+        text = (RESIDUAL if residual else (SILU, OTHER))[turn % 2]
+        problems = [one for one in operation.small_problems if one.batch and (not residual or one.residual)]
+        activated = tuple(replace(problem, relu=False, activation=text) for problem in problems)
+        offered = supported(operation, rung, activated)
+        if residual and not offered:
+            continue  # it adds none
         cheapest = min(offered, key=lambda variants: variants[0].flops)
         cases.append((rung, cheapest[turn % len(cheapest)]))
     return cases
@@ -42,6 +46,14 @@ def _cases(operation: Operation[Any]) -> list[tuple[Rung[Any], Any]]:
 @pytest.mark.parametrize("operation", ACTIVATED, ids=label)
 def test_a_rung_applies_an_activation(operation: Operation[Any], seed: int, sample: Sample) -> None:
     cases = _cases(operation)
+    for rung, problem in sample(cases, 1 + len(cases) // SHARE):
+        check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "batch_norm"])
+def test_an_activation_may_say_what_becomes_of_the_residual(name: str, seed: int, sample: Sample) -> None:
+    operation = OPERATIONS[name]
+    cases = _cases(operation, residual=True)
     for rung, problem in sample(cases, 1 + len(cases) // SHARE):
         check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
 
@@ -76,7 +88,7 @@ def test_there_is_one_way_to_say_an_activation() -> None:
     assert replace(PLAIN, activation="silu( x )") == replace(PLAIN, activation=SILU)
 
 
-@pytest.mark.parametrize("text", ["silu(y)", "x, x", "x * y", "3.0", "silu(", "spam(x)"])
+@pytest.mark.parametrize("text", ["silu(y)", "x, x", "x * y", "3.0", "silu(", "spam(x)", "x + residual"])
 def test_what_is_no_activation_is_said(text: str) -> None:
     with pytest.raises(UnsupportedError):
         replace(PLAIN, activation=text)

@@ -33,9 +33,11 @@ def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
         y = F.conv2d(
             inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups
         )
+        if p.activation:
+            return activation.apply(p, y, inputs["residual"] if p.residual else None)
         if p.residual:
             y.add_(inputs["residual"])
-        return y.relu_() if p.relu else activation.apply(p, y)
+        return y.relu_() if p.relu else y
 
     return with_cudnn(p.dtype, compute)
 
@@ -77,9 +79,7 @@ def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
     ) -> torch.Tensor:
         y = F.conv2d(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
-        if residual is not None:
-            y = y + residual
-        return activation.apply(p, y)
+        return activation.apply(p, y, residual)
 
     # What was compiled before is of no use, and after a few of one function the compiler gives up.
     torch.compiler.reset()

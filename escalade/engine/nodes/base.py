@@ -21,6 +21,7 @@ from escalade.engine.nodes.lowering import Concatenated, Forms, Lowered, Taken
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
 from escalade.ops.expressions import IDENTITY, Expression
+from escalade.ops.shared.activation import finished
 
 Tensors = Mapping[str, torch.Tensor]
 Recognised = Node | str | None
@@ -118,8 +119,12 @@ class Operator(ABC):
         return None
 
     def takes(self, node: Node, expression: Expression) -> bool:
-        """Whether a node can apply an expression in `x`, its own result, on the way out."""
-        return self.takes_expressions and expression.inputs == ("x",) and len(expression.calls) <= MOST_CALLS
+        """Whether a node can apply an expression in `x`, its own result, on the way out; and in `residual`, which it
+        then does not add, where it can have one."""
+        known = {"x", "residual"} if self.takes_residual else {"x"}
+        return (
+            self.takes_expressions and known >= set(expression.inputs) and len(expression.calls) <= MOST_CALLS
+        )
 
     def applied(self, node: Node) -> Expression:
         """What a node applies to its own result, in `x`."""
@@ -253,15 +258,12 @@ def unpermuted(node: Node, order: tuple[int, ...]) -> Node:
 
 def finish(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
     """The way out of a layer: the residual added, then what the node applies, if it has them."""
-    return activate(node, y + inputs["residual"] if "residual" in inputs else y)
+    return activate(node, y, inputs.get("residual"))
 
 
-def activate(node: Node, y: torch.Tensor) -> torch.Tensor:
-    """What a node applies to its result, by PyTorch."""
-    if node.attributes["relu"]:
-        return torch.relu(y)
-    text = node.attributes.get("activation")
-    return Expression.parse(text).evaluate({"x": y})[0] if text else y
+def activate(node: Node, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """What a node does with its sums by PyTorch: the residual, if there is one, and what it applies."""
+    return finished(node.attributes["relu"], node.attributes.get("activation", ""), y, residual)
 
 
 def activation_of(node: Node) -> dict[str, Any]:

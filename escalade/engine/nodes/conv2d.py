@@ -160,9 +160,8 @@ class Conv2d(Operator):
 def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
     """Finishes a node in FP8, where every number is a multiple of a unit of its own."""
     y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
-    if "residual" in inputs:
-        y = y + inputs["residual"] * inputs["scales"][0]
-    return activate(node, y) * inputs["scales"][1]
+    residual = inputs["residual"] * inputs["scales"][0] if "residual" in inputs else None
+    return activate(node, y, residual) * inputs["scales"][1]
 
 
 def has_one_input(node: Node) -> bool:
@@ -178,6 +177,8 @@ def fuse_shortcuts(graph: Graph) -> None:
     for node in graph:
         if not Conv2d.matches(node) or "residual" not in node.inputs:
             continue
+        if "residual" in Conv2d().applied(node).inputs:
+            continue  # it is more than added
         short = graph.nodes.get(node.inputs["residual"])
         if not Conv2d.matches(short) or not _is_shortcut(graph, short, node):
             continue

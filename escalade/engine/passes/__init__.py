@@ -8,7 +8,7 @@ from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.epilogues import fuse_expressions, fuse_residuals
+from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
 from escalade.engine.passes.permutes import sink_permutes
@@ -53,6 +53,8 @@ def _fuse(graph: Graph, dtype: str) -> None:
     fold_batch_norm(graph)
     fuse_expressions(graph)
     fuse_residuals(graph)
+    fuse_expressions(graph)
+    fuse_operands(graph)
     fuse_expressions(graph)
     for operator in OPERATORS:
         operator.fuse(graph, dtype)

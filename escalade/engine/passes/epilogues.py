@@ -63,6 +63,41 @@ def fuse_expressions(graph: Graph) -> None:
             graph.remove(node, instead=layer.name)
 
 
+def fuse_operands(graph: Graph) -> None:
+    """silu(conv(x)) + y, or any other function of its elements and those of another value, becomes the convolution's
+    own last step; it then runs where that function did."""
+    for node in graph:
+        expression = operator_of(node).expression(node)
+        if expression is None or len(expression.inputs) != 2 or len(node.inputs) != 2:
+            continue
+        for role, other in (expression.inputs, expression.inputs[::-1]):
+            layer, rest = graph.nodes.get(node.inputs[role]), node.inputs[other]
+            if layer is None or not _can_take(graph, layer, rest, node):
+                continue
+            operator = operator_of(layer)
+            named = expression.rename({role: "x", other: "residual"})
+            whole = named.substitute({"x": operator.applied(layer)})
+            if operator.takes(layer, whole):
+                fused = operator.applying(layer.with_inputs(residual=rest), whole)
+                graph.nodes[node.name] = replace(fused, name=node.name)
+                del graph.nodes[layer.name]
+                break
+
+
+def _can_take(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
+    """Whether a layer can read another value, of the sizes of its result, for the only reader of that."""
+    is_free = operator_of(layer).takes_residual and "residual" not in layer.inputs
+    if (
+        not is_free
+        or rest == layer.name
+        or rest in graph.constants
+        or graph.only_user(layer.name) is not node
+    ):
+        return False
+    types = {layer.dtype, node.dtype, str(graph.dtype_of(rest)).removeprefix("torch.")}
+    return len(types) == 1 and layer.shape == node.shape == graph.shape_of(rest)
+
+
 def _is_of_one_value(node: Node, layer: Node) -> bool:
     """Whether a pointwise node reads nothing else, and makes numbers of it."""
     return len(node.inputs) == 1 and node.shape == layer.shape and node.dtype == layer.dtype

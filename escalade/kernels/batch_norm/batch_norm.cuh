@@ -24,6 +24,6 @@ __device__ __forceinline__ void load_channels(const float* from, float (&values)
 // y where the mean is much larger than the deviation.
 __device__ __forceinline__ Element normalised(Element x, float mean, float scale, float bias, Element residual) {
     float value = (to_float(x) - mean) * scale + bias;
-    if (HAS_RESIDUAL) value += to_float(residual);
-    return from_float<Element>(activated<HAS_RELU>(value));
+    return from_float<Element>(
+        activated<HAS_RESIDUAL, HAS_RELU>(value, HAS_RESIDUAL ? to_float(residual) : 0.f));
 }

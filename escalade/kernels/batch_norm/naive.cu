@@ -15,6 +15,6 @@ extern "C" __global__ void batch_norm_naive(const Element* x, const float* weigh
     if (at >= elements) return;
     const int c = channel_of(static_cast<Index>(at), channels, plane);
     float value = (to_float(x[at]) - mean[c]) / sqrtf(variance[c] + epsilon) * weight[c] + bias[c];
-    if (HAS_RESIDUAL) value += to_float(residual[at]);
-    y[at] = from_float<Element>(activated<HAS_RELU>(value));
+    y[at] = from_float<Element>(
+        activated<HAS_RESIDUAL, HAS_RELU>(value, HAS_RESIDUAL ? to_float(residual[at]) : 0.f));
 }

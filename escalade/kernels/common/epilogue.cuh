@@ -9,26 +9,33 @@
 // A NaN stays a NaN, as in PyTorch; fmaxf would hide it.
 __device__ __forceinline__ float relu(float value) { return value < 0.f ? 0.f : value; }
 
-// What a kernel's prelude defines as EXPRESSION, a pointwise program of one input; else ReLU or nothing.
-template <bool RELU>
-__device__ __forceinline__ float activated(float value) {
+// The residual added, and then what a kernel's prelude defines as EXPRESSION, ReLU, or nothing. An expression of two
+// inputs is one of the sum, which is its input EXPRESSION_X, and of the residual, which it adds itself if at all.
+template <bool RESIDUAL, bool RELU>
+__device__ __forceinline__ float activated(float sum, float residual) {
 #ifdef EXPRESSION
-    static_assert(!RELU && EXPRESSION_INPUTS == 1 && EXPRESSION_RESULTS == 1, "one activation, of one number");
-    const float in[1] = {value};
-    float out[1];
+    static_assert(!RELU && EXPRESSION_INPUTS <= 2 && EXPRESSION_RESULTS == 1, "one activation");
+    float in[EXPRESSION_INPUTS], out[1];
+    if constexpr (EXPRESSION_INPUTS == 2) in[EXPRESSION_X] = sum, in[1 - EXPRESSION_X] = residual;
+    else in[0] = RESIDUAL ? sum + residual : sum;
     evaluate(out, in);
     return out[0];
 #else
-    return RELU ? relu(value) : value;
+    if (RESIDUAL) sum += residual;
+    return RELU ? relu(sum) : sum;
 #endif
+}
+
+template <bool RELU>
+__device__ __forceinline__ float activated(float sum) {
+    return activated<false, RELU>(sum, 0.f);
 }
 
 template <bool BIAS, bool RESIDUAL, bool RELU, class Element>
 __device__ __forceinline__ Element finish(float sum, const Element* bias, int filter, const Element* residual,
                                           long long at) {
     if (BIAS) sum += to_float(bias[filter]);
-    if (RESIDUAL) sum += to_float(residual[at]);
-    return from_float<Element>(activated<RELU>(sum));
+    return from_float<Element>(activated<RESIDUAL, RELU>(sum, RESIDUAL ? to_float(residual[at]) : 0.f));
 }
 
 // The epilogue in FP8, where numbers are stored as multiples of a unit of their own: `scale` is the unit of the sum,
@@ -38,6 +45,5 @@ __device__ __forceinline__ float finish_scaled(float sum, float scale, float bia
                                                float result_scale) {
     sum *= scale;
     if (BIAS) sum += bias;
-    if (RESIDUAL) sum += residual * residual_scale;
-    return activated<RELU>(sum) * result_scale;
+    return activated<RESIDUAL, RELU>(sum, residual * residual_scale) * result_scale;
 }

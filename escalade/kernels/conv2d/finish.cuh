@@ -47,8 +47,7 @@ struct Finish {
                                                                    result_scale);
         else {
             if (HAS_BIAS) sum += added;
-            if (HAS_RESIDUAL) sum += companion;
-            return activated<HAS_RELU>(sum);
+            return activated<HAS_RESIDUAL, HAS_RELU>(sum, companion);
         }
     }
 

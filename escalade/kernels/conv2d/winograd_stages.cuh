@@ -123,8 +123,8 @@ __device__ __forceinline__ void output_stage(int block, int filter_blocks, const
             Pack<Element, VECTOR> results;
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
-                const float sum = sums[v][i][j] + shift[v] + added[v];
-                results.at[v] = from_float<Element>(activated<HAS_RELU>(sum));
+                const float sum = sums[v][i][j] + shift[v];
+                results.at[v] = from_float<Element>(activated<true, HAS_RELU>(sum, added[v]));
             }
             if (WHOLE) {
                 store_pack(y + at, results);

@@ -49,9 +49,7 @@ def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
         inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
         training=False, eps=problem.epsilon,
     )  # fmt: skip
-    if problem.residual:
-        y = y.add_(inputs["residual"])
-    return activation.apply(problem, y)
+    return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
 
 
 def exact(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:

@@ -80,9 +80,9 @@ def _finish(
     if problem.dtype == "fp8":
         return _finish_scaled(problem, terms, inputs)
     y, *others = terms
-    for other in (*others, *([inputs["residual"]] if problem.residual else [])):
+    for other in others:
         y = y + other
-    return activation.apply(problem, y)
+    return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
 
 
 def _finish_scaled(
@@ -91,9 +91,8 @@ def _finish_scaled(
     y = sum(terms[1:], terms[0]) * inputs["scale"].view(-1, 1, 1)
     if problem.bias:
         y = y + inputs["bias"].view(-1, 1, 1)
-    if problem.residual:
-        y = y + inputs["residual"] * inputs["scales"][0]
-    return activation.apply(problem, y) * inputs["scales"][1]
+    residual = inputs["residual"] * inputs["scales"][0] if problem.residual else None
+    return activation.apply(problem, y, residual) * inputs["scales"][1]
 
 
 def exact(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

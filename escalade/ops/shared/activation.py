@@ -33,9 +33,11 @@ def settle(problem: Activated) -> None:
     if not problem.activation:
         return
     expression = Expression.parse(problem.activation)
-    if expression.inputs != ("x",) or len(expression.results) != 1:
+    known = {"x", "residual"} if getattr(problem, "residual", False) else {"x"}
+    if "x" not in expression.inputs or not known >= set(expression.inputs) or len(expression.results) != 1:
         raise UnsupportedError(
-            f"an activation of {problem.activation!r}: it is one result computed from x, such as x * sigmoid(x)"
+            f"an activation of {problem.activation!r}: it is one result computed from x, such as x * sigmoid(x), and "
+            "from residual, where there is one that is not just added in front"
         )
     if problem.relu:
         raise UnsupportedError(
@@ -54,8 +56,14 @@ def spell(problem: Activated) -> str:
 
 def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
     """What `activated` of kernels/common/epilogue.cuh leaves open, for results of that type."""
-    expression = Expression.parse(activation).constants(fast=ELEMENT_BYTES[dtype] <= 2) if activation else {}
-    return {"HAS_RELU": relu, **expression}
+    if not activation:
+        return {"HAS_RELU": relu}
+    expression = Expression.parse(activation)
+    return {
+        "HAS_RELU": relu,
+        "EXPRESSION_X": expression.inputs.index("x"),
+        **expression.constants(fast=ELEMENT_BYTES[dtype] <= 2),
+    }
 
 
 def constants_of(problem: Activated) -> dict[str, Constant]:
@@ -63,8 +71,21 @@ def constants_of(problem: Activated) -> dict[str, Constant]:
     return constants(problem.relu, problem.activation, problem.dtype)
 
 
-def apply(problem: Activated, y: torch.Tensor) -> torch.Tensor:
-    """The activation of a result by PyTorch."""
-    if problem.activation:
-        (y,) = Expression.parse(problem.activation).evaluate({"x": y})
-    return torch.relu(y) if problem.relu else y
+def takes_residual(activation: str) -> bool:
+    """Whether an activation says itself what becomes of the residual, which is added in front of others."""
+    return bool(activation) and "residual" in Expression.parse(activation).inputs
+
+
+def apply(problem: Activated, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """What becomes of a problem's sums by PyTorch: the residual, if there is one, and the activation."""
+    return finished(problem.relu, problem.activation, y, residual)
+
+
+def finished(relu: bool, activation: str, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """What becomes of sums by PyTorch: the residual, if there is one, and the activation."""
+    if residual is not None and not takes_residual(activation):
+        y = y + residual
+    if activation:
+        values = {"x": y} if residual is None else {"x": y, "residual": residual}
+        (y,) = Expression.parse(activation).evaluate(values)
+    return torch.relu(y) if relu else y

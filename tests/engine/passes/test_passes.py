@@ -17,7 +17,7 @@ from escalade.engine.nodes.conv2d import fuse_shortcuts
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.epilogues import fuse_expressions, fuse_residuals
+from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
 from escalade.models import settle
@@ -93,6 +93,33 @@ def test_expressions_are_fused(run: Callable[..., Any], text: str) -> None:
     assert set(ops(graph)) <= {"conv2d", "linear", "reshape"}
     last = tuple(graph)[-1]
     assert operator_of(last).applied(last).text == text
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (lambda p, x: (lambda y: y + F.silu(p.n(p.a(y))))(p.first(x).relu()), "residual + silu(x)"),
+        (lambda p, x: (lambda y: F.relu(torch.tanh(p.a(y)) * y))(p.first(x)), "relu(tanh(x) * residual)"),
+    ],
+)
+def test_another_value_is_read_on_the_way_out(run: Callable[..., Any], text: str) -> None:
+    graph = after(run, fold_batch_norm, fuse_expressions, fuse_residuals, fuse_operands, fuse_expressions)
+    first, second = graph
+    assert second.inputs["residual"] == first.name
+    assert operator_of(second).applied(second).text == text
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: (lambda y: F.silu(p.a(y)) * y.mean((2, 3), keepdim=True))(p.first(x)),  # of other sizes
+        lambda p, x: (lambda y: F.silu(y) * y)(p.first(x)),  # two readers
+        lambda p, x: (lambda y: F.silu(p.a(y) + y) * y)(p.first(x)),  # a residual already
+    ],
+)
+def test_another_value_that_is_not_read_on_the_way_out(run: Callable[..., Any]) -> None:
+    graph = after(run, fold_batch_norm, fuse_expressions, fuse_residuals, fuse_expressions, fuse_operands)
+    assert "pointwise" in ops(graph)
 
 
 def fused_block(p: Parts, x: torch.Tensor) -> torch.Tensor:
