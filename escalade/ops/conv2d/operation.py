@@ -17,6 +17,7 @@ from escalade.ops.conv2d.rungs import (
     gemm,
     grouped,
     implicit_gemm,
+    ragged,
     sm90_persistent,
     sm90_split,
     sm90_streamed_window,
@@ -32,14 +33,15 @@ HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_oper
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": (*HOPPER, "fused_epilogue", "tuned", "direct"),
-    "fp16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
-    "bf16": (*HOPPER, "fused_epilogue", "tuned", "direct"),
+    "tf32": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "fp16": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "bf16": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
 """Rungs by dtype and layout, from the fastest known to the one that can do everything."""
 FP32_NHWC = (
     "wgmma_split",
+    "ragged",
     "tensor_core_split",
     "winograd_f4_split",
     "winograd_f4_pipelined",
@@ -63,7 +65,7 @@ LARGE_FILTER = ("fft_fused", "fft")
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
 tensor cores an estimate."""
-WORTH_CONVERTING = (*HOPPER, "persistent", "fused_epilogue", "grouped")
+WORTH_CONVERTING = (*HOPPER, "persistent", "ragged", "fused_epilogue", "grouped")
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
 
@@ -88,6 +90,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *implicit_gemm.RUNGS,
             *tensor_core.RUNGS,
             *fused_epilogue.RUNGS,
+            *ragged.RUNGS,
             *sm90_wgmma.RUNGS,
             *sm90_persistent.RUNGS,
             *sm90_window.RUNGS,

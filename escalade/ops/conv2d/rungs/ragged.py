@@ -1,0 +1,303 @@
+"""Convolutions of channels that no copy of 16 bytes divides, or of few filters: windows in shared memory, by pixels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
+from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES, element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+
+WARPS = 4
+LANE_BYTES, STEP_BYTES = 8, 32
+"""What a lane holds of an output pixel for one step of a product, and what all lanes hold of it."""
+BLOCK_N = 8
+"""Filters of an mma.sync."""
+MOST_BLOCKS_N = 12
+"""Blocks of filters of a warp at most."""
+SUMS = 64
+"""Registers of a thread that hold sums."""
+MOST_STEPS = 32
+"""Steps of a segment at most; all are unrolled."""
+MOST_CONFIGS = 12
+FEW_FILTERS = 32
+"""Filters up to which channels may be any: those rungs that fetch a pixel for every tap are slow then."""
+SPLIT_OPERANDS = 40
+"""Registers besides of a thread that splits operands: both parts of those that are under way."""
+BANKS = 32
+GAP_BYTES = 32
+"""A gap behind pixels whose channels are whole lines or halves of them: four times as many bytes are all banks."""
+
+PRODUCT_CLOCKS = 2.0
+"""Clocks of a multiprocessor for an mma.sync of 16x8x16, or of 16x8x8 in TF32."""
+COPY_CLOCKS = 3.0
+"""A guess at the clocks of a multiprocessor for a warp's copy of a unit a lane: its addresses, load and store."""
+STORE_CLOCKS = 6.0
+"""A guess at the clocks of a multiprocessor for a warp's stores of two results a lane: staged, finished, stored."""
+TILE_CLOCKS = 2500.0
+"""Clocks of a tile in which its block waits for its window and its first weights, for others to fill."""
+
+
+@dataclass(frozen=True)
+class RaggedConfig(Config):
+    rows: int
+    """Output pixels of a tile."""
+    columns: int
+    tiles_m: int
+    """Blocks of 16 pixels a warp."""
+    tiles_n: int
+    """Blocks of 8 filters."""
+    blocks_per_sm: int = 1
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What follows from a problem and a config; the same sums as in the kernel."""
+
+    problem: Conv2dProblem
+    config: RaggedConfig
+
+    @property
+    def filter_blocks(self) -> int:
+        """Parts of the filters, each for blocks of its own."""
+        return ceil_div(self.problem.filters, BLOCK_N * self.config.tiles_n)
+
+    @property
+    def tiles(self) -> int:
+        p, c = self.problem, self.config
+        return p.batch * ceil_div(p.output_height, c.rows) * ceil_div(p.output_width, c.columns)
+
+    @property
+    def window(self) -> int:
+        """Bytes of a tile's window."""
+        p, c = self.problem, self.config
+        rows = (c.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1
+        columns = (c.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1
+        return rows * columns * (p.channels * p.element_bytes + _gap_bytes(p))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The window, and in its place the sums."""
+        c = self.config
+        pitch = c.tiles_n * BLOCK_N + (0 if c.tiles_n % 2 else BLOCK_N)
+        return max(self.window, c.rows * c.columns * pitch * 4)
+
+    @property
+    def registers(self) -> int:
+        """An estimate of a thread's: sums, both operands, where its pixels lie, and the rest."""
+        m, n = self.config.tiles_m, self.config.tiles_n
+        sums, operands = 4 * m * n, 4 * m + 4 * n
+        if _products(self.problem) > 1:
+            sums, operands = 2 * sums, 2 * operands + SPLIT_OPERANDS
+        return sums + operands + 2 * m + 50
+
+    def fitting_blocks(self, card: Card) -> int:
+        """Blocks of a multiprocessor."""
+        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_registers = card.registers // (WARPS * 32 * ceil_div(self.registers, 8) * 8)
+        return max(1, min(by_memory, by_registers, 8))
+
+    def clocks(self, card: Card) -> float:
+        """Clocks of the busiest multiprocessor: copies, reads of shared memory and stores go through the same unit,
+        beside products."""
+        p, c = self.problem, self.config
+        steps = _segments(p)[0] * _steps(p)
+        blocks_m = ceil_div(c.rows * c.columns, 16)
+        products = steps * blocks_m * c.tiles_n * PRODUCT_CLOCKS * _products(p)
+        reads = steps * blocks_m * 2 * (LANE_BYTES // _unit_bytes(p)) * _conflicts(p)
+        weights = steps * WARPS * c.tiles_n * 2
+        copies = self.window / _unit_bytes(p) / 32 * COPY_CLOCKS
+        stores = c.rows * c.columns * c.tiles_n * 4 / 32 * STORE_CLOCKS
+        if p.filters % 2:
+            stores *= 1.5
+        moved = copies + reads + weights + stores * (1.5 if p.residual else 1)
+        tiles = ceil_div(self.tiles * self.filter_blocks, card.multiprocessors)
+        return TILE_CLOCKS + tiles * (max(products, moved) + TILE_CLOCKS / c.blocks_per_sm)
+
+
+def _products(p: Conv2dProblem) -> int:
+    """Products of tensor cores for each of the problem's."""
+    return 3 if p.dtype == "fp32" else 1
+
+
+def _unit_bytes(p: Conv2dProblem) -> int:
+    """Bytes that are read at once: every pixel is a multiple of them."""
+    return next(size for size in (8, 4, 2) if p.channels * p.element_bytes % size == 0)
+
+
+def _gap_bytes(p: Conv2dProblem) -> int:
+    """Bytes behind each pixel of a window: where channels fill whole steps, so many that four pixels take all banks."""
+    return GAP_BYTES if p.channels * p.element_bytes % STEP_BYTES == 0 else 0
+
+
+def _segments(p: Conv2dProblem) -> tuple[int, int]:
+    """Runs of neighbours that an output pixel sees, and elements of each: rows, or taps where columns are dilated."""
+    if p.dilation[1] == 1 and not _gap_bytes(p):
+        return p.filter_height, p.filter_width * p.channels
+    return p.taps, p.channels
+
+
+def _steps(p: Conv2dProblem) -> int:
+    """Steps of a segment."""
+    return ceil_div(_segments(p)[1] * p.element_bytes, STEP_BYTES)
+
+
+@lru_cache(1024)
+def _conflicts(p: Conv2dProblem) -> float:
+    """Turns that the banks take for a read of one unit by all lanes: 8 pixels, and 4 lanes along each."""
+    pixel = p.stride[1] * (p.channels * p.element_bytes + _gap_bytes(p))
+    starts = [row * pixel + lane * LANE_BYTES for row in range(8) for lane in range(4)]
+    words = {(start + byte) // 4 for start in starts for byte in range(0, _unit_bytes(p), 2)}
+    return float(max(Counter(word % BANKS for word in words).values()))
+
+
+def _flat(p: Conv2dProblem) -> Conv2dProblem:
+    """Pixels that see nothing but themselves are one long row."""
+    if p.taps > 1 or p.stride != (1, 1) or p.padding != (0, 0):
+        return p
+    return replace(p, batch=1, height=1, width=p.output_pixels)
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
+    sums = SUMS if _products(p) == 1 else SUMS // 2
+    blocks_n = ceil_div(p.filters, BLOCK_N)
+    tiles_n = ceil_div(blocks_n, ceil_div(blocks_n, min(MOST_BLOCKS_N, sums // 4)))
+    found = {}
+    for tiles_m in (4, 2, 1):
+        if tiles_m > 1 and 4 * tiles_m * tiles_n > sums:
+            continue
+        pixels = WARPS * 16 * tiles_m
+        parts = range(
+            ceil_div(p.output_width, pixels), min(p.output_width, 32 * ceil_div(p.output_width, pixels)) + 1
+        )
+        for columns in {ceil_div(p.output_width, count) for count in parts}:
+            rows = min(p.output_height, pixels // columns)
+            config = RaggedConfig(
+                ceil_div(p.output_height, ceil_div(p.output_height, rows)), columns, tiles_m, tiles_n
+            )
+            tiling = _Tiling(p, config)
+            if tiling.shared_bytes <= card.shared_bytes:
+                config = replace(config, blocks_per_sm=tiling.fitting_blocks(card))
+                found[config] = _Tiling(p, config).clocks(card)
+    ordered = sorted(found, key=lambda config: found[config])
+    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    default = (small or ordered)[:1]
+    return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
+
+
+@dataclass(frozen=True)
+class Ragged(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, name = problem, self.name
+        if sentence := self.only_nhwc(p):
+            return sentence
+        if p.dtype not in MULTIPLIED:
+            return f"{name} takes {', '.join(MULTIPLIED)}, not {p.dtype}"
+        if p.channels * p.element_bytes % VECTOR_BYTES == 0 and p.filters > FEW_FILTERS:
+            return (
+                f"{name} is for channels that {VECTOR_BYTES} bytes do not divide, or up to {FEW_FILTERS} filters; "
+                f"fused_epilogue takes {p.channels} and {p.filters}"
+            )
+        if p.batch < 1:
+            return f"{name} takes a batch of 1 or more"
+        if _steps(p) > MOST_STEPS or not _best_first(_flat(p), self.card):
+            return (
+                f"rows of {p.filter_height}x{p.filter_width} filters over {p.channels} channels are long for {name} "
+                f"and the {self.card.shared_bytes} bytes of a block's shared memory; fused_epilogue takes any"
+            )
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        """The first fits every card, if one does."""
+        return _best_first(_flat(problem), self.card)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, RaggedConfig)
+        return _Tiling(_flat(problem), config).clocks(self.card)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, RaggedConfig)
+        p = _flat(problem)
+        tiling = _Tiling(p, config)
+        shape: dict[str, Constant] = {
+            "Element": element(p.dtype),
+            "CHANNELS": p.channels,
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "DILATION_W": p.dilation[1],
+            "GAP": _gap_bytes(p) // p.element_bytes,
+        }
+        constants: dict[str, Constant] = {
+            **shape,
+            "Output": element(p.dtype),
+            "Bias": element(p.dtype),
+            "STRIDE_H": p.stride[0],
+            "STRIDE_W": p.stride[1],
+            "DILATION_H": p.dilation[0],
+            "UNIT": _unit_bytes(p) // p.element_bytes,
+            "WARPS": WARPS,
+            "TILES_M": config.tiles_m,
+            "TILES_N": config.tiles_n,
+            "TILE_ROWS": config.rows,
+            "TILE_COLUMNS": config.columns,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            "PRODUCTS": _products(p),
+            "FILTERS_ALIGNED": p.filters % (BLOCK_N * config.tiles_n) == 0,
+            "FILTERS_EVEN": p.filters % 2 == 0,
+            "HAS_MASK": False,
+            **arguments.epilogue_constants(p),
+        }
+        blocks_n = tiling.filter_blocks * config.tiles_n
+        packed = _segments(p)[0] * _steps(p) * blocks_n * 32 * LANE_BYTES
+        packing = KernelCall(
+            Program.of("conv2d/ragged_weights.cu", "conv2d_ragged_weights", shape),
+            (ceil_div(packed // p.element_bytes, 256), 1, 1),
+            (256, 1, 1),
+            (Buffer("weight"), Buffer("packed_weight"), p.filters, blocks_n),
+            weights_only=True,
+            overlap=True,
+        )
+        product = KernelCall(
+            Program.of("conv2d/ragged.cu", "conv2d_ragged", constants),
+            (tiling.tiles * tiling.filter_blocks, 1, 1),
+            (WARPS * 32, 1, 1),
+            (
+                Buffer("x"),
+                Buffer("packed_weight"),
+                Buffer("bias", optional=True),
+                Buffer("residual", optional=True),
+                Buffer("y"),
+                arguments.shape(p),
+            ),
+            shared_bytes=tiling.shared_bytes,
+            overlap=True,
+        )
+        return Recipe((packing, product), (Workspace("packed_weight", packed),))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        """In TF32 as other products of tensor cores; split operands have 22 bits each."""
+        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
+        return max(tolerance, 2.0**-21) if _products(problem) > 1 else tolerance
+
+
+# Prediction for 50to75_56_k1s1 at batch 32 in fp16, 0.75 GFLOP and 25 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Ragged(
+        "ragged",
+        "channels that no copy divides stay as they are: windows in shared memory as they lie in x, from which lanes "
+        "read their operands, and weights packed in the order of lanes",
+        below="fused_epilogue",
+        # 6 us of bytes and 4 us of stores of single elements, against 22 us with a launch that pads x.
+        predicted_gain=2.0,
+    ),
+)
