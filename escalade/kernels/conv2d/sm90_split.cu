@@ -239,6 +239,7 @@ struct Output {
     const Placement& placement;
     int pixels;
     float2 image_scale;
+    int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
 
     // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are.
     __device__ __forceinline__ float scaled(float total, float first, float second) const {
@@ -277,7 +278,7 @@ struct Output {
         for (int half = 0; half < 2; ++half) {
             const int pixel = first_pixel + lane_pixel() + half * 8;
             if (pixel >= pixels) return;
-            const long long at = offset(pixel, shape, placement) + filter;
+            const long long at = (PITCHED ? 1LL * pixel * y_pitch : offset(pixel, shape, placement)) + filter;
 #pragma unroll
             for (int i = 0; i < PARTS * 8; ++i) {
                 const float* two = &totals[i / 8][i % 8 * 4 + half * 2];
@@ -292,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                       const __grid_constant__ TensorMap weight_map, const float* __restrict__ scales,
                       const float* __restrict__ bias, const float* __restrict__ residual, float* __restrict__ y,
                       Seen* seen, int attempt, const float* __restrict__ x, long long x_packs, Work work,
-                      ConvShape shape, ShortcutShape shortcut, Placement placement) {
+                      ConvShape shape, ShortcutShape shortcut, Placement placement, int y_pitch) {
     Stages ring(shared_address(shared_memory));
     if (threadIdx.x == 0) {
         ring.init(WARPGROUPS * 4);
@@ -322,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     claim_registers<PRODUCT_REGISTERS>();
     const int first_row = threadIdx.x / 32 * 16;
-    const Output output{bias, residual, scales, y, shape, placement, work.pixels, undoing_factors(exponent)};
+    const Output output{bias, residual, scales, y, shape, placement, work.pixels, undoing_factors(exponent), y_pitch};
     Multiplier multiplier{first_row + lane_pixel(), power_of_two(exponent)};
     for (int index = blockIdx.x; index < work.tiles; index += gridDim.x) {
         const Tile tile(index, work);

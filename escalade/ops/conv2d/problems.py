@@ -68,6 +68,7 @@ SMALL_PROBLEMS = (
     _SQUARE(64, 64, 6, 3, batch=2, dtype="fp16", layout="nhwc", bias=True, relu=True, x_pitch=96, y_pitch=144),
     _SQUARE(24, 40, 7, 3, batch=2, stride=2, dtype="fp16", layout="nhwc", x_pitch=48, y_pitch=64),
     _SQUARE(64, 64, 5, 1, dtype="fp16", layout="nhwc", residual=True, y_pitch=80),
+    _SQUARE(16, 24, 5, 3, layout="nhwc", bias=True, y_pitch=32),
 )  # fmt: skip
 """Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
 square, shortcuts, FP8, and parts of larger buffers."""

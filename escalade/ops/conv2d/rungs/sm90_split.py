@@ -165,7 +165,13 @@ class WgmmaSplit(JobRung):
     def takes_shortcut(self) -> bool:
         return True
 
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("y",)
+
     def job_limits(self, job: Job) -> str | None:
+        if job.y_pitch and job.epilogue.residual:
+            return f"{self.name} reads a residual as y lies, dense"
         if job.windows.dtype != "fp32":
             return f"{self.name} is for the accuracy of fp32; it does not take {job.windows.dtype}"
         if job.shortcut and (sentence := job.shortcut.unsupported(self.name)):
@@ -197,6 +203,7 @@ class WgmmaSplit(JobRung):
             "FILTERS_EVEN": job.filters % 2 == 0,
             "HAS_SHORTCUT": job.shortcut is not None,
             "PLACED": job.placement != UNPLACED,
+            "PITCHED": job.y_pitch > 0,
             "SAMPLED": job.any_magnitude,
             **job.epilogue.flags,
         }
@@ -211,6 +218,7 @@ class WgmmaSplit(JobRung):
                     Buffer("residual", optional=True), Buffer("y"), Buffer("magnitudes"), attempt,
                     image.buffer, Int64(image.elements // COPIED),
                     config.work(job), job.windows.shape(job.filters), shortcut_shape(job.shortcut), job.placement,
+                    job.y_pitch,
                 ),
                 shared_bytes=config.shared_bytes,
                 overlap=True,
