@@ -76,6 +76,9 @@ class Graph:
         self.gpu = gpu
         self.work: list[Callable[[], None]] = []
 
+    def instantiate(self) -> None:
+        """Is ready when it is recorded."""
+
     def replay(self) -> None:
         for work in self.work:
             self.gpu.current.enqueue(work)
@@ -194,7 +197,8 @@ class Gpu:
             "current_stream": lambda *_: self.current,
             "current_device": lambda: 0,
             "synchronize": self.synchronize,
-            "CUDAGraph": lambda: Graph(self),
+            "CUDAGraph": lambda keep_graph: Graph(self),
+            "is_current_stream_capturing": lambda: self.recorded is not None,
             "graph": self.capture,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)

@@ -83,26 +83,33 @@ class Pointers:
     """
 
     def __init__(self) -> None:
+        self.launches: list[ArgumentList] = []
+        """The arguments in which it stands, of each launch once."""
         self._values: list[tuple[Any, int]] = []
         self._maps: list[tuple[ArgumentList, TensorMap, Any, int]] = []
-        self._mapped = 0
+        self._address: int | None = None
 
     def add(self, arguments: ArgumentList, name: str, offset: int = 0) -> None:
         """What the arguments call `name` lies `offset` bytes into the memory."""
-        for buffer, value in arguments._pointers:
-            if buffer.name == name:
-                self._values.append((value, offset + buffer.offset))
-        for tensor_map, room in arguments._maps:
-            if tensor_map.buffer.name == name:
-                self._maps.append((arguments, tensor_map, room, offset + tensor_map.buffer.offset))
+        values = [(value, buffer) for buffer, value in arguments._pointers if buffer.name == name]
+        maps = [(one, room) for one, room in arguments._maps if one.buffer.name == name]
+        self._values += [(value, offset + buffer.offset) for value, buffer in values]
+        self._maps += [(arguments, one, room, offset + one.buffer.offset) for one, room in maps]
+        if (values or maps) and not any(known is arguments for known in self.launches):
+            self.launches.append(arguments)
+        self._address = None
 
-    def point(self, address: int) -> None:
+    def point(self, address: int) -> bool:
+        """Whether they were pointed elsewhere before; for one address after another nothing is done twice."""
+        if address == self._address:
+            return False
+        self._address = None  # until all are set
         for value, offset in self._values:
             value.value = address + offset
-        if self._maps and address != self._mapped:  # encoding one takes as long as a launch
-            for arguments, tensor_map, room, offset in self._maps:
-                arguments.encode_into(room, tensor_map, address + offset)
-            self._mapped = address
+        for arguments, tensor_map, room, offset in self._maps:
+            arguments.encode_into(room, tensor_map, address + offset)
+        self._address = address
+        return True
 
 
 def _address(buffer: Buffer, buffers: Mapping[str, int]) -> int | None:

@@ -149,7 +149,7 @@ class CudaLaunch:
         self._handle = self.kernel.handle
         self.arguments = ArgumentList(call.arguments, encode)
         self._address = ctypes.addressof(self.arguments.addresses)
-        self._device_index = device_index
+        self.device_index = device_index
         self._lane = call.lane
         self._config = _launch_config(call)
         self._stream = 0
@@ -160,22 +160,31 @@ class CudaLaunch:
 
     def __call__(self) -> None:
         if self._lane:
-            stream = side_stream(self._device_index, self._lane).cuda_stream
+            stream = side_stream(self.device_index, self._lane).cuda_stream
         else:
-            stream = self._current_stream(self._device_index)
+            stream = self._current_stream(self.device_index)
         if stream != self._stream:
             self._stream = stream
             self._config.hStream = stream
-        if not stream and self._current_device() != self._device_index:
-            with torch.cuda.device(self._device_index):  # the default stream is that of the current context
+        if not stream and self._current_device() != self.device_index:
+            with torch.cuda.device(self.device_index):  # the default stream is that of the current context
                 self._enqueue()
         else:
             self._enqueue()
 
+    def node(self) -> Any:
+        """What its launch has become in the CUDA graph that is being recorded; asked for before anything follows it."""
+        from cuda.bindings import driver
+
+        what = f"{self.what}: asking for its place in the graph being recorded"
+        _, _, _, latest, *_ = check(driver.cuStreamGetCaptureInfo(self._stream), what)
+        (node,) = latest
+        return node
+
     def _enqueue(self) -> None:
         (status,) = self._launch(self._config, self._handle, self._address, 0)
         if status is self._no_context:  # the thread's first use of CUDA is this launch
-            make_context_current(self._device_index)
+            make_context_current(self.device_index)
             (status,) = self._launch(self._config, self._handle, self._address, 0)
         if status is not self._success:
             check((status,), self.what)

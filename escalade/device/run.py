@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch
 
 from escalade.device import cuda, twin
 from escalade.device.arguments import ArgumentList, Pointers
+from escalade.device.graph import GraphNode
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
 from escalade.device.turns import Copies, CudaTurns, Turns, TwinTurns
 from escalade.device.twin import tensor_map
@@ -64,6 +66,7 @@ class Executable:
         self._recorded: tuple[Copies, list[Step]] = {}, self._steps
         self._turns = self._taking_turns() if recipe.shared_state else None
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
+        self._nodes: list[GraphNode] | None = None
 
     def _taking_turns(self) -> Turns:
         programs = self.recipe.shared_state
@@ -160,6 +163,18 @@ class Executable:
             step()
             if self._synchronize:
                 self._wait(step)
+            if self._nodes is not None and isinstance(step, cuda.CudaLaunch):
+                self._nodes.append(GraphNode(step, step.node()))
+
+    @contextmanager
+    def noting_nodes(self) -> Iterator[list[GraphNode]]:
+        """What its launches become in the CUDA graph that is being recorded meanwhile."""
+        found: list[GraphNode] = []
+        self._nodes = found
+        try:
+            yield found
+        finally:
+            self._nodes = None
 
     def _declare_unwritten(self, launches: Sequence[_TwinLaunch]) -> None:
         """The twin's checks are told which memory a step must write before another reads it.

@@ -9,15 +9,12 @@ from typing import Protocol
 
 import torch
 
-from escalade.device.arguments import Pointers
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
+from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import KernelProgram, Kernels, Program
-
-_ALIGNMENT = 16
-"""Kernels load 16 bytes at a time."""
+from escalade.engine.plan.program import Addresses, KernelProgram, Kernels, Program
 
 
 class Calls(Protocol):
@@ -46,26 +43,21 @@ class BufferedCalls:
         device = tensors[0].device
         if device.type != "cuda":
             with self._lock:
-                return self._run(tensors)
+                return self.program.over(tensors, self._types)
         with self._lock, torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                return self.program.apart(tensors, self._types)
             stream = torch.cuda.current_stream(device)
             if self._stream != stream:
                 self.program.used_on(stream)
                 if self._done is not None:
                     stream.wait_event(self._done)
-            results = self._run(tensors)
+            results = self.program.over(tensors, self._types)
             if self._done is None:
                 self._done = torch.cuda.Event()
             self._done.record(stream)
             self._stream = stream
             return results
-
-    def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        for room, tensor in zip(self.program.inputs, tensors, strict=True):
-            room.copy_(tensor.detach() if tensor.requires_grad else tensor, non_blocking=True)
-        self.program.run()
-        outputs = zip(self.program.outputs, self._types, strict=True)
-        return [output.to(dtype, copy=True) for output, dtype in outputs]
 
 
 class DirectCalls:
@@ -79,18 +71,21 @@ class DirectCalls:
         self, plan: Plan, constants: Constants, device: torch.device, types: Sequence[torch.dtype]
     ) -> None:
         kernels = Kernels(plan, constants, device)
-        pointers, scratch, self._launches = _launches(kernels)
-        forms = {name: plan.forms[name] for name in pointers}
+        addresses = Addresses.of(kernels)
+        self._launches = _launches(kernels)
         self.plan = plan
         self._device = device
         self._own_program = partial(KernelProgram, plan, constants, device)
         self._weights = kernels.weights
         self._inputs = [
-            _Given(forms[given.name], device, pointers[given.name]) for given in plan.graph.inputs
+            Given(plan.forms[given.name], device, addresses.outside[given.name].point)
+            for given in plan.graph.inputs
         ]
-        self._outputs = [_Made(forms[name], device, pointers[name]) for name in plan.graph.outputs]
-        self._scratch = [_Made(form, device, scratch) for form in _bytes(plan.scratch_bytes)]
-        stored = [forms[name].dtype for name in plan.graph.outputs]
+        self._outputs = [
+            Made(plan.forms[name], device, addresses.outside[name].point) for name in plan.graph.outputs
+        ]
+        self._scratch = [Made(form, device, addresses.arena.point) for form in _bytes(plan.arena_bytes)]
+        stored = [plan.forms[name].dtype for name in plan.graph.outputs]
         self._types = None if stored == list(types) else types
         self._lock = threading.Lock()  # the arguments of a launch are one for all threads
         on_gpu = device.type == "cuda"
@@ -136,71 +131,13 @@ def _no_stream(index: int | None) -> int:
     return 0
 
 
-def _launches(kernels: Kernels) -> tuple[dict[str, Pointers], Pointers, list[Callable[[], None]]]:
-    """The pointers to each input and output, those to scratch memory, and the launches."""
-    plan = kernels.plan
-    outside = {name: Pointers() for name in (*(g.name for g in plan.graph.inputs), *plan.graph.outputs)}
-    scratch = Pointers()
+def _launches(kernels: Kernels) -> list[Callable[[], None]]:
     launches: list[Callable[[], None]] = []
-    for step, executable in zip((s for s in plan.steps if not s.is_alias), kernels.calls, strict=True):
+    for executable in kernels.calls:
         assert isinstance(executable, Executable), "PyTorch's steps are not run directly"
-        for role, name in {**step.node.inputs, "y": step.node.name}.items():
-            if name in plan.outside:
-                executable.add_to(outside[plan.outside[name]], role)
-            elif name not in plan.graph.constants:
-                executable.add_to(scratch, role, plan.places[name])
-        for workspace in executable.recipe.workspaces:
-            name = step.workspace_name(workspace)
-            if name not in plan.lasting:
-                executable.add_to(scratch, workspace.name, plan.places[name])
         executable.release()
         launches += executable.launches
-    return outside, scratch, launches
-
-
-class _Given:
-    """An input as the kernels want it."""
-
-    def __init__(self, form: Form, device: torch.device, pointers: Pointers) -> None:
-        self._dtype = form.dtype
-        self._is_dense = _is_channels_last if form.layout == "nhwc" else torch.Tensor.is_contiguous
-        self._copy = _Made(form, device, pointers)
-        self._point = pointers.point
-
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The launches read it, or a copy: of one of another type or order, that lies in the midst of another, or whose
-        elements are negative by nothing but a mark on it.
-        """
-        address = tensor.data_ptr()
-        if (
-            tensor.dtype is self._dtype
-            and self._is_dense(tensor)
-            and not address % _ALIGNMENT
-            and not tensor.is_neg()
-        ):
-            self._point(address)
-            return tensor
-        return self._copy.make().copy_(tensor.detach())
-
-
-class _Made:
-    """Memory that the launches are pointed at, new at each call."""
-
-    def __init__(self, form: Form, device: torch.device, pointers: Pointers) -> None:
-        like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
-        self._empty = partial(
-            torch.empty_strided, tuple(like.shape), like.stride(), dtype=form.dtype, device=device
-        )
-        self._point = pointers.point
-
-    def make(self) -> torch.Tensor:
-        made = self._empty()
-        self._point(made.data_ptr())
-        return made
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+    return launches
 
 
 def _bytes(number: int) -> list[Form]:

@@ -59,7 +59,7 @@ class ExplainedStep:
     bytes: int
     """The fewest that the step moves: each input read once, each result written once."""
     offset: int | None
-    """The offset of its result in the arena; None for a constant's."""
+    """The offset of its result in the arena; None for what lies elsewhere: constants, and what the caller gets."""
     result_bytes: int
     floor_us: float | None = None
     time_us: float | None = None
@@ -76,6 +76,8 @@ class Explanation:
     arena_bytes: int
     weight_bytes: int
     lasting_bytes: int
+    outside_bytes: int
+    """Bytes of inputs and results, where kernels read and write the caller's own tensors."""
     notes: tuple[str, ...] = ()
     time_us: float | None = None
     """Microseconds of the whole plan, in one go."""
@@ -104,7 +106,7 @@ class Explanation:
     @property
     def total_bytes(self) -> int:
         """All the memory that a call uses, PyTorch's own steps apart."""
-        return self.arena_bytes + self.weight_bytes + self.lasting_bytes
+        return self.arena_bytes + self.weight_bytes + self.lasting_bytes + self.outside_bytes
 
     @property
     def floor_us(self) -> float | None:
@@ -145,7 +147,8 @@ class Explanation:
         lines = [
             f"{len(self.steps)} steps, {self.launches} kernel launches, {self.flops / 1e9:.2f} GFLOP.",
             f"Memory: {mebibytes(self.total_bytes)}: arena {mebibytes(self.arena_bytes)}, "
-            f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}.",
+            f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}, "
+            f"the caller's tensors {mebibytes(self.outside_bytes)}.",
         ]
         if self.dtype == "fp8":
             convolutions = [step for step in self.steps if step.operation == "conv2d"]
@@ -192,6 +195,7 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
         plan.arena_bytes,
         plan.constant_bytes,
         plan.lasting_bytes,
+        plan.outside_bytes,
         tuple(plan.graph.notes),
         device=device,
     )
@@ -229,7 +233,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         launches=len(launched),
         flops=flops,
         bytes=moved,
-        offset=plan.places.get(node.name),
+        offset=None if node.name in plan.outside else plan.places.get(node.name),
         result_bytes=form.bytes,
         floor_us=floor(flops, moved, _rate(dtype, plan.dtype)) if floor and not step.is_alias else None,
     )

@@ -40,7 +40,7 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     stream = 0
     vars(launch).update(
         _launch=recorder, _success=SUCCESS, _no_context=NO_CONTEXT, _handle=None, _address=0, _lane=0, _stream=0,
-        _device_index=1, _config=SimpleNamespace(hStream=0), what="launching", _current_device=lambda: 1,
+        device_index=1, _config=SimpleNamespace(hStream=0), what="launching", _current_device=lambda: 1,
         _current_stream=lambda index: stream,
     )  # fmt: skip
     launch()

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from escalade.device import cuda
+from escalade.device.arguments import Pointers
 from escalade.engine import streaming
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.program import Addresses, KernelProgram
 from escalade.engine.streaming import _DeviceSlot, _Lanes
 from tests.fake_cuda import Box, Gpu
 
@@ -28,15 +29,17 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 class Doubling:
-    """A program over memory of its own, as a plan's is."""
+    """A program with memory of its own between its steps, as a plan's is."""
 
     plan: Any = None
 
     def __init__(self, gpu: Gpu) -> None:
-        self.inputs, self.outputs = (Box(gpu),), (Box(gpu),)
+        self._gpu = gpu
+        self._between = Box(gpu)
 
-    def run(self) -> None:
-        self.outputs[0].twice(self.inputs[0])
+    def over(self, tensors: Sequence[Any], types: Sequence[torch.dtype]) -> list[Any]:
+        self._between.twice(tensors[0])
+        return [Box(self._gpu).copy_(self._between)]
 
     def used_on(self, stream: Any) -> None: ...
 
@@ -105,7 +108,8 @@ class Replayed(KernelProgram):
 
     def __init__(self, gpu: Gpu) -> None:
         self._device = CUDA
-        self._arena = Box(gpu)  # type: ignore[assignment]
+        self._values = SimpleNamespace(arena=Box(gpu), outside=Box(gpu))  # type: ignore[assignment]
+        self._addresses, self.calls = Addresses({}, Pointers(), {}), []
         self.weight, self.x, self.y, self.packed = (Box(gpu) for _ in range(4))
         self.weight.copy_(Box(gpu, 5.0))
         self._graph = self._captured(self._first_run())

@@ -50,7 +50,7 @@ def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
     x = torch.randn(2, *item)
     program = twin.program(x)
     assert isinstance(program, KernelProgram)
-    program._arena.fill_(0xFF)  # NaN in every floating type: nothing is read that was not written
+    program._values.arena.fill_(0xFF)  # NaN in every floating type: nothing is read that was not written
     y = twin(x)
     with torch.no_grad():
         assert difference(y, model(x)) <= TOLERANCE[dtype]

@@ -6,6 +6,7 @@ packed once into the form that the chosen kernels want.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -83,24 +84,37 @@ class Plan:
     steps: tuple[Step, ...]
     forms: Mapping[str, Form]
     places: Mapping[str, int]
-    """The offset of every value and of every workspace that a step uses only while it runs."""
+    """The offset of every value and of every workspace that a step uses only while it runs. Values that are outside
+    follow behind the arena, for runs over memory of the plan's own."""
     arena_bytes: int
+    """Bytes of all that lies inside."""
     lasting: Mapping[str, Workspace]
     """Workspaces that are written once, and counters: they keep what they hold from call to call."""
     constants: tuple[ConstantForm, ...]
     outside: Mapping[str, str]
-    """Values that may lie in the caller's tensors instead of the arena, in plans of few launches: the input or output
-    whose bytes each has. Kernels then read inputs where they are and write results where they are wanted."""
-    scratch_bytes: int
-    """Bytes of the arena's beginning: what is left of it when those are outside."""
+    """Values that lie in the caller's tensors instead of the arena: the input or output whose bytes each has. Kernels
+    read inputs where they are and write results where they are wanted."""
+    outside_bytes: int
     apart: Mapping[str, int]
     """Values of PyTorch's steps, which lie where PyTorch puts them, and their views: the last step at which each
     matters. Outputs are not among them."""
 
     @property
     def is_direct(self) -> bool:
-        """Whether it can run over the caller's tensors."""
-        return bool(self.outside)
+        """Whether a call is a few launches over nothing but the caller's tensors and scratch memory."""
+        read, written = len(self.inputs_outside), len(self.outputs_outside)
+        all_outside = (read, written) == (len(self.graph.inputs), len(self.graph.outputs))
+        return all_outside and _are_few_launches(self.steps)
+
+    @property
+    def inputs_outside(self) -> tuple[str, ...]:
+        """The inputs that are read where the caller has them; the others are copied into the arena."""
+        return tuple(given.name for given in self.graph.inputs if given.name in self.outside)
+
+    @property
+    def outputs_outside(self) -> tuple[str, ...]:
+        """The outputs that are written where the caller gets them; the others are copied there."""
+        return tuple(name for name in self.graph.outputs if name in self.outside)
 
     @property
     def fallbacks(self) -> tuple[Step, ...]:
@@ -121,8 +135,8 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """All the memory that a call uses, PyTorch's own steps apart."""
-        return self.arena_bytes + self.constant_bytes + self.lasting_bytes
+        """All the memory that a call uses, its inputs and results included, PyTorch's own steps apart."""
+        return self.arena_bytes + self.outside_bytes + self.constant_bytes + self.lasting_bytes
 
 
 def make_plan(
@@ -157,19 +171,25 @@ def make_plan(
         for workspace in step.recipe.lasting
     }
     values = _Values.of(graph, steps, parts)
-    outside = _outside(graph, steps, values) if not parts.places and _may_run_directly(steps) else {}
-    arena, scratch_bytes = _arena(steps, values, parts, lasting, outside)
+    outside = _outside(graph, steps, values, forms)
+    inner, outer = _arenas(steps, values, forms, lasting, outside)
+    roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
+    aliases = {
+        name: roots[values.root(name)] + values.offset(name, parts)
+        for name in values.owner
+        if name not in values.apart
+    }
     return Plan(
         dtype,
         graph,
         tuple(steps),
         forms,
-        arena.offsets,
-        arena.bytes,
+        {**roots, **aliases},
+        inner.bytes,
         lasting,
         tuple(constants),
         outside,
-        scratch_bytes,
+        outer.bytes,
         values.apart,
     )
 
@@ -391,8 +411,8 @@ def _root(name: str, owner: Mapping[str, str]) -> str:
     return name
 
 
-def _may_run_directly(steps: Sequence[Step]) -> bool:
-    """Few launches, and nothing that calls on several streams at once would have to share: counters are one for all."""
+def _are_few_launches(steps: Sequence[Step]) -> bool:
+    """Few, and nothing that calls on several streams at once would have to share: counters are one for all."""
     launches = 0
     for step in steps:
         if step.in_pytorch:
@@ -406,28 +426,40 @@ def _may_run_directly(steps: Sequence[Step]) -> bool:
     return 1 <= launches <= MOST_DIRECT_LAUNCHES
 
 
-def _outside(graph: Graph, steps: Sequence[Step], values: _Values) -> dict[str, str]:
-    """The values with the bytes of an input or an output; none if an output is no tensor of its own."""
-    written = {values.root(step.node.name) for step in steps if step.recipe}
-    holders = {given.name: given.name for given in graph.inputs}
+def _outside(
+    graph: Graph, steps: Sequence[Step], values: _Values, forms: Mapping[str, Form]
+) -> dict[str, str]:
+    """The values with the bytes of an input or an output that kernels alone read and write.
+
+    The others are copied: those of PyTorch's steps and of kernels that read what these give, and results that are no
+    tensors of their own, but an input (which is copied then), a constant, or the bytes of another result.
+    """
+    copied = {
+        values.root(name)
+        for step in steps
+        if step.in_pytorch or not values.apart.keys().isdisjoint(step.node.inputs.values())
+        for name in (*step.node.inputs.values(), step.node.name)
+    }
+    given = {entry.name for entry in graph.inputs}
+    results = Counter(map(values.root, graph.outputs))
+    holders = {name: name for name in given - copied - results.keys()}
     for name in graph.outputs:
         whole = values.root(name)
-        if whole in holders or whole not in written:
-            return {}
-        holders[whole] = name
+        is_own = whole in values.lives and whole not in given and results[whole] == 1
+        if is_own and whole not in copied and forms[whole].bytes == forms[name].bytes:
+            holders[whole] = name
     everything = (*values.lives, *values.owner)
     return {name: holders[values.root(name)] for name in everything if values.root(name) in holders}
 
 
-def _arena(
+def _arenas(
     steps: Sequence[Step],
     values: _Values,
-    parts: Parts,
+    forms: Mapping[str, Form],
     lasting: Mapping[str, Workspace],
     outside: Mapping[str, str],
-) -> tuple[Arena, int]:
-    """A place for everything, and how many bytes at its beginning hold all that is not outside."""
-    forms = parts.forms
+) -> tuple[Arena, Arena]:
+    """A place for everything that is inside, and for all that is outside."""
     own = [
         Lifetime(name, forms[name].bytes, values.first[name], end)
         for name, end in values.lives.items()
@@ -440,13 +472,6 @@ def _arena(
         for workspace in step.recipe.workspaces
         if step.workspace_name(workspace) not in lasting
     ]
-    inner = assign([*own, *scratch])
     # Apart from each other and from all else, as the caller's tensors are.
-    outer = assign(Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside)
-    roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
-    aliases = {
-        name: roots[values.root(name)] + values.offset(name, parts)
-        for name in values.owner
-        if name not in values.apart
-    }
-    return Arena({**roots, **aliases}, inner.bytes + outer.bytes), inner.bytes
+    outer = [Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside]
+    return assign([*own, *scratch]), assign(outer)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from escalade.device.arguments import Pointers
 from escalade.device.cuda import architecture_of
+from escalade.device.graph import GraphNode, RecordedGraph
 from escalade.device.packing import Prepared
 from escalade.device.precompilation import build_for_twin, precompile
+from escalade.device.recipe import Recipe
+from escalade.device.run import Executable
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
+from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.engine.plan.values import Values
@@ -29,13 +36,23 @@ class OutOfMemory(EscaladeError):
 
 
 class Program(Protocol):
-    """What an engine runs: it fills `inputs`, calls `run`, and reads `outputs`."""
+    """What an engine runs, over the tensors of a call; or over its own: `inputs` are filled, then `run`, then `outputs`
+    hold the results.
+    """
 
     plan: Plan
-    inputs: tuple[torch.Tensor, ...]
-    outputs: tuple[torch.Tensor, ...]
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
+    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        """Runs over these inputs; the results, of these types, are the caller's own."""
+
+    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        """The same with nothing that other calls write: for a CUDA graph of the caller's, which may run at any time."""
+
     def used_on(self, stream: torch.cuda.Stream) -> None: ...
 
 
@@ -47,19 +64,26 @@ class Kernels:
         self._device = device
         self._shared = constants
         with _clear_about_memory(plan, device):
-            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            self._values = Values(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device))
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
             _compile_together(plan, device)
-            self._values = Values(plan, self._arena)
-            self.inputs = tuple(self._values.at(given.name) for given in plan.graph.inputs)
-            self.outputs = tuple(self._output(name) for name in plan.graph.outputs)
             self._numbers = [number for number, step in enumerate(plan.steps) if not step.is_alias]
             steps = [plan.steps[number] for number in self._numbers]
             self.calls = [
                 self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
             ]
             self._side = self._first_run() if device.type == "cuda" else None
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Its own, not those of a call."""
+        return tuple(self._values.at(given.name) for given in self.plan.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Its own, not those of a call."""
+        return tuple(self._output(name) for name in self.plan.graph.outputs)
 
     @property
     def weights(self) -> tuple[torch.Tensor, ...]:
@@ -112,7 +136,8 @@ class Kernels:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(side):
-            self._arena.zero_()
+            self._values.arena.zero_()
+            self._values.outside.zero_()
             self.run_steps()
             side.synchronize()
         return side
@@ -134,16 +159,6 @@ class Kernels:
         if step.recipe is None:
             return self._pytorch(step)
         assert step.lowered is not None
-        tensors = self._constants_of(step)
-        values = {role: name for role, name in step.node.inputs.items() if role not in tensors}
-        tensors["y"] = self._values.at(step.node.name)
-        for workspace in step.recipe.workspaces:
-            name = step.workspace_name(workspace)
-            if name in self._lasting:
-                tensors[workspace.name] = self._lasting[name]
-            else:
-                offset = self.plan.places[name]
-                tensors[workspace.name] = self._arena[offset : offset + workspace.bytes]
         prepared = Prepared(
             step.recipe,
             self._device,
@@ -151,22 +166,37 @@ class Kernels:
             weights_stay=step.has_weights_ready(self.plan.graph.constants),
             behind=behind.recipe if behind else None,
         )
-        moving = {role: name for role, name in values.items() if not self._values.has_place(name)}
-        tensors |= {role: self._values.at(name) for role, name in values.items() if role not in moving}
-        return self._bound_late(prepared, tensors, moving) if moving else prepared.bind(tensors)
+        if self.plan.apart.keys().isdisjoint(step.node.inputs.values()):
+            return prepared.bind(self._tensors(step, step.recipe))
+        return self._bound_late(step, step.recipe, prepared)
 
-    def _bound_late(
-        self, prepared: Prepared, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, str]
-    ) -> Callable[[], None]:
+    def _tensors(self, step: Step, recipe: Recipe) -> dict[str, torch.Tensor]:
+        """What a step's kernels read and write, where it lies now."""
+        tensors = self._constants_of(step)
+        tensors |= {
+            role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
+        }
+        tensors["y"] = self._values.at(step.node.name)
+        for workspace in recipe.workspaces:
+            name = step.workspace_name(workspace)
+            if name in self._lasting:
+                tensors[workspace.name] = self._lasting[name]
+            else:
+                offset = self.plan.places[name]
+                tensors[workspace.name] = self._values.arena[offset : offset + workspace.bytes]
+        return tensors
+
+    def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
         """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
-        complete: dict[str, torch.Tensor | None] = {}
+        is_packed = False
 
         def call() -> None:
-            found = {role: self._values.dense(name) for role, name in moving.items()}
-            if not complete:
-                packed = prepared.pack({**tensors, **found})
-                complete.update({name: packed[name] for name in packed if name not in found})
-            prepared.executable.bind({**complete, **found})()
+            nonlocal is_packed
+            tensors = self._tensors(step, recipe)
+            if not is_packed:
+                prepared.pack(tensors)
+                is_packed = True
+            prepared.executable.bind(tensors)()
             prepared.executable.release()
 
         return call
@@ -176,34 +206,148 @@ class Kernels:
         return lambda: self._values.keep(step, compute_result())
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where addresses stand in the arguments of a plan's launches."""
+
+    outside: Mapping[str, Pointers]
+    """Those of inputs and outputs that lie in the caller's tensors."""
+    arena: Pointers
+    counters: Mapping[str, Pointers]
+
+    @staticmethod
+    def of(kernels: Kernels) -> Addresses:
+        plan = kernels.plan
+        found = Addresses(
+            {name: Pointers() for name in plan.outside.values()},
+            Pointers(),
+            {name: Pointers() for name, workspace in plan.lasting.items() if workspace.zeroed},
+        )
+        steps = (step for step in plan.steps if not step.is_alias)
+        for step, executable in zip(steps, kernels.calls, strict=True):
+            if not isinstance(executable, Executable):
+                continue
+            for role, name in {**step.node.inputs, "y": step.node.name}.items():
+                if name in plan.outside:
+                    executable.add_to(found.outside[plan.outside[name]], role)
+                elif name not in plan.graph.constants:
+                    executable.add_to(found.arena, role, plan.places[name])
+            for workspace in executable.recipe.workspaces:
+                name = step.workspace_name(workspace)
+                if name in found.counters:
+                    executable.add_to(found.counters[name], workspace.name)
+                elif name not in plan.lasting:
+                    executable.add_to(found.arena, workspace.name, plan.places[name])
+        return found
+
+
 class KernelProgram(Kernels):
-    """The kernels of a plan; on the GPU one CUDA graph of them all."""
+    """The kernels of a plan; on the GPU one CUDA graph of them all.
+
+    A call points those that read an input or write a result at the caller's tensors. Where they lie where they lay in
+    the call before, as PyTorch's allocator often has it, there is nothing to do.
+    """
 
     def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
         super().__init__(plan, constants, device)
         with _clear_about_memory(plan, device):
             self._graph = None if self._side is None else self._captured(self._side)
+        self._addresses = Addresses.of(self)
+        self._given = {
+            name: Given(plan.forms[name], device, partial(self._point, name)) for name in plan.inputs_outside
+        }
+        self._made = {
+            name: Made(plan.forms[name], device, partial(self._point, name)) for name in plan.outputs_outside
+        }
+        self._values.forget_outside()
+        for call in self.calls:
+            if isinstance(call, Executable):
+                call.release()
+
+    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        return self._call_over(tensors, types, self._replay)
+
+    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        own, counters = (self._values.arena, self._lasting), self._addresses.counters
+        self._values.arena = torch.empty_like(self._values.arena)
+        fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
+        self._lasting = {**self._lasting, **fresh}
+        try:
+            self._point_at_scratch()
+            return self._call_over(tensors, types, self.run_steps)
+        finally:
+            self._values.arena, self._lasting = own
+            self._point_at_scratch()
 
     def run(self) -> None:
-        """Runs them; on the GPU on the current stream."""
+        """Runs them over memory of their own; on the GPU on the current stream."""
+        self.at_home()
+        self._replay()
+
+    def at_home(self) -> None:
+        """Points the kernels at memory of their own, until the next call."""
+        for name in self._addresses.outside:
+            self._point(name, self._values.at(name).data_ptr())
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
+        for tensor in (self._values.arena, *self.weights):
+            tensor.record_stream(stream)
+
+    def _call_over(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], run: Callable[[], None]
+    ) -> list[torch.Tensor]:
+        """Copies what no kernel reads or writes where the caller has it. Inputs and copies of them live until they are
+        enqueued to be read.
+        """
+        alive = [
+            self._take(given.name, tensor)
+            for given, tensor in zip(self.plan.graph.inputs, tensors, strict=True)
+        ]
+        made = {name: room.make() for name, room in self._made.items()}
+        run()
+        del alive
+        return [
+            made[name].to(dtype) if name in made else self._output(name).to(dtype, copy=True)
+            for name, dtype in zip(self.plan.graph.outputs, types, strict=True)
+        ]
+
+    def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._given:
+            return self._given[name].take(tensor)
+        return self._values.at(name).copy_(tensor.detach(), non_blocking=True)
+
+    def _point(self, name: str, address: int) -> None:
+        pointers = self._addresses.outside[name]
+        if pointers.point(address) and self._graph is not None:
+            self._graph.change(pointers.launches)
+
+    def _point_at_scratch(self) -> None:
+        self._addresses.arena.point(self._values.arena.data_ptr())
+        for name, pointers in self._addresses.counters.items():
+            pointers.point(self._lasting[name].data_ptr())
+
+    def _replay(self) -> None:
         if self._graph is not None:
             self._graph.replay()
         else:
             self.run_steps()
 
-    def used_on(self, stream: torch.cuda.Stream) -> None:
-        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
-        for tensor in (self._arena, *self.weights):
-            tensor.record_stream(stream)
-
-    def _captured(self, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    def _captured(self, side: torch.cuda.Stream) -> RecordedGraph:
         with torch.cuda.device(self._device):
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self.run_steps()
+            graph = RecordedGraph(self._recorded, side)
         torch.cuda.current_stream(self._device).wait_stream(side)
         return graph
+
+    def _recorded(self) -> list[GraphNode]:
+        with ExitStack() as noting:
+            nodes = [
+                noting.enter_context(call.noting_nodes())
+                for call in self.calls
+                if isinstance(call, Executable)
+            ]
+            self.run_steps()
+        return [node for found in nodes for node in found]
 
 
 @contextmanager
@@ -260,6 +404,14 @@ class ReferenceProgram:
             for room, name in zip(self.outputs, graph.outputs, strict=True):
                 if name not in graph.constants:
                     room.copy_(values[name])
+
+    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        for room, tensor in zip(self.inputs, tensors, strict=True):
+            room.copy_(tensor.detach())
+        self.run()
+        return [output.to(dtype, copy=True) for output, dtype in zip(self.outputs, types, strict=True)]
+
+    apart = over
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
         """Does nothing: nothing here is on a GPU."""

@@ -11,10 +11,8 @@ import torch
 
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute
+from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.plan import Plan, Step
-
-_ALIGNMENT = 16
-"""Kernels load 16 bytes at a time."""
 
 
 class Values:
@@ -22,7 +20,8 @@ class Values:
 
     def __init__(self, plan: Plan, arena: torch.Tensor) -> None:
         self._plan = plan
-        self._arena = arena
+        self.arena = arena
+        self._outside: torch.Tensor | None = None
         self._apart: dict[str, torch.Tensor] = {}
         self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         """What is another value's bytes, seen differently, beside that value."""
@@ -37,7 +36,10 @@ class Values:
     def at(self, name: str) -> torch.Tensor:
         """A value as it lies, which is good enough for PyTorch."""
         if self.has_place(name):
-            return self._plan.forms[name].view(self._arena, self._plan.places[name])
+            form, place = self._plan.forms[name], self._plan.places[name]
+            if name in self._plan.outside:
+                return form.view(self.outside, place - self._plan.arena_bytes)
+            return form.view(self.arena, place)
         if name in self._apart:
             return self._apart[name]
         node = self._plan.graph.nodes[name]
@@ -45,6 +47,19 @@ class Values:
         if name not in self._seen or self._seen[name][0] is not source:
             self._seen[name] = source, compute(node, {"x": source})
         return self._seen[name][1]
+
+    @property
+    def outside(self) -> torch.Tensor:
+        """Memory for what lies in the caller's tensors where there is a call: none until it is asked for."""
+        if self._outside is None:
+            with torch.inference_mode(False):
+                size, device = self._plan.outside_bytes, self.arena.device
+                self._outside = torch.empty(size, dtype=torch.uint8, device=device)
+        return self._outside
+
+    def forget_outside(self) -> None:
+        """Lets go of that memory, until it is asked for again."""
+        self._outside = None
 
     def dense(self, name: str) -> torch.Tensor:
         """A value as a kernel wants it."""
@@ -67,7 +82,7 @@ class Values:
             found == wanted or size <= 1
             for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
         )
-        if lies_so and value.dtype is form.dtype and not value.data_ptr() % _ALIGNMENT:
+        if lies_so and value.dtype is form.dtype and not value.data_ptr() % ALIGNMENT:
             return value
         memory = torch.empty(size, dtype=torch.uint8, device=value.device)
         return form.view(memory, 0).copy_(value)
@@ -89,4 +104,4 @@ class Values:
             self._seen.pop(name, None)
 
     def _is_in_arena(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() == self._arena.untyped_storage().data_ptr()
+        return tensor.untyped_storage().data_ptr() == self.arena.untyped_storage().data_ptr()

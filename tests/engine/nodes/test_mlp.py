@@ -355,7 +355,7 @@ def test_kernels_compute_what_the_plan_says(score: bool, dtype: str) -> None:
     x = torch.randn(21, 72)
     program = twin.program(x)
     assert isinstance(program, KernelProgram) and len(program.plan.steps) == 1
-    program._arena.fill_(0xFF)
+    program._values.arena.fill_(0xFF)
     y = twin(x)
     with torch.no_grad():
         assert difference(y, model(x)) <= TOLERANCE[dtype]

@@ -32,7 +32,7 @@ def ran(x: torch.Tensor) -> tuple[KernelProgram, dict[str, torch.Tensor]]:
     engine(torch.randn_like(x))
     program = engine.program(x)
     assert isinstance(program, KernelProgram)
-    program._arena.fill_(0xFF)
+    program._values.arena.fill_(0xFF)
     return program, engine(x)
 
 

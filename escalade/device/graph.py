@@ -1,0 +1,78 @@
+"""One CUDA graph of many launches, whose kernels may be pointed at other memory from one replay to the next."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade.device.arguments import ArgumentList
+from escalade.device.cuda import CudaLaunch, make_context_current
+from escalade.device.driver import check
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A launch, and what it has become in a CUDA graph."""
+
+    launch: CudaLaunch
+    handle: Any
+
+
+class RecordedGraph:
+    """A CUDA graph, and the launches in it.
+
+    Replays run over the arguments that launches had when the graph was recorded, until it is told that they are others:
+    then the driver copies them into the executable graph before the next replay. Replays that were begun before keep
+    theirs, also if they have not run yet.
+    """
+
+    def __init__(self, record: Callable[[], Iterable[GraphNode]], stream: torch.cuda.Stream) -> None:
+        """`record` makes the launches, on `stream`, and says what has become of them."""
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
+        # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            nodes = tuple(record())
+        self._graph.instantiate()
+        self._nodes = {id(node.launch.arguments): _Updated(node, self._graph) for node in nodes}
+        self._changed: dict[int, _Updated] = {}
+
+    def change(self, launches: Iterable[ArgumentList]) -> None:
+        """The next replay takes these arguments as they are then."""
+        for arguments in launches:
+            self._changed[id(arguments)] = self._nodes[id(arguments)]
+
+    def replay(self) -> None:
+        """Runs it on the current stream."""
+        for node in self._changed.values():
+            node.update()
+        self._changed.clear()
+        self._graph.replay()
+
+
+class _Updated:
+    """A node whose arguments are copied into the executable graph, one driver call for all of a launch's."""
+
+    def __init__(self, node: GraphNode, graph: torch.cuda.CUDAGraph) -> None:
+        from cuda.bindings import driver
+
+        self._launch = node.launch
+        self._what = f"{node.launch.what}: pointing it at other memory"
+        self._set = driver.cuGraphExecKernelNodeSetParams
+        self._success = driver.CUresult.CUDA_SUCCESS
+        self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        self._executable = driver.CUgraphExec(graph.raw_cuda_graph_exec())
+        self._handle = node.handle
+        self._parameters = check(driver.cuGraphKernelNodeGetParams(node.handle), self._what)
+        self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
+
+    def update(self) -> None:
+        (status,) = self._set(self._executable, self._handle, self._parameters)
+        if status is self._no_context:  # the thread's first use of CUDA is this call
+            make_context_current(self._launch.device_index)
+            (status,) = self._set(self._executable, self._handle, self._parameters)
+        if status is not self._success:
+            check((status,), self._what)

@@ -1,0 +1,61 @@
+"""The caller's tensors, where a plan's kernels read and write them: inputs as they want them, and new results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from escalade.engine.graph.forms import Form
+
+ALIGNMENT = 16
+"""Kernels load 16 bytes at a time."""
+
+Point = Callable[[int], object]
+"""Points kernels at an address."""
+
+
+class Given:
+    """An input as the kernels want it."""
+
+    def __init__(self, form: Form, device: torch.device, point: Point) -> None:
+        self._dtype = form.dtype
+        self._is_dense = _is_channels_last if form.layout == "nhwc" else torch.Tensor.is_contiguous
+        self._copy = Made(form, device, point)
+        self._point = point
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The launches read it, or a copy: of one of another type or order, that lies in the midst of another, or whose
+        elements are negative by nothing but a mark on it.
+        """
+        address = tensor.data_ptr()
+        if (
+            tensor.dtype is self._dtype
+            and self._is_dense(tensor)
+            and not address % ALIGNMENT
+            and not tensor.is_neg()
+        ):
+            self._point(address)
+            return tensor
+        return self._copy.make().copy_(tensor.detach())
+
+
+class Made:
+    """Memory that the launches are pointed at, new at each call."""
+
+    def __init__(self, form: Form, device: torch.device, point: Point) -> None:
+        like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
+        self._empty = partial(
+            torch.empty_strided, tuple(like.shape), like.stride(), dtype=form.dtype, device=device
+        )
+        self._point = point
+
+    def make(self) -> torch.Tensor:
+        made = self._empty()
+        self._point(made.data_ptr())
+        return made
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,142 @@
+"""CUDA graphs whose kernels are pointed elsewhere between replays, on a fake driver and a fake GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+
+from escalade.device import cuda
+from escalade.device import graph as graphs
+from escalade.device.arguments import ArgumentList, Pointers
+from escalade.device.graph import GraphNode, RecordedGraph
+from escalade.device.recipe import Buffer
+from escalade.errors import LaunchError
+from tests.fake_cuda import Gpu
+
+OK, NO_CONTEXT = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+INVALID = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+class Driver:
+    """The executable graph: each node's pointers, as they were last copied."""
+
+    def __init__(self, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gpu = gpu
+        self.pointers: dict[int, tuple[int, ...]] = {}
+        self.counts: dict[int, int] = {}
+        self.ran: list[tuple[int, ...]] = []
+        self.answers: list[Any] = []
+        self.contexts: list[int] = []
+        monkeypatch.setattr(driver, "cuGraphKernelNodeGetParams", lambda node: (OK, SimpleNamespace()))
+        monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", self.set)
+        monkeypatch.setattr(driver, "cuGetErrorName", lambda status: (OK, b"NAME"))
+        monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (OK, b"what it means"))
+        monkeypatch.setattr(graphs, "make_context_current", self.contexts.append)
+        monkeypatch.setattr("tests.fake_cuda.Graph.raw_cuda_graph_exec", lambda graph: 7, raising=False)
+        monkeypatch.setattr("tests.fake_cuda.Graph.replay", lambda graph: self.replay(), raising=False)
+
+    def launch(self, node: int, *buffers: str) -> GraphNode:
+        arguments = ArgumentList(tuple(map(Buffer, buffers)), lambda tensor_map, address: b"")
+        launch: Any = SimpleNamespace(arguments=arguments, what=f"launching {node}", device_index=3)
+        return GraphNode(launch, node)
+
+    def record(self, *nodes: GraphNode) -> RecordedGraph:
+        graph = RecordedGraph(lambda: nodes, self.gpu.stream())  # type: ignore[arg-type]
+        for node in nodes:
+            self._copy(node.handle, ctypes.addressof(node.launch.arguments.addresses))
+        self.counts.clear()
+        return graph
+
+    def set(self, executable: Any, node: int, parameters: Any) -> tuple[Any]:
+        assert int(executable) == 7
+        answer = self.answers.pop(0) if self.answers else OK
+        if answer is OK:
+            self._copy(node, parameters.kernelParams)
+        return (answer,)
+
+    def _copy(self, node: int, address: int) -> None:
+        rooms = (ctypes.c_void_p * 2).from_address(address)
+        self.pointers[node] = tuple(ctypes.c_void_p.from_address(room or 0).value or 0 for room in rooms)
+        self.counts[node] = self.counts.get(node, 0) + 1
+
+    def replay(self) -> None:
+        """What is set later does not reach it, though it runs later still."""
+        now = tuple(pointer for node in sorted(self.pointers) for pointer in self.pointers[node])
+        self.gpu.current.enqueue(lambda: self.ran.append(now))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    gpu = Gpu(0)
+    gpu.stand_in(monkeypatch)
+    return Driver(gpu, monkeypatch)
+
+
+def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -> None:
+    first, second = made.launch(1, "x", "y"), made.launch(2, "y", "z")
+    graph = made.record(first, second)
+    pointers = {name: Pointers() for name in "xyz"}
+    for name, each in pointers.items():
+        for node in (first, second):
+            each.add(node.launch.arguments, name)
+
+    def point(**addresses: int) -> None:
+        for name, address in addresses.items():
+            if pointers[name].point(address):
+                graph.change(pointers[name].launches)
+
+    for addresses, counts in (
+        ({"x": 16, "y": 32, "z": 48}, {1: 1, 2: 1}),
+        ({"x": 16, "y": 32, "z": 48}, {}),
+        ({"x": 64}, {1: 1}),
+        ({"z": 80}, {2: 1}),
+        ({"y": 96, "z": 48}, {1: 1, 2: 1}),
+    ):
+        made.counts.clear()
+        point(**addresses)
+        graph.replay()
+        assert made.counts == counts
+    made.gpu.synchronize()
+    assert made.ran == [
+        (16, 32, 32, 48), (16, 32, 32, 48), (64, 32, 32, 48), (64, 32, 32, 80), (64, 96, 96, 48),
+    ]  # fmt: skip
+
+
+def test_what_the_driver_refuses_is_said_and_tried_again(made: Driver) -> None:
+    node = made.launch(1, "x", "y")
+    graph = made.record(node)
+    node.launch.arguments.point({"x": 16, "y": 32})
+    graph.change([node.launch.arguments])
+    made.answers = [INVALID]
+    with pytest.raises(LaunchError, match="launching 1: pointing it at other memory: NAME"):
+        graph.replay()
+    graph.replay()
+    made.gpu.synchronize()
+    assert made.ran == [(16, 32)]
+
+
+def test_a_thread_without_a_context_gets_one(made: Driver) -> None:
+    node = made.launch(1, "x", "y")
+    graph = made.record(node)
+    node.launch.arguments.point({"x": 16, "y": 32})
+    graph.change([node.launch.arguments])
+    made.answers = [NO_CONTEXT]
+    graph.replay()
+    made.gpu.synchronize()
+    assert made.contexts == [3] and made.ran == [(16, 32)]
+
+
+def test_a_launch_knows_its_node_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch that follows would be made to depend on it, and on nothing else."""
+
+    def info(stream: int) -> tuple[Any, ...]:
+        return OK, "active", 5, "graph", [f"node on {stream}"], ["edge"], 1
+
+    monkeypatch.setattr(driver, "cuStreamGetCaptureInfo", info)
+    launch = cuda.CudaLaunch.__new__(cuda.CudaLaunch)
+    vars(launch).update(_stream=77, what="launching")
+    assert launch.node() == "node on 77"
