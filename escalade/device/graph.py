@@ -47,9 +47,10 @@ class RecordedGraph:
 
     def replay(self) -> None:
         """Runs it on the current stream."""
-        for node in self._changed.values():
-            node.update()
-        self._changed.clear()
+        if self._changed:
+            for node in self._changed.values():
+                node.update()
+            self._changed.clear()
         self._graph.replay()
 
 

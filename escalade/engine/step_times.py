@@ -48,6 +48,7 @@ def time_steps(
 
     Those that `beside_pytorch` names take turns with PyTorch's operators for the same node, in CUDA graphs both.
     """
+    kernels.at_home()
     fill(kernels, x)
     return [_timed(kernels, step, call, device, beside_pytorch(step)) for step, call in kernels.one_by_one()]
 

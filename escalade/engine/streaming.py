@@ -248,8 +248,7 @@ class _DeviceSlot:
     """A slot for engines on a GPU. It is free again when its results are on the host, so no earlier event needs waiting
     for.
 
-    The program's static input is read by the first kernels only, but while they run it is taken; with an input of its
-    own the slot is filled whenever a DMA engine is free, and a copy on the device takes microseconds.
+    It has inputs of its own, which kernels read where they are: it is filled whenever a DMA engine is free.
     """
 
     def __init__(self, engine: Streamed, lanes: _Lanes) -> None:

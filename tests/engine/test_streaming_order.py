@@ -109,7 +109,7 @@ class Replayed(KernelProgram):
     def __init__(self, gpu: Gpu) -> None:
         self._device = CUDA
         self._values = SimpleNamespace(arena=Box(gpu), outside=Box(gpu))  # type: ignore[assignment]
-        self._addresses, self.calls = Addresses({}, Pointers(), {}), []
+        self._addresses, self.calls, self._is_at_home = Addresses({}, Pointers(), {}), [], False
         self.weight, self.x, self.y, self.packed = (Box(gpu) for _ in range(4))
         self.weight.copy_(Box(gpu, 5.0))
         self._graph = self._captured(self._first_run())

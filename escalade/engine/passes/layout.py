@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.convert import Convert
@@ -142,7 +143,18 @@ def assign_layouts(graph: Graph) -> None:
             lies[node.name] = node.attributes.get("layout", wanted.written)
             if lies[node.name] != operator.layout(node):
                 graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=lies[node.name])
-    graph.outputs = tuple(lying(name, "nchw", None) if name in lies else name for name in graph.outputs)
+    returned = {
+        name: _returned(graph, name, dtype) if lies.get(name) == "nhwc" else name
+        for name, dtype in dict(zip(graph.outputs, graph.output_types, strict=True)).items()
+    }
+    graph.outputs = tuple(map(returned.__getitem__, graph.outputs))
+
+
+def _returned(graph: Graph, name: str, dtype: str) -> str:
+    """An output in PyTorch's order, written in the type that the model returns if a kernel can write it."""
+    if _is_same_in_both(graph.shape_of(name)):
+        return name
+    return _converted(graph, name, "nchw", None, dtype if getattr(torch, dtype) in NAMES else "float32")
 
 
 def _is_image(shape: Shape, dtype: str) -> bool:
@@ -158,10 +170,10 @@ def _is_read_as_it_comes(node: Node, given: Input | None) -> bool:
     return given is not None and operator_of(node).takes_image_as_it_comes(node, given)
 
 
-def _converted(graph: Graph, value: str, layout: str, before: str | None) -> str:
+def _converted(graph: Graph, value: str, layout: str, before: str | None, dtype: str = "float32") -> str:
     shape = graph.shape_of(value)
     name = graph.fresh(f"{value}_{layout}")
-    node = Convert.node(name, {"x": value}, {"layout": layout}, shape)
+    node = Convert.node(name, {"x": value}, {"layout": layout}, shape, dtype)
     if before is None:
         graph.append(node)
     else:

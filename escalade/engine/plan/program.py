@@ -101,6 +101,9 @@ class Kernels:
             yield self.plan.steps[number], call
             self._values.end(number)
 
+    def at_home(self) -> None:
+        """Sees to it that they run over memory of their own, as they do unless there are calls too."""
+
     def in_pytorch(self, step: Step) -> Callable[[], torch.Tensor]:
         """What PyTorch would do in the place of a step, over the same values, to give what a kernel behind it reads."""
         compute_result = self._computing(step)
@@ -229,7 +232,8 @@ class Addresses:
                 continue
             for role, name in {**step.node.inputs, "y": step.node.name}.items():
                 if name in plan.outside:
-                    executable.add_to(found.outside[plan.outside[name]], role)
+                    end = plan.outside[name]
+                    executable.add_to(found.outside[end], role, plan.places[name] - plan.places[end])
                 elif name not in plan.graph.constants:
                     executable.add_to(found.arena, role, plan.places[name])
             for workspace in executable.recipe.workspaces:
@@ -260,6 +264,7 @@ class KernelProgram(Kernels):
             name: Made(plan.forms[name], device, partial(self._point, name)) for name in plan.outputs_outside
         }
         self._values.forget_outside()
+        self._is_at_home = False
         for call in self.calls:
             if isinstance(call, Executable):
                 call.release()
@@ -286,8 +291,11 @@ class KernelProgram(Kernels):
 
     def at_home(self) -> None:
         """Points the kernels at memory of their own, until the next call."""
+        if self._is_at_home:
+            return
         for name in self._addresses.outside:
             self._point(name, self._values.at(name).data_ptr())
+        self._is_at_home = True
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
         """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
@@ -300,6 +308,7 @@ class KernelProgram(Kernels):
         """Copies what no kernel reads or writes where the caller has it. Inputs and copies of them live until they are
         enqueued to be read.
         """
+        self._is_at_home = False
         alive = [
             self._take(given.name, tensor)
             for given, tensor in zip(self.plan.graph.inputs, tensors, strict=True)

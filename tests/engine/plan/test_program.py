@@ -151,7 +151,9 @@ def test_memory_of_its_own_is_there_when_it_is_asked_for() -> None:
     engine(torch.randn(2, 8, 6, 6))
     assert program._values._outside is None
     assert program.inputs[0].shape == (2, 8, 6, 6) and program.outputs[0].shape == (2, 5)
-    assert program._values._outside is not None and program._outside.nbytes == program.plan.outside_bytes
+    assert (
+        program._values._outside is not None and program._values._outside.nbytes == program.plan.outside_bytes
+    )
 
 
 @torch.no_grad()
@@ -170,9 +172,9 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
 @pytest.mark.parametrize(
     ("function", "inputs", "outputs"),
     [
-        (lambda p, x, z: scores(p, x) + torch.cumsum(z, 1), 1, 1),
-        (lambda p, x, z: p.fc(trunk(p, torch.cumsum(x, 3)).mean((2, 3)) + torch.cumsum(z, 1)[:, :1]), 1, 1),
-        (lambda p, x, z: torch.cumsum(scores(p, x), 1) + z, 2, 0),
+        (lambda p, x, z: scores(p, x) + torch.cumsum(z, 1), 1, 0),
+        (lambda p, x, z: p.fc(trunk(p, torch.cumsum(x, 3)).mean((2, 3)) + torch.cumsum(z, 1)[:, :1]), 1, 0),
+        (lambda p, x, z: torch.cumsum(scores(p, x), 1) + z, 1, 0),
         (lambda p, x, z: (scores(p, x), z), 1, 1),
         (lambda p, x, z: (scores(p, x), z.view(-1, 5, 1), F.relu(z)), 1, 2),
         (lambda p, x, z: (scores(p, x), p.fc.weight * 2, F.relu(z)), 2, 2),
@@ -230,3 +232,18 @@ class Watching:
     def point(self, address: int) -> bool:
         self._seen.append({"address": address})
         return True
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("returned", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_last_conversion_writes_what_is_returned(returned: torch.dtype, dtype: str) -> None:
+    """In the model's own type and PyTorch's order, whatever the plan computes in: nothing is left to be cast."""
+    model, engine, program, _ = made(lambda p, x: trunk(p, x).to(returned), dtype=dtype)
+    (output,) = program.plan.outputs_outside
+    form = program.plan.forms[output]
+    x = torch.randn(2, 8, 6, 6)
+    found, written = engine(x), program._addresses.outside[output]._address
+    assert (form.dtype, form.layout) == (returned, "nchw") and found.data_ptr() == written
+    assert found.dtype == returned and found.is_contiguous()
+    torch.testing.assert_close(found.float(), model(x).float(), rtol=2e-2, atol=2e-2)
