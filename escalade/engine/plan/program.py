@@ -51,7 +51,9 @@ class Program(Protocol):
         """Runs over these inputs; the results, of these types, are the caller's own."""
 
     def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        """The same with nothing that other calls write: for a CUDA graph of the caller's, which may run at any time."""
+        """Runs over these with nothing that other calls write: for a CUDA graph of the caller's, which may run at any
+        time.
+        """
 
     def used_on(self, stream: torch.cuda.Stream) -> None: ...
 
@@ -77,12 +79,12 @@ class Kernels:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Its own, not those of a call."""
+        """Inputs of the plan's own, not those of a call."""
         return tuple(self._values.at(given.name) for given in self.plan.graph.inputs)
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Its own, not those of a call."""
+        """Outputs of the plan's own, not those of a call."""
         return tuple(self._output(name) for name in self.plan.graph.outputs)
 
     @property
@@ -214,7 +216,7 @@ class Addresses:
     """Where addresses stand in the arguments of a plan's launches."""
 
     outside: Mapping[str, Pointers]
-    """Those of inputs and outputs that lie in the caller's tensors."""
+    """Pointers to inputs and outputs that lie in the caller's tensors, by name."""
     arena: Pointers
     counters: Mapping[str, Pointers]
 
