@@ -431,8 +431,9 @@ def _outside(
 ) -> dict[str, str]:
     """The values with the bytes of an input or an output that kernels alone read and write.
 
-    The others are copied: those of PyTorch's steps and of kernels that read what these give, and results that are no
-    tensors of their own, but an input (which is copied then), a constant, or the bytes of another result.
+    The others are copied: those of PyTorch's steps and of kernels that read what these give, results that are no
+    tensors of their own, but an input (which is copied then), a constant, or the bytes of another result, and results
+    of another type than the model's. Calls of few launches have no arena to leave these in.
     """
     copied = {
         values.root(name)
@@ -443,10 +444,13 @@ def _outside(
     given = {entry.name for entry in graph.inputs}
     results = Counter(map(values.root, graph.outputs))
     holders = {name: name for name in given - copied - results.keys()}
-    for name in graph.outputs:
+    few = _are_few_launches(steps)
+    for name, dtype in zip(graph.outputs, graph.output_types, strict=True):
         whole = values.root(name)
-        is_own = whole in values.lives and whole not in given and results[whole] == 1
-        if is_own and whole not in copied and forms[whole].bytes == forms[name].bytes:
+        if whole not in values.lives.keys() - given - copied or results[whole] > 1:
+            continue
+        as_returned = few or forms[name].dtype is getattr(torch, dtype)
+        if as_returned and forms[whole].bytes == forms[name].bytes:
             holders[whole] = name
     everything = (*values.lives, *values.owner)
     return {name: holders[values.root(name)] for name in everything if values.root(name) in holders}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -247,6 +246,18 @@ class Addresses:
         return found
 
 
+class _End:
+    """An input or output of the caller's, to launches and to the graph that they are in."""
+
+    def __init__(self, pointers: Pointers, graph: RecordedGraph | None) -> None:
+        self._pointers = pointers
+        self._graph = graph
+
+    def point(self, address: int) -> None:
+        if self._pointers.point(address) and self._graph is not None:
+            self._graph.change(self._pointers.launches)
+
+
 class KernelProgram(Kernels):
     """The kernels of a plan; on the GPU one CUDA graph of them all.
 
@@ -259,11 +270,12 @@ class KernelProgram(Kernels):
         with _clear_about_memory(plan, device):
             self._graph = None if self._side is None else self._captured(self._side)
         self._addresses = Addresses.of(self)
+        self._ends = {name: _End(each, self._graph) for name, each in self._addresses.outside.items()}
         self._given = {
-            name: Given(plan.forms[name], device, partial(self._point, name)) for name in plan.inputs_outside
+            name: Given(plan.forms[name], device, self._ends[name].point) for name in plan.inputs_outside
         }
         self._made = {
-            name: Made(plan.forms[name], device, partial(self._point, name)) for name in plan.outputs_outside
+            name: Made(plan.forms[name], device, self._ends[name].point) for name in plan.outputs_outside
         }
         self._values.forget_outside()
         self._is_at_home = False
@@ -295,8 +307,8 @@ class KernelProgram(Kernels):
         """Points the kernels at memory of their own, until the next call."""
         if self._is_at_home:
             return
-        for name in self._addresses.outside:
-            self._point(name, self._values.at(name).data_ptr())
+        for name, end in self._ends.items():
+            end.point(self._values.at(name).data_ptr())
         self._is_at_home = True
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
@@ -327,11 +339,6 @@ class KernelProgram(Kernels):
         if name in self._given:
             return self._given[name].take(tensor)
         return self._values.at(name).copy_(tensor.detach(), non_blocking=True)
-
-    def _point(self, name: str, address: int) -> None:
-        pointers = self._addresses.outside[name]
-        if pointers.point(address) and self._graph is not None:
-            self._graph.change(pointers.launches)
 
     def _point_at_scratch(self) -> None:
         self._addresses.arena.point(self._values.arena.data_ptr())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -92,6 +94,8 @@ def made(
     assert isinstance(calls, BufferedCalls) and isinstance(calls.program, KernelProgram)
     frozen = Frozen(calls.program)
     calls.program._graph = frozen  # type: ignore[assignment]
+    for end in calls.program._ends.values():
+        end._graph = frozen  # type: ignore[assignment]
     return model, engine, calls.program, frozen
 
 
@@ -110,6 +114,33 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
     for x, found in zip(inputs, results, strict=True):
         check(found, model(x))
     assert len({result.data_ptr() for result in results}) == len(results), "they are the caller's own"
+
+
+@torch.no_grad()
+def test_results_to_be_cast_lie_in_the_arena() -> None:
+    """The cast writes what is returned."""
+    model, engine, program, _ = made(scores, dtype="fp16")
+    assert program.plan.inputs_outside and not program.plan.outputs_outside
+    inputs = [torch.randn(2, 8, 6, 6) for _ in range(3)]
+    for x, found in zip(inputs, [engine(x) for x in inputs], strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, model(x), rtol=1e-2, atol=1e-2)
+
+
+def test_nothing_of_a_dropped_plan_is_left() -> None:
+    """Nor has it to wait for the garbage collector."""
+    x = torch.randn(2, 8, 6, 6)
+    engine = compile(Network(scores).eval(), x, device="twin")
+    engine(x)
+    program = engine.program(x)
+    assert isinstance(program, KernelProgram)
+    arena = weakref.ref(program._values.arena)
+    gc.disable()
+    try:
+        del engine, program
+        assert arena() is None
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()
