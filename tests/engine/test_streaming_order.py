@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from escalade.device import cuda
-from escalade.device.arguments import Pointers
 from escalade.engine import streaming
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.plan.program import Addresses, KernelProgram
+from escalade.engine.plan.program import KernelProgram
 from escalade.engine.streaming import _DeviceSlot, _Lanes
 from tests.fake_cuda import Box, Gpu
 
@@ -109,7 +108,7 @@ class Replayed(KernelProgram):
     def __init__(self, gpu: Gpu) -> None:
         self._device = CUDA
         self._values = SimpleNamespace(arena=Box(gpu), outside=Box(gpu))  # type: ignore[assignment]
-        self._addresses, self.calls, self._is_at_home = Addresses({}, Pointers(), {}), [], False
+        self._ends, self.calls, self._is_at_home = {}, [], False
         self.weight, self.x, self.y, self.packed = (Box(gpu) for _ in range(4))
         self.weight.copy_(Box(gpu, 5.0))
         self._graph = self._captured(self._first_run())
