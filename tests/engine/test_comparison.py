@@ -144,7 +144,7 @@ def test_steps_are_timed_by_the_clock_of_the_card(card: Card) -> None:
     def one_by_one() -> Iterator[tuple[Any, Callable[[], None]]]:
         yield from zip(steps, (lambda: card.kernel(4.0), lambda: card.kernel(9.0)), strict=True)
 
-    kernels = SimpleNamespace(inputs=(), one_by_one=one_by_one)
+    kernels = SimpleNamespace(inputs=(), one_by_one=one_by_one, at_home=lambda: None)
     found = time_steps(kernels, (), torch.device("cuda"))  # type: ignore[arg-type]
     assert [each.plan_us for each in found] == pytest.approx([4.0, 9.0])
 
