@@ -372,7 +372,8 @@ class _Values:
             lives[whole] = max(lives.get(whole, -1), last[name], last[whole])
         for number, step in enumerate(steps):
             name = step.node.name
-            if name in first:
+            is_another = step.is_alias and name not in parts.in_place
+            if name in first and not is_another:
                 continue
             first[name] = number
             shared = None
@@ -394,7 +395,8 @@ class _Values:
             if shared is not None and _root(shared, owner) in first:
                 owner[name] = shared
                 whole = _root(name, owner)
-                lives[whole] = max(lives[whole], last[name])
+                # What others are parts of may itself be another's bytes.
+                lives[whole] = max(lives[whole], last[name], lives.pop(name, -1))
             else:
                 lives[name] = last[name]
         in_arena = {_root(name, owner) for name in graph.outputs}

@@ -175,3 +175,10 @@ def test_a_value_of_which_all_pieces_are_joined_is_not_cut() -> None:
         return torch.cat([*F.max_pool2d(x, 2).chunk(2, 1), F.max_pool2d(x, 3, 2, 1)], 1)
 
     assert not copies(planned(Model(pieces), (16, 8, 8)))
+
+
+def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
+    """A part of a flattened value lies where that value lies before it is flattened."""
+    plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
+    (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")
+    assert plan.places[flat.name] == plan.places[flat.inputs["x"]]
