@@ -9,6 +9,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import autograd
 from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, adaptive_avg_pool2d
 from escalade.ops.add import ADD, add
+from escalade.ops.avg_pool2d import AVG_POOL2D, avg_pool2d
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -44,6 +45,7 @@ OPERATIONS: dict[str, Operation] = {
         BATCH_NORM,
         BATCH_STATISTICS,
         MAX_POOL2D,
+        AVG_POOL2D,
         ADAPTIVE_AVG_POOL2D,
         CONVERT,
         QUANTISE,
@@ -75,6 +77,7 @@ __all__ = [
     "Rung",
     "adaptive_avg_pool2d",
     "add",
+    "avg_pool2d",
     "batch_norm",
     "batch_statistics",
     "conv2d",

@@ -26,6 +26,7 @@ LAYERS = "8-4br_4-8b"
 PARAMETERS = [torch.Size(size) for size in MlpProblem(2, parse_layers(LAYERS)).sizes.values()]
 
 CALLS: dict[str, Callable[[torch.dtype], Any]] = {
+    "avg_pool2d": lambda t: ops.avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
     "adaptive_avg_pool2d": lambda t: ops.adaptive_avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
     "add": lambda t: ops.add(shifted(2, 8, 6, 6, dtype=t), shifted(2, 8, 6, 6, dtype=t)),
     "batch_norm": lambda t: ops.batch_norm(

@@ -9,6 +9,7 @@ from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.add import Add
 from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.avg_pool2d import AvgPool2d
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.concatenate import Concatenate
@@ -36,6 +37,7 @@ OPERATORS: tuple[Operator, ...] = (
     Relu(),
     Add(),
     MaxPool2d(),
+    AvgPool2d(),
     AdaptiveAvgPool2d(),
     Linear(),
     LayerNorm(),

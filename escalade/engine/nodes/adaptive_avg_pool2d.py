@@ -28,7 +28,6 @@ class AdaptiveAvgPool2d(Operator):
         return {
             "adaptive_avg_pool2d": self._recognise,
             "_adaptive_avg_pool2d": self._recognise,
-            "avg_pool2d": self._windows,
             "mean": self._mean,
         }
 
@@ -36,18 +35,6 @@ class AdaptiveAvgPool2d(Operator):
         if len(node.shape) != 4:
             return None
         return self.instead_of(node, {"x": call.value("self")}, output=node.shape[2:])
-
-    def _windows(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """Windows that cover the image without overlap are what the adaptive pool does."""
-        if len(node.shape) != 4 or call.pair("padding", 0) != (0, 0) or call("divisor_override") is not None:
-            return None
-        kernel = call.pair("kernel_size", 1)
-        x = call.value("self")
-        assert x is not None
-        size = graph.shape_of(x)[2:]
-        if call.pair("stride", kernel) != kernel or any(s % k for s, k in zip(size, kernel, strict=True)):  # type: ignore[operator]
-            return None
-        return self.instead_of(node, {"x": x}, output=node.shape[2:])
 
     def _mean(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         """The mean over height and width is a pool to one pixel, which may be left out of the sizes."""

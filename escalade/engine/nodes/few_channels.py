@@ -139,4 +139,5 @@ def _poolable(pool: Node) -> bool:
         attributes["kernel"] == attributes["stride"]
         and attributes["kernel"][0] == attributes["kernel"][1] > 1
         and attributes["padding"] == (0, 0)
+        and attributes["dilation"] == (1, 1)
     )

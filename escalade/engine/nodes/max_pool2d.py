@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -11,65 +12,79 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered
-from escalade.engine.nodes.signature import (
-    FLAG,
-    IMAGE,
-    RESULT,
-    Attributes,
-    Signature,
-    SizeError,
-    Sizes,
-    pair,
-    positive,
-)
+from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
+from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem
 
 
 class MaxPool2d(Operator):
-    """The largest value of each window, windows side by side or overlapping."""
+    """The largest value of each window, windows side by side or overlapping, with gaps inside or without."""
 
     name = "max_pool2d"
-    signature = Signature(
-        {"x": IMAGE}, {"kernel": pair(1), "stride": pair(1), "padding": pair(0), "ceil_mode": FLAG}
-    )
+    signature = Signature({"x": IMAGE}, {**WINDOWS, "dilation": pair(1)})
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {"max_pool2d": self._recognise}
+        return {
+            "max_pool2d": self._recognise,
+            "max_pool2d_with_indices": self._recognise,
+            "adaptive_max_pool2d": self._adaptive,
+        }
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        if len(node.shape) != 4 or call.pair("dilation", 1) != (1, 1):
+        if len(node.shape) != 4 or not _is_values(node):
             return None
-        kernel = call.pair("kernel_size", 1)
         return self.instead_of(
-            node, {"x": call.value("self")},
-            kernel=kernel, stride=call.pair("stride", kernel), padding=call.pair("padding", 0),
-            ceil_mode=bool(call("ceil_mode", False)),
+            node, {"x": call.value("self")}, **windows_of(call), dilation=call.pair("dilation", 1)
+        )
+
+    def _adaptive(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """Where the windows that divide the image so are of one size and equally far apart."""
+        x = call.value("self")
+        if x is None or len(node.shape) != 4 or not _is_values(node):
+            return None
+        found = [
+            _even(size, outputs)
+            for size, outputs in zip(graph.shape_of(x)[2:], node.shape[2:], strict=True)
+            if isinstance(size, int) and isinstance(outputs, int)
+        ]
+        if len(found) != 2 or None in found:
+            return None
+        (down, height), (along, width) = found  # type: ignore[misc]
+        return self.instead_of(
+            node, {"x": x},
+            kernel=(height, width), stride=(down, along), padding=(0, 0), ceil_mode=False, dilation=(1, 1),
         )  # fmt: skip
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
-        return F.max_pool2d(inputs["x"], a["kernel"], a["stride"], a["padding"], ceil_mode=a["ceil_mode"])
+        return F.max_pool2d(
+            inputs["x"], a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"]
+        )
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        batch, channels, *image = sizes["x"]
-        result = []
-        for size, window, stride, padding in zip(
-            image, *(attributes[key] for key in ("kernel", "stride", "padding")), strict=True
-        ):
-            if 2 * padding > window:
-                raise SizeError(f"a padding of {padding} is more than half of a window of {window}")
-            room = size + 2 * padding - window
-            steps = -(-room // stride) if attributes["ceil_mode"] else room // stride
-            begins_outside = attributes["ceil_mode"] and steps * stride >= size + padding
-            result.append(steps + (0 if begins_outside else 1))
-        return {RESULT: (batch, channels, *positive(result))}
+        (rows, columns), (down, along) = attributes["kernel"], attributes["dilation"]
+        spans = (rows - 1) * down + 1, (columns - 1) * along + 1
+        return {RESULT: pooled(sizes["x"], attributes, spans)}
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes
         batch, channels, height, width = forms.value(node.inputs["x"]).shape
         problem = MaxPool2dProblem(
             batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
-            forms.stored, "nhwc",
+            forms.stored, "nhwc", dilation=a["dilation"],
         )  # fmt: skip
         return Lowered(MAX_POOL2D, problem)
+
+
+def _is_values(node: Node) -> bool:
+    """Whether a node is the maxima, not where they are."""
+    return node.is_floating and node.attributes.get("result", 0) == 0
+
+
+def _even(size: int, outputs: int) -> tuple[int, int] | None:
+    """The stride and the size of PyTorch's windows that divide so many pixels, if all have the same."""
+    places = [(at * size // outputs, -(-(at + 1) * size // outputs)) for at in range(outputs)]
+    widths = {last - first for first, last in places}
+    steps = {behind[0] - before[0] for before, behind in pairwise(places)} or {1}
+    return (steps.pop(), widths.pop()) if len(widths) == len(steps) == 1 and 0 not in steps else None

@@ -110,6 +110,7 @@ def _poolable(pool: Node) -> bool:
     attributes = pool.attributes
     return (
         not attributes["ceil_mode"]
+        and attributes["dilation"] == (1, 1)
         and all(len(set(attributes[key])) == 1 for key in ("kernel", "stride", "padding"))
         and (attributes["kernel"][0], attributes["stride"][0], attributes["padding"][0])
         in ((3, 2, 1), (2, 2, 0))

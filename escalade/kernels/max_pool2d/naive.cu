@@ -1,4 +1,4 @@
-// y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s]
+// y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r*dilation][ow*stride - pad + s*dilation]
 //
 // The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
 // that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
@@ -8,7 +8,7 @@
 #include "max_pool2d/largest.cuh"
 
 struct Windows {  // filled by escalade/ops/max_pool2d/rungs/naive.py, in this order
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
 extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
@@ -22,11 +22,15 @@ extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolSh
     const int step = NHWC ? shape.x_step() : 1;
     const int top = place.row * windows.stride_h - windows.pad_h;
     const int left = place.column * windows.stride_w - windows.pad_w;
-    const int bottom = min(top + windows.kernel_h, shape.height);
-    const int right = min(left + windows.kernel_w, shape.width);
     Element largest = from_float<Element>(__int_as_float(0xFF800000));  // -inf
-    for (int row = max(top, 0); row < bottom; ++row)
-        for (int column = max(left, 0); column < right; ++column)
+    for (int r = 0; r < windows.kernel_h; ++r) {
+        const int row = top + r * windows.dilation_h;
+        if (row < 0 || row >= shape.height) continue;
+        for (int s = 0; s < windows.kernel_w; ++s) {
+            const int column = left + s * windows.dilation_w;
+            if (column < 0 || column >= shape.width) continue;
             largest = larger(largest, plane[(row * shape.width + column) * step]);
+        }
+    }
     y[pool_output<NHWC>(place, at, shape)] = largest;
 }

@@ -10,9 +10,10 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
 from escalade.ops.max_pool2d.operation import MAX_POOL2D
-from escalade.ops.max_pool2d.problem import MaxPool2dProblem, output_size
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, empty_beside, layout_of
+from escalade.ops.shared.windowed import output_size
 
 _SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
 

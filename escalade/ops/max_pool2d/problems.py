@@ -27,6 +27,7 @@ SMALL_PROBLEMS = (
     _square(8, 14, 12, 4, 6),
     _square(1, 1, 1, 1, 0),
     MaxPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
+    MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3)),
 )
 """Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
-not square, odd sizes, and parts of larger buffers."""
+not square, odd sizes, parts of larger buffers, and windows with gaps."""

@@ -15,7 +15,7 @@ __all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     p = problem
-    return F.max_pool2d(inputs["x"], p.kernel, p.stride, p.padding, ceil_mode=p.ceil_mode)
+    return F.max_pool2d(inputs["x"], p.kernel, p.stride, p.padding, p.dilation, p.ceil_mode)
 
 
 def exact(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

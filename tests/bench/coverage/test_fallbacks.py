@@ -24,7 +24,7 @@ IN_PYTORCH = {
     "convnext": "",
     "densenet": "cat 3",
     "shufflenet": "chunk 4, cat 2, permute 2",
-    "inception": "cat 2, avg_pool2d 1",
+    "inception": "",
     "squeezenet": "cat 1",
     "unet": "cat 1, conv_transpose2d 1",
     "unet_upsampled": "cat 1, upsample_nearest2d 1",
@@ -32,7 +32,7 @@ IN_PYTORCH = {
     "regnet": "",
     "group_norm": "group_norm 2, instance_norm 1",
     "vgg": "pointwise 1",
-    "alexnet": "pointwise 5, pad 2, avg_pool2d 1, avg_pool3d 1",
+    "alexnet": "pointwise 5, pad 2, avg_pool3d 1",
     "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",
     "upscaling": "pixel_shuffle 1, pointwise 1",
 }

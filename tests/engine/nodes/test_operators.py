@@ -64,6 +64,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "relu": lambda: Example(nn.ReLU(), (8, 5, 5)),
     "add": lambda: Example(Call(lambda x: x.abs() + x), (16,)),
     "max_pool2d": lambda: Example(nn.MaxPool2d(3, 2, 1), (8, 9, 9)),
+    "avg_pool2d": lambda: Example(nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (8, 8, 8)),
     "adaptive_avg_pool2d": lambda: Example(nn.AdaptiveAvgPool2d(2), (8, 6, 6)),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),

@@ -58,10 +58,12 @@ def test_convolutions(
 
 
 @given(
-    image=pairs(1, 9), kernel=pairs(1, 4), stride=pairs(1, 5), padding=pairs(0, 3), ceil_mode=st.booleans()
-)
-def test_pools(image: Any, **attributes: Any) -> None:
-    same_as_pytorch("max_pool2d", attributes, x=(2, 3, *image))
+    image=pairs(1, 9), kernel=pairs(1, 4), stride=pairs(1, 5), padding=pairs(0, 3), ceil_mode=st.booleans(),
+    dilation=pairs(1, 3),
+)  # fmt: skip
+def test_pools(image: Any, dilation: Any, **attributes: Any) -> None:
+    same_as_pytorch("max_pool2d", {**attributes, "dilation": dilation}, x=(2, 3, *image))
+    same_as_pytorch("avg_pool2d", {**attributes, "count_padding": False, "divisor": 0}, x=(2, 3, *image))
 
 
 @given(features=st.integers(1, 4), rows=st.lists(st.integers(1, 3), max_size=3), outputs=st.integers(1, 3))

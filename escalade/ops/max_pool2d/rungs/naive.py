@@ -26,7 +26,12 @@ class Naive(Rung[MaxPool2dProblem]):
             Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p), Ints((*p.kernel, *p.stride, *p.padding))),
+            (
+                Buffer("x"),
+                Buffer("y"),
+                pooling.shape(p),
+                Ints((*p.kernel, *p.stride, *p.padding, *p.dilation)),
+            ),
             overlap=True,
         )
         return Recipe((call,))

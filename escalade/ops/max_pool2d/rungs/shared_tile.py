@@ -11,8 +11,8 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
-from escalade.ops.max_pool2d.rungs import arguments
-from escalade.ops.shared import pooling
+from escalade.ops.shared import pooling, windowed
+from escalade.ops.shared.images import spell_pair
 
 _STATIC_SHARED_BYTES = 48 * 1024
 
@@ -41,6 +41,8 @@ class SharedTile(Rung[MaxPool2dProblem]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
+        if problem.dilation != (1, 1):
+            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilation)}"
         if not self.configs(problem):
             return (
                 f"{self.name} keeps what a tile of windows sees in 48 KB of shared memory, which these exceed"
@@ -61,7 +63,7 @@ class SharedTile(Rung[MaxPool2dProblem]):
 
     def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, TileConfig)
-        constants = arguments.constants(problem) | {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
+        constants = windowed.constants(problem) | {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
         call = KernelCall(
             Program.of("max_pool2d/shared_tile.cu", "max_pool2d_shared_tile", constants),
             (self._blocks(problem, config), 1, 1),

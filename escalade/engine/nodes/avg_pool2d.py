@@ -1,0 +1,58 @@
+"""The mean of each window of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
+from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
+from escalade.ops.avg_pool2d import AVG_POOL2D, AvgPool2dProblem
+
+
+class AvgPool2d(Operator):
+    """The sum of each window, divided by its pixels, with those of the padding or without, or by a number."""
+
+    name = "avg_pool2d"
+    signature = Signature({"x": IMAGE}, {**WINDOWS, "count_padding": FLAG, "divisor": INDEX})
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"avg_pool2d": self._recognise}
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        x, divisor = call.value("self"), call("divisor_override")
+        if x is None or len(node.shape) != 4 or (divisor is not None and divisor < 1):
+            return None
+        found = windows_of(call)
+        if found["kernel"] == graph.shape_of(x)[2:] and found["padding"] == (0, 0) and divisor is None:
+            return AdaptiveAvgPool2d.instead_of(node, {"x": x}, output=(1, 1))  # the mean over the image
+        return self.instead_of(
+            node, {"x": x}, **found, count_padding=bool(call("count_include_pad", True)), divisor=divisor or 0
+        )
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a = node.attributes
+        return F.avg_pool2d(
+            inputs["x"], a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_padding"],
+            a["divisor"] or None,
+        )  # fmt: skip
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        return {RESULT: pooled(sizes["x"], attributes, attributes["kernel"])}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        a = node.attributes
+        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        problem = AvgPool2dProblem(
+            batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
+            forms.stored, "nhwc", count_padding=a["count_padding"], divisor=a["divisor"],
+        )  # fmt: skip
+        return Lowered(AVG_POOL2D, problem)

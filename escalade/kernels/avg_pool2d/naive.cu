@@ -1,0 +1,35 @@
+// y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s], divided
+//
+// The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
+// that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
+//
+// Serves `naive`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+#include "avg_pool2d/divisor.cuh"
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+struct Windows {  // filled by escalade/ops/avg_pool2d/rungs/naive.py, in this order
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
+
+extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
+    wait_for_previous_launch();
+    const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= outputs) return;
+
+    const PoolPlace place = pool_place<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const int step = NHWC ? shape.x_step() : 1;
+    const int top = place.row * windows.stride_h - windows.pad_h;
+    const int left = place.column * windows.stride_w - windows.pad_w;
+    const int bottom = min(top + windows.kernel_h, shape.height);
+    const int right = min(left + windows.kernel_w, shape.width);
+    float sum = 0.f;
+    for (int row = max(top, 0); row < bottom; ++row)
+        for (int column = max(left, 0); column < right; ++column)
+            sum += to_float(plane[(row * shape.width + column) * step]);
+    const float scale = one_over_divisor(counted(top, windows.kernel_h, shape.height, windows.pad_h),
+                                         counted(left, windows.kernel_w, shape.width, windows.pad_w));
+    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum * scale);
+}

@@ -1,0 +1,72 @@
+// y[n][oh][ow][c] = sum over r, s of x[n][oh*stride - pad + r][ow*stride - pad + s][c], divided               (NHWC)
+//
+// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
+// walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
+// time, and added up along the row, then down the rows, in fp32. What bounds it: memory.
+//
+// Serves `vectorised`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+#include "avg_pool2d/divisor.cuh"
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
+constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
+using Vector = Pack<Element, VECTOR>;
+
+extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, PoolShape shape) {
+    wait_for_previous_launch();
+    const u32 vectors = shape.channels / VECTOR;
+    const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
+    const u32 bands = (shape.output_height + OUTPUT_ROWS - 1) / OUTPUT_ROWS;
+    u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 channel = rest % vectors * VECTOR;
+    rest /= vectors;
+    const int output_column = rest % runs * OUTPUT_COLUMNS;
+    rest /= runs;
+    const int output_row = rest % bands * OUTPUT_ROWS;
+    const u32 image = rest / bands;
+    if (image >= static_cast<u32>(shape.batch)) return;
+
+    const int top = output_row * STRIDE_H - PAD_H;
+    const int left = output_column * STRIDE_W - PAD_W;
+    const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.x_step() + channel;
+
+    float sums[OUTPUT_ROWS][OUTPUT_COLUMNS][VECTOR] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const bool inside = top + r >= 0 && top + r < shape.height;
+        Vector seen[COLUMNS];
+#pragma unroll
+        for (int s = 0; s < COLUMNS; ++s) {
+            seen[s] = {};
+            if (inside && left + s >= 0 && left + s < shape.width)
+                seen[s] = load_pack<Element, VECTOR>(pixels +
+                                                     ((top + r) * shape.width + left + s) * shape.x_step());
+        }
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                float along = 0.f;
+#pragma unroll
+                for (int s = 0; s < KERNEL_W; ++s) along += to_float(seen[j * STRIDE_W + s].at[e]);
+#pragma unroll
+                for (int i = 0; i < OUTPUT_ROWS; ++i)
+                    if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) sums[i][j][e] += along;
+            }
+    }
+
+    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
+#pragma unroll
+    for (int i = 0; i < OUTPUT_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
+            if (output_row + i >= shape.output_height || output_column + j >= shape.output_width) continue;
+            const float scale = one_over_divisor(counted(top + i * STRIDE_H, KERNEL_H, shape.height, PAD_H),
+                                                 counted(left + j * STRIDE_W, KERNEL_W, shape.width, PAD_W));
+            Vector means;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) means.at[e] = from_float<Element>(sums[i][j][e] * scale);
+            store_pack(outputs + ((output_row + i) * shape.output_width + output_column + j) * shape.y_step(), means);
+        }
+}

@@ -1,0 +1,103 @@
+"""`avg_pool2d` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.avg_pool2d.operation import AVG_POOL2D
+from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.library import define
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import check_images, empty_beside, layout_of
+from escalade.ops.shared.windowed import output_size
+
+_SCHEMA = (
+    "avg_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, "
+    "int divisor, str? rung=None) -> Tensor"
+)
+
+
+def avg_pool2d(
+    x: torch.Tensor,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    *,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The mean of every window, as `torch.nn.functional.avg_pool2d` with a positive divisor.
+
+    The stride is the kernel unless given. NCHW and channels_last inputs are taken as they are (the result
+    has x's layout), anything else is copied first. `rung` names one rung of the ladder instead of the
+    chosen one.
+    """
+    if divisor_override is not None and divisor_override < 1:
+        raise UnsupportedError(
+            f"divisor_override of {divisor_override}: avg_pool2d takes at least 1, or None"
+        )
+    kernel = pooling.two(kernel, "kernel")
+    stride = kernel if stride is None else pooling.two(stride, "stride")
+    padding = pooling.two(padding, "padding")
+    return torch.ops.escalade.avg_pool2d(
+        x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override or 0, rung
+    )
+
+
+def _run(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+    rung: str | None = None,
+) -> torch.Tensor:
+    check_images("avg_pool2d", x)
+    batch, channels, height, width = x.shape
+    problem = AvgPool2dProblem(
+        batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
+        (padding[0], padding[-1]), ceil_mode, dtype_of("avg_pool2d", x), layout_of(x),
+        count_padding=count_include_pad, divisor=divisor,
+    )  # fmt: skip
+    return pooling.run(AVG_POOL2D, problem, x, rung)
+
+
+def _fake(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+    rung: str | None = None,
+) -> torch.Tensor:
+    check_images("avg_pool2d", x)
+    if min(*kernel, *stride) < 1:
+        raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
+    size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
+    return empty_beside(x, (x.shape[0], x.shape[1], *size))
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, *ctx.settings, _ = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    """PyTorch's own; of x it looks at the shape alone."""
+    (x,) = ctx.saved_tensors
+    *window, divisor = ctx.settings
+    grad_x = torch.ops.aten.avg_pool2d_backward(gradient, x, *window, divisor or None)
+    return grad_x, *(None,) * 7
+
+
+define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)

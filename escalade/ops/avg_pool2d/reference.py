@@ -1,0 +1,28 @@
+"""What a mean over windows is, and PyTorch's own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
+from escalade.ops.shared.pooling import empty_output, random_inputs
+
+__all__ = ["empty_output", "exact", "peer", "random_inputs"]
+
+
+def exact(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The means in float64."""
+    return _pooled(problem, inputs["x"].double())
+
+
+def peer(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The means as PyTorch computes them on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    x = inputs["x"]
+    return _pooled(problem, x if x.is_cuda else x.float()).to(x.dtype)
+
+
+def _pooled(p: AvgPool2dProblem, x: torch.Tensor) -> torch.Tensor:
+    return F.avg_pool2d(x, p.kernel, p.stride, p.padding, p.ceil_mode, p.count_padding, p.divisor or None)

@@ -1,0 +1,1 @@
+"""The rungs of avg_pool2d, a module a family."""

@@ -1,0 +1,253 @@
+"""What poolings over windows of one size share: the problem, its name, and the rung with 16 bytes of channels a
+thread.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import check_pitches, unsupported_pitch
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.windows import touched
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import (
+    Images,
+    check_problem,
+    pair_pattern,
+    read_pair,
+    read_sizes,
+    require_32_bits,
+    spell_pair,
+)
+
+WINDOWS_NAME = (
+    rf"(?P<channels>\d+)_{pair_pattern('size')}_k{pair_pattern('kernel')}s{pair_pattern('stride')}"
+    rf"(p{pair_pattern('padding')})?"
+)
+"""Matches what `WindowedImages.windows_name` writes."""
+
+
+@dataclass(frozen=True)
+class WindowedImages(Images, ABC):
+    """The fields with which a problem begins that looks at windows of `kernel` pixels at (oh, ow) * stride - padding.
+
+    With `ceil_mode` a last window that reaches past the padded image counts too, if it begins inside the image or its
+    padding on the left and above.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+    ceil_mode: bool = False
+    dtype: str = "fp32"
+    layout: str = "nchw"
+    x_pitch: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+
+    @staticmethod
+    @abstractmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Any: ...
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def rounding(self) -> float: ...
+
+    @property
+    def dilations(self) -> tuple[int, int]:
+        """Pixels from one of a window to its next."""
+        return (1, 1)
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """The pixels from the first to the last of a window."""
+        (rows, columns), (down, along) = self.kernel, self.dilations
+        return (rows - 1) * down + 1, (columns - 1) * along + 1
+
+    @property
+    def windows_name(self) -> str:
+        """What a name begins with: channels, sizes and windows."""
+        padding = f"p{spell_pair(self.padding)}" if self.padding != (0, 0) else ""
+        return (
+            f"{self.channels}_{spell_pair((self.height, self.width))}_k{spell_pair(self.kernel)}"
+            f"s{spell_pair(self.stride)}{padding}"
+        )
+
+    @property
+    def output_height(self) -> int:
+        return output_size(self.height, self.spans[0], self.stride[0], self.padding[0], self.ceil_mode)
+
+    @property
+    def output_width(self) -> int:
+        return output_size(self.width, self.spans[1], self.stride[1], self.padding[1], self.ceil_mode)
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.channels * self.output_height * self.output_width
+
+    @property
+    def flops(self) -> int:
+        """Comparisons of the maxima, or additions of the means."""
+        return self.output_elements * self.kernel[0] * self.kernel[1]
+
+    @property
+    def bytes(self) -> int:
+        outputs = (self.output_height, self.output_width)
+        sizes = zip(
+            (self.height, self.width), outputs, self.kernel, self.stride, self.padding, self.dilations,
+            strict=True,
+        )  # fmt: skip
+        rows, columns = (touched(*size) for size in sizes)
+        read = self.batch * self.channels * rows * columns
+        return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
+
+
+def read_windows(found: re.Match[str]) -> dict[str, Any]:
+    """The fields of `WindowedImages` up to `padding`, of a name that `WINDOWS_NAME` has matched."""
+    sizes = zip(("batch", "channels", "height", "width"), read_sizes(found), strict=True)
+    return dict(sizes) | {name: read_pair(found, name) for name in ("kernel", "stride", "padding")}
+
+
+def output_size(size: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """The size of the result, of integers, or of the symbols that stand for them while a program is traced."""
+    reach = size + 2 * padding - span
+    if not ceil_mode:
+        return reach // stride + 1
+    windows = (reach + stride - 1) // stride + 1
+    # The last window has to begin inside the image or the padding before it.
+    return windows - 1 if (windows - 1) * stride >= size + padding else windows
+
+
+def check_windows(operation: str, p: WindowedImages) -> None:
+    """Checks what every problem over windows must be."""
+    check_problem(operation, p)
+    require_at_least(0, {"padding": min(p.padding)})
+    require_at_least(1, {"kernel": min(p.kernel), "stride": min(p.stride), "dilation": min(p.dilations)})
+    if any(2 * padding > kernel for padding, kernel in zip(p.padding, p.kernel, strict=True)):
+        raise UnsupportedError(
+            f"padding of {spell_pair(p.padding)} for a kernel of {spell_pair(p.kernel)}: it must be at most half, "
+            "or a window would lie in the padding alone"
+        )
+    if max(*p.spans, *p.stride) >= 2**24:
+        raise UnsupportedError(
+            f"kernel {spell_pair(p.spans)}, stride {spell_pair(p.stride)}: {operation} takes less than 2^24"
+        )
+    if p.output_height < 1 or p.output_width < 1:
+        raise UnsupportedError(
+            f"the kernel has {p.spans[0]}x{p.spans[1]} pixels, but the image with its padding only "
+            f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+    check_pitches(p, x=p.channels, y=p.channels)
+    apart = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits(operation, apart * max(p.pixels, p.output_height * p.output_width))
+
+
+def constants(problem: WindowedImages) -> dict[str, Constant]:
+    """The windows as kernels for one size of them take them."""
+    p = problem
+    return {
+        **pooling.constants(p),
+        "KERNEL_H": p.kernel[0],
+        "KERNEL_W": p.kernel[1],
+        "STRIDE_H": p.stride[0],
+        "STRIDE_W": p.stride[1],
+        "PAD_H": p.padding[0],
+        "PAD_W": p.padding[1],
+    }
+
+
+# --- the rung
+
+
+BUSY_THREADS = 4 * 2048
+"""Threads a multiprocessor that fill it four times."""
+MOST_LOADS_IN_ROW = 11
+"""Four registers each: what fits beside the results."""
+MOST_LOADS = 81
+"""Loads of a window at most: the code has no loop over them."""
+
+
+@dataclass(frozen=True)
+class RunConfig(Config):
+    rows: int
+    columns: int
+    """Outputs that a thread takes."""
+    threads: int = 128
+
+    def threads_for(self, problem: WindowedImages) -> int:
+        p = problem
+        vectors = p.channels // widest_vector(p.dtype, p.channels)
+        return p.batch * blocks(p.output_height, self.rows) * blocks(p.output_width, self.columns) * vectors
+
+    def loads(self, problem: WindowedImages) -> tuple[int, int]:
+        """Pixels in a row that a thread loads at once, and in all rows."""
+        p = problem
+        columns = (self.columns - 1) * p.stride[1] + p.kernel[1]
+        return columns, columns * ((self.rows - 1) * p.stride[0] + p.kernel[0])
+
+
+RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4), (2, 4)))
+W = TypeVar("W", bound=WindowedImages)
+
+
+@dataclass(frozen=True)
+class VectorisedWindows(Rung[W]):
+    """16 bytes of channels a thread, for a run of outputs whose overlapping windows are read once."""
+
+    source: ClassVar[str]
+
+    def supports(self, problem: W) -> str | None:
+        if problem.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {problem.layout}"
+        if problem.dilations != (1, 1):
+            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
+        if not self.configs(problem):
+            return f"{self.name} takes windows of up to {MOST_LOADS_IN_ROW} columns and {MOST_LOADS} pixels in all"
+        if RunConfig(1, 1).threads_for(problem) >= 2**31:
+            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+        return unsupported_pitch(self.name, problem, ("x", "y"))
+
+    def configs(self, problem: W) -> tuple[Config, ...]:
+        """A square of outputs where that leaves the card busy, else one."""
+        fitting = [run for run in RUNS if self._fits(problem, run)]
+        busy = RUNS[0].threads_for(problem) >= BUSY_THREADS * self.card.multiprocessors
+        default = RUNS[0] if busy else RUNS[1]
+        return tuple(sorted(fitting, key=lambda run: run != default))
+
+    def _fits(self, problem: W, run: RunConfig) -> bool:
+        row, total = run.loads(problem)
+        return row <= MOST_LOADS_IN_ROW and total <= MOST_LOADS
+
+    @abstractmethod
+    def constants(self, problem: W) -> dict[str, Constant]:
+        """What its source leaves open besides the run."""
+
+    def recipe(self, problem: W, config: Config) -> Recipe:
+        assert isinstance(config, RunConfig)
+        run = {
+            "VECTOR": widest_vector(problem.dtype, problem.channels),
+            "OUTPUT_ROWS": config.rows,
+            "OUTPUT_COLUMNS": config.columns,
+        }
+        entry = self.source.removesuffix(".cu").replace("/", "_")
+        call = KernelCall(
+            Program.of(self.source, entry, self.constants(problem) | run),
+            (blocks(config.threads_for(problem), config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), pooling.shape(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))

@@ -1,0 +1,87 @@
+"""The mean over windows: names, limits, PyTorch's rules for divisors, and the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from escalade.errors import UnsupportedError
+from escalade.ops import OPERATIONS, avg_pool2d
+from escalade.ops.avg_pool2d import AvgPool2dProblem
+from escalade.ops.choose.choice import choose
+
+CPU = torch.device("cpu")
+PLAIN = AvgPool2dProblem(2, 8, 9, 9, (3, 3), (2, 2), (1, 1))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> AvgPool2dProblem:
+    def two(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    try:
+        return AvgPool2dProblem(
+            draw(st.integers(0, 2)), draw(st.integers(1, 3)), *two(1, 9), two(1, 5), two(1, 4), two(0, 2),
+            draw(st.booleans()), count_padding=draw(st.booleans()), divisor=draw(st.integers(0, 5)),
+        )  # fmt: skip
+    except UnsupportedError:  # more padding than half the kernel, or a kernel larger than the image
+        assume(False)
+        raise
+
+
+@given(problems())
+def test_parse_is_the_inverse_of_name(problem: AvgPool2dProblem) -> None:
+    assert AvgPool2dProblem.parse(problem.name) == problem
+
+
+def test_names_are_stable() -> None:
+    problem = AvgPool2dProblem(2, 8, 2, 5, (3, 1), (2, 1), (1, 0), True, count_padding=False, divisor=3)
+    assert problem.name == "8_2x5_k3x1s2x1p1x0_b2_ceil_inside_by3"
+    with pytest.raises(UnsupportedError, match="192_35_k3s1p1_b32"):
+        AvgPool2dProblem.parse("8_2x5_k3")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"padding": (2, 2)}, "padding of 2 for a kernel of 3: it must be at most half"),
+        ({"kernel": (13, 3)}, "the kernel has 13x3 pixels.*only 11x11"),
+        ({"stride": (2**24, 1)}, "avg_pool2d takes less than 2\\^24"),
+        ({"divisor": -1}, "divisor of -1"),
+    ],
+)
+def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(PLAIN, **change)
+
+
+def test_the_preferred_rung_follows_layout_and_window() -> None:
+    nhwc = replace(PLAIN, layout="nhwc")
+    large = replace(nhwc, height=40, width=40, kernel=(31, 31))
+    chosen = [choose(OPERATIONS["avg_pool2d"], p, CPU).rung.name for p in (PLAIN, nhwc, large)]
+    assert chosen == ["naive", "vectorised", "naive"]
+
+
+def test_the_operator_is_pytorchs_and_has_its_gradient() -> None:
+    x = torch.randn(2, 8, 7, 7, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    ours = avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+    theirs = F.avg_pool2d(x, 3, 2, 1, True, False)
+    torch.testing.assert_close(ours, theirs)
+    (gradient,) = torch.autograd.grad(ours.square().sum(), x)
+    (expected,) = torch.autograd.grad(theirs.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    with pytest.raises(UnsupportedError, match="divisor_override of 0"):
+        avg_pool2d(x, 3, divisor_override=0)
+
+
+def test_a_nan_is_in_its_means_alone() -> None:
+    x = torch.ones(1, 8, 6, 6).to(memory_format=torch.channels_last)
+    x[0, 1, 0, 0] = float("nan")
+    y = avg_pool2d(x, 2, padding=1)
+    assert torch.equal(y.isnan(), F.avg_pool2d(x, 2, padding=1).isnan()) and y.isnan().sum() == 1
