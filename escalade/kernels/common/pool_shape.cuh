@@ -4,11 +4,10 @@
 struct PoolShape {  // filled by escalade/ops/shared/pooling.py, in this order
     int batch, channels, height, width;
     int output_height, output_width;
-    int x_pitch, y_pitch;  // read where PITCHED
 
-    // Elements from pixel to pixel in NHWC.
-    __device__ __forceinline__ int x_step() const { return PITCHED ? x_pitch : channels; }
-    __device__ __forceinline__ int y_step() const { return PITCHED ? y_pitch : channels; }
+    // Elements from pixel to pixel in NHWC: X_PITCH and Y_PITCH are 0 where a buffer is dense.
+    __device__ __forceinline__ int x_step() const { return X_PITCH ? X_PITCH : channels; }
+    __device__ __forceinline__ int y_step() const { return Y_PITCH ? Y_PITCH : channels; }
 };
 
 struct PoolPlace {

@@ -222,7 +222,7 @@ __device__ __forceinline__ void multiply_together(Panel& panel, int consumer, co
             return nullptr;
         if (STACKED && (n >= tile.image + TILE_IMAGES || n >= shape.batch)) return nullptr;
         const long long at = (1LL * n * shape.output_height + h) * shape.output_width + w;
-        return y + at * (PITCHED ? shape.y_pitch : shape.filter_tiles * FILTERS) + tile.filter + chunk * 8;
+        return y + at * (Y_PITCH ? Y_PITCH : shape.filter_tiles * FILTERS) + tile.filter + chunk * 8;
     };
     Element* to = place_of(pixel_of(half));
     const Biases biases(bias, tile.filter);

@@ -53,7 +53,7 @@ static_assert(!STACKED || ONE_BOX, "images are whole");
 
 struct WindowShape {  // filled by escalade/ops/conv2d/rungs/window_tiling.py, in this order
     int batch, channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
-        shortcut_channels, y_pitch;  // the last is read where PITCHED: y is a part of a larger buffer
+        shortcut_channels;
 };
 
 struct Tile {

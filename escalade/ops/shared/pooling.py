@@ -33,13 +33,13 @@ class Pooling(ImageProblem, Protocol):
 def shape(problem: Pooling) -> Ints:
     """`PoolShape` of kernels/common/pool_shape.cuh."""
     p = problem
-    apart = (p.x_pitch or p.channels, p.y_pitch or p.channels)
-    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width, *apart))
+    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
 
 
 def constants(problem: Pooling) -> dict[str, Constant]:
     """What kernels that take the shape leave open."""
-    return {"Element": element(problem.dtype), "PITCHED": bool(problem.x_pitch or problem.y_pitch)}
+    p = problem
+    return {"Element": element(p.dtype), "X_PITCH": p.x_pitch, "Y_PITCH": p.y_pitch}
 
 
 def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

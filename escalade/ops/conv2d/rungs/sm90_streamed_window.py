@@ -223,6 +223,7 @@ class StreamedWindow(WindowRung):
             "WINDOWS": config.windows,
             "TAP_STAGES": config.tap_stages,
             "SPLITS": config.splits,
+            "Y_PITCH": job.y_pitch if config.splits > 1 else 0,  # of results that leave without TMA
             "SHORTCUT": job.shortcut is not None,
         }
         conversions = _rounded_weights(job)

@@ -127,7 +127,6 @@ class Tiling:
             "ONE_BOX": self.one_box,
             "WGMMA_N": self.width,
             "MN_MAJOR": w.mn_major is not None,
-            "PITCHED": self.job.y_pitch > 0,
             **self.job.epilogue.flags,
         }
 
@@ -169,7 +168,7 @@ class Tiling:
         return Ints(
             (
                 w.batch, w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
-                self.filter_tiles, self.job.shortcut_channels, self.job.y_pitch,
+                self.filter_tiles, self.job.shortcut_channels,
             )
         )  # fmt: skip
 
