@@ -22,8 +22,8 @@ constexpr int POSITIONS = THREADS / LANES;
 static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
 static_assert(VECTOR % MULTIPLIER == 0 || MULTIPLIER % VECTOR == 0, "a thread's filters are those of whole channels");
 static_assert(PHASES == 1 || PHASES == OPEN, "sums move with every step or stay for a whole round");
-constexpr int COLUMN_STEP = NHWC ? IMAGE_CHANNELS : 1;  // known to the compiler, so that columns are fixed offsets
-constexpr int OUTPUT_STEP = NHWC ? FILTERS : 1;
+constexpr int COLUMN_STEP = NHWC ? X_STEP : 1;  // known to the compiler, so that columns are fixed offsets
+constexpr int OUTPUT_STEP = NHWC ? Y_STEP : 1;
 
 // COUNT elements as they are loaded and stored: held as words, because 16-bit numbers in a loop are taken apart and put
 // together again.
@@ -167,10 +167,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row_step = shape.width * COLUMN_STEP;
     const int rows = min(ROWS, shape.output_height - place.row);
     const int first_row = place.row * STRIDE_H - shape.pad_h, first_column = place.column * STRIDE_W - shape.pad_w;
-    const Element* inputs = x + 1LL * place.image * IMAGE_CHANNELS * shape.height * shape.width +
+    const Element* inputs = x + 1LL * place.image * (NHWC ? X_STEP : IMAGE_CHANNELS) * shape.height * shape.width +
                             1LL * (place.filter / MULTIPLIER) * (NHWC ? 1 : shape.height * shape.width) +
                             1LL * first_row * row_step + first_column * COLUMN_STEP;
-    long long outputs = 1LL * place.image * FILTERS * shape.output_height * shape.output_width +
+    long long outputs = 1LL * place.image * (NHWC ? Y_STEP : FILTERS) * shape.output_height * shape.output_width +
                         1LL * place.filter * (NHWC ? 1 : shape.output_height * shape.output_width) +
                         (place.row * shape.output_width + place.column) * OUTPUT_STEP;
 

@@ -39,14 +39,15 @@ __device__ __forceinline__ void copy_window(Element* window, const Element* __re
                                             const ConvShape& shape) {
     const int first_row = tile.row * STRIDE_H - shape.pad_h, first_column = tile.column * STRIDE_W - shape.pad_w;
     const Element* const corner =
-        x + ((1LL * tile.image * shape.height + first_row) * shape.width + first_column) * CHANNELS;
+        x + ((1LL * tile.image * shape.height + first_row) * shape.width + first_column) * X_STEP;
     constexpr int PIXEL_UNITS = CHANNELS / UNIT, ROW_UNITS = WINDOW_COLUMNS * PIXEL_UNITS;
 #pragma unroll 8
     for (int i = threadIdx.x; i < WINDOW_ROWS * ROW_UNITS; i += THREADS) {
         const int row = i / ROW_UNITS, unit = i % ROW_UNITS, column = unit / PIXEL_UNITS;
         Pack<Element, UNIT> pack = {};
         if (is_between(first_row + row, shape.height) && is_between(first_column + column, shape.width))
-            pack = load_pack<Element, UNIT>(corner + 1LL * row * shape.width * CHANNELS + unit * UNIT);
+            pack = load_pack<Element, UNIT>(corner + 1LL * row * shape.width * X_STEP + unit * UNIT +
+                                            column * (X_STEP - CHANNELS));
         store_pack(window + i * UNIT + (row * WINDOW_COLUMNS + column) * GAP, pack);
     }
 }
@@ -163,6 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (filter >= shape.filters || row >= shape.output_height || column >= shape.output_width) continue;
         const Pack<float, 2> two = load_pack<float, 2>(staged + pixel * STAGED_PITCH + i % PAIRS * 2);
         const long long at = (1LL * tile.image * shape.output_height + row) * shape.output_width + column;
-        finish.store_pair(two.at[0], two.at[1], filter, at * shape.filters, y);
+        finish.store_pair(two.at[0], two.at[1], filter, at * Y_STEP, y);
     }
 }

@@ -137,10 +137,16 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
 
 @dataclass(frozen=True)
 class Depthwise(Conv2dRung):
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
         if p.groups != p.channels:
             return f"{self.name} takes as many groups as channels, not {p.groups} for {p.channels}"
+        if p.y_pitch and p.residual:
+            return f"{self.name} reads a residual as y lies, dense"
         if not _candidates(p):
             return (
                 f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers, and filters of "
@@ -165,6 +171,8 @@ class Depthwise(Conv2dRung):
             "NHWC": p.layout == "nhwc",
             "IMAGE_CHANNELS": p.channels,
             "MULTIPLIER": p.group_filters,
+            "X_STEP": p.x_pitch or p.channels,
+            "Y_STEP": p.y_pitch or p.filters,
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
             "STRIDE_H": p.stride[0],

@@ -197,6 +197,10 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
 
 @dataclass(frozen=True)
 class Ragged(Conv2dRung):
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if sentence := self.only_nhwc(p):
@@ -208,6 +212,8 @@ class Ragged(Conv2dRung):
                 f"{name} is for channels that {VECTOR_BYTES} bytes do not divide, or up to {FEW_FILTERS} filters; "
                 f"fused_epilogue takes {p.channels} and {p.filters}"
             )
+        if p.y_pitch and p.residual:
+            return f"{self.name} reads a residual as y lies, dense"
         if p.batch < 1:
             return f"{name} takes a batch of 1 or more"
         if _steps(p) > MOST_STEPS or not _best_first(_flat(p), self.card):
@@ -245,6 +251,8 @@ class Ragged(Conv2dRung):
             "STRIDE_W": p.stride[1],
             "DILATION_H": p.dilation[0],
             "UNIT": _unit_bytes(p) // p.element_bytes,
+            "X_STEP": p.x_pitch or p.channels,
+            "Y_STEP": p.y_pitch or p.filters,
             "WARPS": WARPS,
             "TILES_M": config.tiles_m,
             "TILES_N": config.tiles_n,

@@ -66,6 +66,11 @@ def test_small_odd_sizes(problem: Conv2dProblem, layout: str, seed: int) -> None
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
 
 
+def test_pixels_may_lie_apart(seed: int) -> None:
+    problem = oblong(12, 7, 6, 3, 3, (2, 1), (1, 1), filters=24, bias=True, x_pitch=16, y_pitch=40)
+    check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
+
+
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 def test_channels_columns_and_rows_are_shared_out_as_one_likes(vector: int, seed: int) -> None:
     problem = oblong(16, 9, 10, 3, 3, (1, 1), (1, 1), bias=True, residual=True)

@@ -33,6 +33,8 @@ PROBLEMS = (
     ragged("6to9_11_k5x3s1x2_b2_bias", "tf32"),
     ragged("3to8_8_k4s4p0_b1", "tf32"),
     ragged("32to3_8_k3s1_b1_bias"),
+    ragged("10to21_6_k3s2_b2_bias_xpitch24_ypitch40"),
+    ragged("29to6_5_k1s1_b2_xpitch32_ypitch16"),
     ragged("16to1_7_k3s2_b2", "tf32"),
     ragged("5to12_7_k3s1_b2_bias+res", "fp32"),
     ragged("18to33_5_k3s1_b1", "fp32"),
