@@ -26,6 +26,7 @@ from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
+from escalade.ops.pointwise import POINTWISE, pointwise
 from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.relu import RELU, relu, relu_
 from escalade.ops.softmax import SOFTMAX, softmax
@@ -42,6 +43,7 @@ OPERATIONS: dict[str, Operation] = {
         FEW_CHANNELS,
         RELU,
         ADD,
+        POINTWISE,
         BATCH_NORM,
         BATCH_STATISTICS,
         MAX_POOL2D,
@@ -90,6 +92,7 @@ __all__ = [
     "mlp",
     "mlp_backward",
     "operation",
+    "pointwise",
     "quantise",
     "relu",
     "relu_",

@@ -1,29 +1,99 @@
-// y[i] = clip(x[i] + residual[i])
+// out[i] = expression(in[i], …), inputs broadcast
 //
-// 16 bytes an access, and PACKS of them under way in a thread before the first is used. What bounds it: memory, each
-// element read and written once. A thread has read all that it writes, so y may be x or the residual.
+// 16 bytes an access, and PACKS of them of each input under way in a thread before the first is used. A pack's place is
+// found once, by products instead of divisions; an input that is the same along it is one load, and one that is not
+// dense is read from the caches, where neighbours have brought it. What bounds it: memory, each element read and written
+// once. A thread has read all that it writes, so a result may be an input that is dense.
 //
-// Serves `vectorised` of relu (HAS_RELU, HAS_LIMIT) and of add (HAS_RESIDUAL). pointwise.cuh has what becomes of an
-// element.
-#include "common/packs.cuh"
+// Serves `vectorised` of every pointwise operation. pointwise.cuh says how tensors are declared.
 #include "pointwise/pointwise.cuh"
 
+template <class T>
+using Values = Pack<T, VECTOR>;
+
+// Neighbours, 16 bytes at most at a time: nobody promises more alignment than that.
+template <class T>
+__device__ __forceinline__ Values<T> neighbours(const T* from) {
+    constexpr int TOGETHER = VECTOR * sizeof(T) > 16 ? 16 / sizeof(T) : VECTOR;
+    Values<T> values;
+#pragma unroll
+    for (int e = 0; e < VECTOR; e += TOGETHER) {
+        const Pack<T, TOGETHER> pack = load_pack<T, TOGETHER>(from + e);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values.at[e + i] = pack.at[i];
+    }
+    return values;
+}
+
+template <class T>
+__device__ __forceinline__ T element(const T* from, int access, const Walk& walk, const int (&stride)[RANK],
+                                     long long at) {
+    return from[access == DENSE ? at : Place(walk, static_cast<unsigned>(at)).offset(stride, 1)];
+}
+
+template <int ACCESS, class T>
+__device__ __forceinline__ Values<T> load(const T* from, const Walk& walk, const int (&stride)[RANK], long long pack) {
+    if (ACCESS == DENSE) return neighbours(from + pack * VECTOR);
+    Values<T> values;
+    if (ACCESS == EACH) {  // a pack may lie in several rows
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) values.at[e] = element(from, EACH, walk, stride, pack * VECTOR + e);
+        return values;
+    }
+    from += Place(walk, static_cast<unsigned>(pack)).offset(stride, VECTOR);
+    if (ACCESS == ALONG) return neighbours(from);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) values.at[e] = from[ACCESS == SAME ? 0 : 1LL * e * stride[RANK - 1]];
+    return values;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pointwise_vectorised(const Element* x, const Element* residual, Element* y, float limit, long long elements) {
+    pointwise_vectorised(PARAMETERS, const Walk walk, long long elements) {
     wait_for_previous_launch();
-    const Packs packs(elements);
-    Values values[PACKS], others[PACKS] = {};
-    packs.load(values, others, x, residual);
+    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
+#define INPUT(number, access) Values<In##number> read##number[PACKS];
+    INPUTS
+#undef INPUT
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-        const long long pack = packs.first + i * THREADS;
-        if (pack >= packs.whole) continue;
+        const long long pack = first + i * THREADS;
+        if (pack >= whole) continue;
+#define INPUT(number, access) read##number[i] = load<access>(in##number, walk, walk.stride[number], pack);
+        INPUTS
+#undef INPUT
+    }
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) values[i].at[e] = pointwise(values[i].at[e], others[i].at[e], limit);
-        store_pack(y + pack * VECTOR, values[i]);
+    for (int i = 0; i < PACKS; ++i) {
+        const long long pack = first + i * THREADS;
+        if (pack >= whole) continue;
+#define RESULT(number) Values<Out##number> made##number;
+        RESULTS
+#undef RESULT
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+#define INPUT(number, access) to_float(read##number[i].at[e]),
+            const float in[EXPRESSION_INPUTS] = {INPUTS};
+#undef INPUT
+            float out[EXPRESSION_RESULTS];
+            evaluate(out, in);
+#define RESULT(number) made##number.at[e] = from_float<Out##number>(out[number]);
+            RESULTS
+#undef RESULT
+        }
+#define RESULT(number) store_pack(out##number + pack * VECTOR, made##number);
+        RESULTS
+#undef RESULT
     }
 
-    const long long last = packs.whole * VECTOR + threadIdx.x;
-    if (blockIdx.x == 0 && last < elements)
-        y[last] = pointwise(x[last], HAS_RESIDUAL ? residual[last] : Element(), limit);
+    const long long last = whole * VECTOR + threadIdx.x;
+    if (blockIdx.x != 0 || last >= elements) return;
+#define INPUT(number, access) to_float(element(in##number, access, walk, walk.stride[number], last)),
+    const float in[EXPRESSION_INPUTS] = {INPUTS};
+#undef INPUT
+    float out[EXPRESSION_RESULTS];
+    evaluate(out, in);
+#define RESULT(number) out##number[last] = from_float<Out##number>(out[number]);
+    RESULTS
+#undef RESULT
 }

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.shared.pointwise import check
+from escalade.ops.expressions import Expression
+from escalade.ops.shared.pointwise import Operand, check
 
 _NAME = re.compile(r"add(?P<relu>_relu)?_(?P<elements>\d+)")
 
@@ -37,12 +38,16 @@ class AddProblem:
         return f"add{'_relu' if self.relu else ''}_{self.elements}"
 
     @property
-    def residual(self) -> bool:
-        return True
+    def shape(self) -> tuple[int, ...]:
+        return (self.elements,)
 
     @property
-    def limit(self) -> float | None:
-        return None
+    def operands(self) -> tuple[Operand, ...]:
+        return tuple(Operand(name, (1,), self.dtype) for name in self.program.inputs)
+
+    @property
+    def program(self) -> Expression:
+        return Expression.parse("relu(x + residual)" if self.relu else "x + residual")
 
     @property
     def flops(self) -> int:

@@ -7,14 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.add.problem import AddProblem
-from escalade.ops.shared.pointwise import empty_output, random_input
+from escalade.ops.shared.pointwise import empty_output, random_inputs
 
 __all__ = ["empty_output", "exact", "peer", "random_inputs"]
-
-
-def random_inputs(problem: AddProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return {name: random_input(problem, device, generator) for name in ("x", "residual")}
 
 
 def exact(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.shared.pointwise import check
+from escalade.ops.expressions import Expression
+from escalade.ops.shared.pointwise import Operand, check
 
 _NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?_(?P<elements>\d+)")
 
@@ -45,12 +46,16 @@ class ReluProblem:
         return f"relu{limit}_{self.elements}"
 
     @property
-    def residual(self) -> bool:
-        return False
+    def shape(self) -> tuple[int, ...]:
+        return (self.elements,)
 
     @property
-    def relu(self) -> bool:
-        return True
+    def operands(self) -> tuple[Operand, ...]:
+        return (Operand("x", (1,), self.dtype),)
+
+    @property
+    def program(self) -> Expression:
+        return Expression.parse("relu(x)" if self.limit is None else f"minimum(relu(x), {self.limit!r})")
 
     @property
     def flops(self) -> int:

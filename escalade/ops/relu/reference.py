@@ -8,14 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.relu.problem import ReluProblem
-from escalade.ops.shared.pointwise import empty_output, random_input
+from escalade.ops.shared.pointwise import empty_output, random_inputs
 
 __all__ = ["empty_output", "exact", "peer", "random_inputs"]
-
-
-def random_inputs(problem: ReluProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return {"x": random_input(problem, device, generator)}
 
 
 def exact(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""The rungs of pointwise, a module a family."""
