@@ -20,6 +20,7 @@ from escalade.engine.nodes.base import (
     unpermuted,
 )
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.pointwise_lowering import lower_expression
 from escalade.engine.nodes.signature import ANY, FLAG, Signature
 from escalade.ops.add import ADD, AddProblem
 from escalade.ops.expressions import Expression
@@ -58,11 +59,10 @@ class Add(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         terms = [node.inputs[role] for role in ("x", "residual")]
-        if any(forms.is_constant(name) for name in terms):
-            return None  # it lies in PyTorch's order
-        if {forms.value(name).layout for name in terms} != {forms.value(node.name).layout}:
-            return None
-        problem = AddProblem(prod(forms.value(node.name).shape), node.attributes["relu"], forms.stored)
+        form = forms.value(node.name)
+        if any(forms.is_constant(name) or forms.value(name) != form for name in terms):
+            return lower_expression(node, self.expression(node), forms)
+        problem = AddProblem(prod(form.shape), node.attributes["relu"], forms.stored)
         return Lowered(ADD, problem, in_place="x")
 
     def expression(self, node: Node) -> Expression:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, unpermuted
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.pointwise_lowering import lower_expression
 from escalade.engine.nodes.signature import ANY, Attribute, Signature
 from escalade.ops.expressions import Expression
 
@@ -18,7 +20,7 @@ _NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 class Gelu(Operator):
-    """y = x Φ(x); chains of linear layers take it."""
+    """y = x Φ(x); chains of linear layers take it into their kernels."""
 
     name = "gelu"
     signature = Signature(
@@ -40,6 +42,9 @@ class Gelu(Operator):
 
     def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
         return unpermuted(node, order)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        return lower_expression(node, self.expression(node), forms)
 
     def expression(self, node: Node) -> Expression:
         return Expression.apply(_NAMES[node.attributes["approximate"]], "x")

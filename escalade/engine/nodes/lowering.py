@@ -77,6 +77,10 @@ class Forms:
         """The sizes of a constant."""
         return tuple(self._constants[name].shape)
 
+    def constant_type(self, name: str) -> torch.dtype:
+        """The element type of a constant; a floating one stands for whichever its form has."""
+        return self._constants[name].dtype
+
     @property
     def stored(self) -> str:
         """The dtype's name where nothing is multiplied."""

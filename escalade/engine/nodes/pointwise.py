@@ -11,7 +11,9 @@ from escalade.engine.graph.aten import resolve
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, unpermuted
+from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
+from escalade.engine.nodes.pointwise_lowering import lower_expression
 from escalade.engine.nodes.signature import (
     ANY,
     RESULT,
@@ -26,7 +28,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 
 ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
-"""What the inputs of a node are called, in the order in which its expression uses them."""
+"""What the inputs of a node are called: values of its own sizes first, then smaller ones, then constants."""
 MOST_CALLS = 64
 """Functions in one expression: what a kernel has registers for, and a reader patience."""
 MOST_TEXT = 4096
@@ -44,12 +46,12 @@ def _is_expression(value: Any) -> bool:
     return (
         len(expression.results) == 1
         and len(expression.calls) <= MOST_CALLS
-        and expression.inputs == ROLES[: len(expression.inputs)] != ()
+        and set(expression.inputs) == set(ROLES[: len(expression.inputs)]) != set()
     )
 
 
 _EXPRESSION = Attribute(
-    f"an expression of one result, such as x * sigmoid(a), in {', '.join(ROLES)}, as they come, with up to "
+    f"an expression of one result, such as x * sigmoid(a), in the first of {', '.join(ROLES)}, with up to "
     f"{MOST_CALLS} functions",
     _is_expression,
 )
@@ -94,7 +96,10 @@ class Pointwise(Operator):
         """A node that computes an expression of these values, by input, in another's place; the value itself if it is
         that, and None if it is too much for one node or has other sizes."""
         named = expression.rename({name: f"_{place}" for place, name in enumerate(expression.inputs)})
-        order = list(dict.fromkeys(values[name] for name in expression.inputs))
+        used = dict.fromkeys(values[name] for name in expression.inputs)
+        order = sorted(
+            used, key=lambda value: (value in graph.constants, graph.shape_of(value) != node.shape)
+        )
         if not 0 < len(order) <= len(ROLES) or broadcast(map(graph.shape_of, order)) != node.shape:
             return None
         roles = dict(zip(order, ROLES, strict=False))
@@ -105,6 +110,9 @@ class Pointwise(Operator):
             return None
         inputs = {role: value for value, role in roles.items()}
         return cls.instead_of(node, inputs, expression=own.text)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        return lower_expression(node, self.expression(node), forms)
 
     def expression(self, node: Node) -> Expression:
         return Expression.parse(node.attributes["expression"])

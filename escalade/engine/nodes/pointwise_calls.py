@@ -117,6 +117,7 @@ _SPELLED: Mapping[str, Callable[[Numbers], str | None]] = {
     "nan_to_num": _nan_to_num,
     "angle": lambda given: "where(isnan(self), self, where(self < 0, 3.141592653589793, 0))",
     "conj_physical": lambda given: "self",
+    "_conj_physical": lambda given: "self",
     "signbit": lambda given: "copysign(1, self) < 0",
     "gelu": _gelu,
     "elu": _elu,

@@ -12,6 +12,7 @@ from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fu
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
 from escalade.engine.passes.permutes import sink_permutes
+from escalade.engine.passes.pointwise import join_neighbours, join_recognised
 from escalade.engine.passes.quantise import quantise_convolutions
 
 
@@ -50,6 +51,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
 
 def _fuse(graph: Graph, dtype: str) -> None:
     sink_permutes(graph)
+    join_recognised(graph)
     fold_batch_norm(graph)
     fuse_expressions(graph)
     fuse_residuals(graph)
@@ -58,3 +60,4 @@ def _fuse(graph: Graph, dtype: str) -> None:
     fuse_expressions(graph)
     for operator in OPERATORS:
         operator.fuse(graph, dtype)
+    join_neighbours(graph)

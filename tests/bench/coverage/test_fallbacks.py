@@ -19,22 +19,22 @@ from tests.bench.coverage.networks import NETWORKS
 
 IN_PYTORCH = {
     "mobilenet_v2": "",
-    "mobilenet_v3": "pointwise 1",
-    "efficientnet": "pointwise 1",
+    "mobilenet_v3": "",
+    "efficientnet": "",
     "convnext": "",
-    "densenet": "cat 3",
-    "shufflenet": "chunk 4, cat 2, permute 2",
+    "densenet": "",
+    "shufflenet": "permute 2",
     "inception": "",
-    "squeezenet": "cat 1",
-    "unet": "cat 1, conv_transpose2d 1",
-    "unet_upsampled": "cat 1, upsample_nearest2d 1",
-    "segmentation": "upsample_bilinear2d 3, cat 1",
+    "squeezenet": "",
+    "unet": "conv_transpose2d 1",
+    "unet_upsampled": "upsample_nearest2d 1",
+    "segmentation": "upsample_bilinear2d 3",
     "regnet": "",
     "group_norm": "group_norm 2, instance_norm 1",
-    "vgg": "pointwise 1",
-    "alexnet": "pointwise 5, pad 2, avg_pool3d 1",
+    "vgg": "",
+    "alexnet": "pad 2, avg_pool3d 1",
     "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",
-    "upscaling": "pixel_shuffle 1, pointwise 1",
+    "upscaling": "pixel_shuffle 1",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
 IN_TF32: dict[str, str] = {}

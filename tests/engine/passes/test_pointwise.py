@@ -1,0 +1,101 @@
+"""Pointwise nodes that are joined, those that are not, and what a plan of them computes on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.engine.passes.pointwise import join_neighbours, join_recognised
+from escalade.engine.plan.program import KernelProgram
+from tests.engine.graphs import after, ops
+
+
+def expressions(run: Callable[..., Any], *passes: Callable[..., Any]) -> list[str]:
+    graph = after(run, *passes)
+    return [node.attributes["expression"] for node in graph if node.op == "pointwise"]
+
+
+@pytest.mark.parametrize(
+    ("run", "joined"),
+    [
+        (lambda p, x: (lambda y: y * y.sigmoid())(p.first(x)), ["x * sigmoid(x)"]),
+        (lambda p, x: torch.where(x > 0, x, 0.1 * x), ["where(x > 0, x, x * 0.1)"]),
+        (lambda p, x: (x.exp() + 1).log(), ["log(exp(x) + 1)"]),
+        (lambda p, x: x * torch.tensor(2.0) + torch.tensor([[1.0]]), ["x * 2 + 1"]),
+        (lambda p, x: (lambda y: (y.exp(), y.cos()))(x * 2), ["x * 2", "exp(x)", "cos(x)"]),  # two readers
+        (lambda p, x: (lambda y: (y, y.exp()))(x * 2), ["x * 2", "exp(x)"]),  # an output
+        (lambda p, x: x * x.mean((2, 3), keepdim=True).sigmoid(), ["sigmoid(x)", "x * a"]),  # broadcast
+        (lambda p, x: (x.sin() * 2).relu() + x.cos(), ["sin(x) * 2", "cos(x)"]),  # not of this operator
+    ],
+)
+def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
+    assert expressions(run, join_recognised) == joined
+
+
+@pytest.mark.parametrize(
+    ("run", "joined"),
+    [
+        (lambda p, x: (lambda y: (y.exp(), y.cos()))(x * 2), ["exp(x * 2)", "cos(x * 2)"]),  # computed twice
+        (lambda p, x: (lambda y: (y.exp(), y.mean()))(x * 2), ["x * 2", "exp(x)"]),  # the mean needs it
+        (lambda p, x: x * x.mean((2, 3), keepdim=True).sigmoid(), ["x * sigmoid(a)"]),
+        (lambda p, x: (x.sin() * 2).relu() + x.cos(), ["relu(sin(x) * 2) + cos(x)"]),
+        (lambda p, x: F.gelu(x + x.flip(1)) * 2, ["gelu(x + a) * 2"]),
+    ],
+)
+def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
+    assert expressions(run, join_recognised, join_neighbours) == joined
+
+
+def test_a_node_takes_no_more_than_eight_values() -> None:
+    def run(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return sum((x.roll(shift, 3).exp() for shift in range(1, 12)), x)
+
+    graph = after(run, join_recognised, join_neighbours)
+    nodes = [node for node in graph if node.op == "pointwise"]
+    assert len(nodes) == 2 and max(len(node.inputs) for node in nodes) == 8
+
+
+class Attention(nn.Module):
+    """Squeeze-and-excite, a scaled residual, positions, truth values, and results in both layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.down, self.up = (
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.Conv2d(16, 4, 1),
+            nn.Conv2d(4, 16, 1),
+        )
+        self.scale = nn.Parameter(torch.rand(16, 1, 1))
+        self.positions = nn.Parameter(torch.rand(1, 16, 6, 6))
+        self.slopes = nn.PReLU(16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.hardswish(self.conv(x))
+        gate = self.up(F.silu(self.down(y.mean((2, 3), keepdim=True)))).sigmoid()
+        z = y * gate + y * self.scale
+        z = torch.where(z > 0.1, z, 0.1 * z) + self.positions
+        return self.slopes(z), z.mean((2, 3)) * 2 - z.amax((2, 3))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_kernels_compute_what_the_model_does(dtype: str) -> None:
+    torch.manual_seed(5)
+    model = Attention().eval()
+    graph = capture(model, (torch.randn(1, 8, 6, 6),))
+    twin = Engine(graph, dtype, "twin")
+    x = torch.randn(3, 8, 6, 6)
+    program = twin.program(x)
+    assert isinstance(program, KernelProgram)
+    assert [step.node.op for step in program.plan.fallbacks] == ["aten"]  # amax
+    assert not {"relu", "add"} & set(ops(program.plan.graph))
+    program._arena.fill_(0xFF)
+    with torch.no_grad():
+        for got, wanted in zip(twin(x), model(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-2, atol=5e-3 if dtype == "fp16" else 1e-5)
