@@ -95,7 +95,7 @@ def test_kernels_compute_what_the_model_does(dtype: str) -> None:
     assert isinstance(program, KernelProgram)
     assert [step.node.op for step in program.plan.fallbacks] == ["aten"]  # amax
     assert not {"relu", "add"} & set(ops(program.plan.graph))
-    program._arena.fill_(0xFF)
+    program._values.arena.fill_(0xFF)
     with torch.no_grad():
         for got, wanted in zip(twin(x), model(x), strict=True):
             torch.testing.assert_close(got, wanted, rtol=2e-2, atol=5e-3 if dtype == "fp16" else 1e-5)
