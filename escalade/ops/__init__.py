@@ -32,6 +32,7 @@ from escalade.ops.relu import RELU, relu, relu_
 from escalade.ops.softmax import SOFTMAX, softmax
 from escalade.ops.stem import STEM
 from escalade.ops.top_k import TOP_K, top_k
+from escalade.ops.upsample2d import UPSAMPLE2D, upsample2d
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
@@ -49,6 +50,7 @@ OPERATIONS: dict[str, Operation] = {
         MAX_POOL2D,
         AVG_POOL2D,
         ADAPTIVE_AVG_POOL2D,
+        UPSAMPLE2D,
         CONVERT,
         QUANTISE,
         LINEAR,
@@ -98,4 +100,5 @@ __all__ = [
     "relu_",
     "softmax",
     "top_k",
+    "upsample2d",
 ]

@@ -30,6 +30,7 @@ from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.slice import Slice
 from escalade.engine.nodes.softmax import Softmax
 from escalade.engine.nodes.stem import Stem
+from escalade.engine.nodes.upsample2d import Upsample2d
 
 OPERATORS: tuple[Operator, ...] = (
     Conv2d(),
@@ -39,6 +40,7 @@ OPERATORS: tuple[Operator, ...] = (
     MaxPool2d(),
     AvgPool2d(),
     AdaptiveAvgPool2d(),
+    Upsample2d(),
     Linear(),
     LayerNorm(),
     Gelu(),

@@ -1,0 +1,33 @@
+// y[n][c][oh][ow] = sum over r, s of weight[r] * weight[s] * x[n][c][row[r]][column[s]]
+//
+// The foot of the ladder: one thread an output, its pixels read from global memory. What bounds it: the divisions that
+// find an output's place, and what finds its pixels, for every single element.
+//
+// Serves `naive`. places.cuh has PyTorch's rules for rows, columns and weights.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+#include "upsample2d/places.cuh"
+
+extern "C" __global__ void upsample2d_naive(const Element* x, Element* y, PoolShape shape, float row_step,
+                                            float column_step) {
+    wait_for_previous_launch();
+    const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= outputs) return;
+
+    const PoolPlace place = pool_place<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const int step = NHWC ? shape.x_step() : 1;
+    const Places rows = places(place.row, shape.height, row_step);
+    const Places columns = places(place.column, shape.width, column_step);
+    float sum = 0.f;
+#pragma unroll
+    for (int r = 0; r < TAPS; ++r) {
+        float along = 0.f;
+#pragma unroll
+        for (int s = 0; s < TAPS; ++s)
+            along += columns.weight[s] * to_float(plane[(rows.at[r] * shape.width + columns.at[s]) * step]);
+        sum += rows.weight[r] * along;
+    }
+    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum);
+}

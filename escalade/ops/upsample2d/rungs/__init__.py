@@ -1,0 +1,1 @@
+"""The rungs of upsample2d, a module a family."""

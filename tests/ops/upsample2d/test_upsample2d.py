@@ -1,0 +1,62 @@
+"""Images at another size: names, limits, PyTorch's rules, and the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escalade.errors import UnsupportedError
+from escalade.ops import upsample2d
+from escalade.ops.upsample2d import MODES, Upsample2dProblem
+
+PLAIN = Upsample2dProblem(2, 8, 5, 7, (10, 14), "bilinear")
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+@given(
+    image=sizes, output=sizes, mode=st.sampled_from(sorted(MODES)), corners=st.booleans(), by=st.booleans()
+)
+def test_parse_is_the_inverse_of_name(image: Any, output: Any, mode: str, corners: bool, by: bool) -> None:
+    (height, width), more = image, 0.3
+    factors = ((output[0] + more) / height, (output[1] + more) / width) if by else (0.0, 0.0)
+    problem = Upsample2dProblem(1, 3, height, width, output, mode, corners and MODES[mode] > 1, factors)
+    assert Upsample2dProblem.parse(problem.name) == problem
+
+
+def test_names_are_stable() -> None:
+    assert replace(PLAIN, corners=True).name == "8_5x7to10x14_b2_bilinear_corners"
+    assert replace(PLAIN, factors=(2.1, 2.0)).name == "8_5x7to10x14_b2_bilinear_by2.1x2.0"
+    with pytest.raises(UnsupportedError, match="64_56to112_b32_bilinear"):
+        Upsample2dProblem.parse("8_5x7to10x14_b2")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"mode": "area"}, "mode 'area': upsample2d takes nearest, nearest_exact, bilinear, bicubic"),
+        ({"mode": "nearest", "corners": True}, "only bilinear and bicubic"),
+        ({"output": (0, 3)}, "output of 0"),
+        ({"factors": (3.0, 2.0)}, "do not make 10x14 pixels of 5x7"),
+        ({"factors": (float("nan"), 2.0)}, "do not make"),
+    ],
+)
+def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
+    x = torch.randn(1, 8, 5, 7, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    theirs = F.interpolate(x, (8, 9), mode=mode.replace("_", "-"))
+    ours = upsample2d(x, (8, 9), mode)
+    torch.testing.assert_close(ours, theirs)
+    (gradient,) = torch.autograd.grad(ours.square().sum(), x)
+    (expected,) = torch.autograd.grad(theirs.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
