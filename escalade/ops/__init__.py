@@ -21,6 +21,7 @@ from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_inp
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient
 from escalade.ops.convert import CONVERT
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
+from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
@@ -57,6 +58,7 @@ OPERATIONS: dict[str, Operation] = {
         MLP,
         MLP_BACKWARD,
         LAYER_NORM,
+        GROUP_NORM,
         SOFTMAX,
         TOP_K,
     )
@@ -88,6 +90,7 @@ __all__ = [
     "conv2d_input_gradient",
     "conv2d_weight_gradient",
     "few_channels",
+    "group_norm",
     "layer_norm",
     "linear",
     "max_pool2d",

@@ -45,14 +45,14 @@ class EveryKind(nn.Module):
         self.first, self.norm = nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
-        self.fc, self.rows = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.fc, self.rows, self.groups = nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)
         self.order = nn.Buffer(torch.tensor([2, 0, 3]))
         self.token = nn.Parameter(torch.randn(1, 4))
 
     def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, Any]:
         y = self.pool(F.relu6(self.norm(self.first(x))))
         y = F.relu(self.second(y) + y)
-        up = F.interpolate(y, scale_factor=2.0)
+        up = F.interpolate(self.groups(y), scale_factor=2.0)
         z = F.gelu(self.rows(self.fc(F.adaptive_avg_pool2d(y, 1).flatten(1))))
         z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)
         z = torch.cat([z, self.token.expand(x.shape[0], -1), torch.zeros(x.shape[0], 1)], 1)

@@ -21,6 +21,7 @@ from escalade.engine.file import FileError
 from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure
 from escalade.engine.graph.graph import Reference
 from escalade.engine.graph.trees import TreeError, from_plain
+from escalade.engine.nodes import BY_NAME
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 
@@ -317,7 +318,9 @@ def test_every_size_and_type_of_every_kind_matters(whole: Contents, tmp_path: pa
             continue
         for role in list(node[2]):
             right = node[2].pop(role)
-            if role != "bias" or node[1] in ("batch_norm", "layer_norm"):
+            signature = BY_NAME[node[1]].signature
+            given = signature.role(role) if signature is not None else None
+            if given is None or not (given.constant and given.optional):
                 _refused(changed, tmp_path)
             node[2][role] = right
         for name in list(node[3]):

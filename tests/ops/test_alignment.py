@@ -57,6 +57,7 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "quantise": lambda t: ops.quantise(shifted(2, 8, dtype=t), torch.ones(1)),
     "relu": lambda t: ops.relu(shifted(2, 8, dtype=t)),
     "relu_": lambda t: ops.relu_(shifted(2, 8, dtype=t)),
+    "group_norm": lambda t: ops.group_norm(shifted(2, 8, 6, 6, dtype=t), 2, shifted(8, dtype=t)),
     "layer_norm": lambda t: ops.layer_norm(shifted(2, 8, dtype=t), shifted(8, dtype=t)),
     "upsample2d": lambda t: ops.upsample2d(shifted(2, 8, 6, 6, dtype=t), 9),
     "softmax": lambda t: ops.softmax(shifted(2, 8, dtype=t)),

@@ -17,6 +17,7 @@ from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.few_channels import FewChannels
 from escalade.engine.nodes.gelu import Gelu
+from escalade.engine.nodes.group_norm import GroupNorm
 from escalade.engine.nodes.layer_norm import LayerNorm
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
@@ -43,6 +44,7 @@ OPERATORS: tuple[Operator, ...] = (
     Upsample2d(),
     Linear(),
     LayerNorm(),
+    GroupNorm(),
     Gelu(),
     Pointwise(),
     Softmax(),

@@ -85,6 +85,7 @@ ANY = Role((0, 16))
 ROWS = Role((1, 16))
 IMAGE = Role((4, 4))
 VECTOR = Role((1, 1), constant=True)
+OPTIONAL_VECTOR = Role((1, 1), constant=True, optional=True)
 
 
 def positive(sizes: list[int]) -> list[int]:

@@ -5,20 +5,9 @@
 // warp's 32 elements lie in 32 places.
 //
 // Serves `naive`.
+#include "common/block.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
-
-__device__ __forceinline__ float block_sum(float value) {
-    __shared__ float sums[THREADS];
-    __syncthreads();  // the last sum has been read by all
-    sums[threadIdx.x] = value;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    __syncthreads();
-    return sums[0];
-}
 
 __device__ __forceinline__ float element(const Element* x, long long at, int channel, int channels, int plane) {
     if (NHWC) return to_float(x[at * channels + channel]);
@@ -32,13 +21,13 @@ extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, in
     const int c = blockIdx.x;
     float sum = 0.f;
     for (long long at = threadIdx.x; at < count; at += THREADS) sum += element(x, at, c, channels, plane);
-    const float mean = block_sum(sum) / static_cast<float>(count);
+    const float mean = block_sum<THREADS>(sum) / static_cast<float>(count);
 
     float squares = 0.f;
     for (long long at = threadIdx.x; at < count; at += THREADS) {
         const float distance = element(x, at, c, channels, plane) - mean;
         squares += distance * distance;
     }
-    const float variance = block_sum(squares) / static_cast<float>(count);
+    const float variance = block_sum<THREADS>(squares) / static_cast<float>(count);
     if (threadIdx.x == 0) y[c] = mean, y[channels + c] = variance;
 }

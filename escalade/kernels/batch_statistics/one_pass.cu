@@ -5,7 +5,7 @@
 // as many SMs as there are channels.
 //
 // Serves `one_pass`. moments.cuh has how moments are merged.
-#include "batch_statistics/moments.cuh"
+#include "common/moments.cuh"
 #include "common/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

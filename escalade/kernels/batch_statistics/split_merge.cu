@@ -5,7 +5,7 @@
 // bits. All splits have `per_split` elements a channel but the last, which has the rest. What bounds it: latency.
 //
 // Serves `split`. moments.cuh has how moments are merged.
-#include "batch_statistics/moments.cuh"
+#include "common/moments.cuh"
 #include "common/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -7,7 +7,7 @@
 // it: memory, each element read once.
 //
 // Serves `split`. moments.cuh has how moments are merged.
-#include "batch_statistics/moments.cuh"
+#include "common/moments.cuh"
 #include "common/ptx.cuh"
 
 // A turn of `present` packs, at least one; the others hold zeros that nobody counts.

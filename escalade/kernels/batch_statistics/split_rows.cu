@@ -7,34 +7,8 @@
 // in a fixed order: no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
 //
 // Serves `split`. moments.cuh has how moments are merged.
-#include "batch_statistics/moments.cuh"
+#include "common/moments.cuh"
 #include "common/ptx.cuh"
-
-// ROWS more rows, `height` apart, into each channel's mean and squares.
-template <int ROWS>
-__device__ __forceinline__ void take(const Element* from, long long step, float& count, float (&means)[VECTOR],
-                                     float (&squares)[VECTOR]) {
-    Pack<Element, VECTOR> packs[ROWS];
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) packs[i] = load_pack<Element, VECTOR>(from + i * step);
-    const float total = count + ROWS, share = __fdividef(ROWS, total);
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) {
-        float sum = 0.f, spread = 0.f;
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) sum += to_float(packs[i].at[e]);
-        const float mean = sum * (1.f / ROWS);
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const float distance = to_float(packs[i].at[e]) - mean;
-            spread += distance * distance;
-        }
-        const float distance = mean - means[e];
-        means[e] += distance * share;
-        squares[e] += spread + distance * (distance * (count * share));  // so that 0 rows before add 0, not inf * 0
-    }
-    count = total;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_rows(const Element* __restrict__ x, float* partial, int channels, int width, int splits,
@@ -52,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (works) {
         long long row = blockIdx.x * rows_per_split + row_in_block;
         for (; row + (PACKS - 1) * height < end; row += PACKS * height)
-            take<PACKS>(x + row * channels + channel, step, count, means, squares);
-        for (; row < end; row += height) take<1>(x + row * channels + channel, step, count, means, squares);
+            take_rows<PACKS>(x + row * channels + channel, step, count, means, squares);
+        for (; row < end; row += height) take_rows<1>(x + row * channels + channel, step, count, means, squares);
     }
 
     // Halving the rows of threads until one is left; `height` need not be a power of two.

@@ -18,7 +18,7 @@ SMALL_PROBLEMS = (
     LayerNormProblem(5, 33, bias=False),
     LayerNormProblem(3, 2310, weight=False, bias=False, epsilon=1e-6),
     LayerNormProblem(2, 33_002, rms=True, bias=False),
-    LayerNormProblem(70, 8, activation="silu(x)"),
+    LayerNormProblem(70, 8),
     LayerNormProblem(3, 1),
 )
 """Small problems that between them have rows of a part of a warp, of several warps, and too wide for registers; widths

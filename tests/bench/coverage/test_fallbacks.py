@@ -30,7 +30,7 @@ IN_PYTORCH = {
     "unet_upsampled": "",
     "segmentation": "",
     "regnet": "",
-    "group_norm": "group_norm 2, instance_norm 1",
+    "group_norm": "",
     "vgg": "",
     "alexnet": "pad 2, avg_pool3d 1",
     "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",

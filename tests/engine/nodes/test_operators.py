@@ -69,6 +69,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "upsample2d": lambda: Example(nn.Upsample(scale_factor=(1.7, 2.0), mode="bilinear"), (8, 5, 6)),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
+    "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),

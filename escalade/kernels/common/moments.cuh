@@ -42,3 +42,30 @@ __device__ __forceinline__ Moments block_merged(Moments mine) {
     if (warp == 0) mine = warp_merged(lane < THREADS / 32 ? of_warp[lane] : Moments{});
     return mine;
 }
+
+// ROWS more rows, `step` elements apart, into the mean and squares of each of COLUMNS columns. What they bring is summed
+// first for its mean, then for the squares around it: one merge for all of them.
+template <int ROWS, class T, int COLUMNS>
+__device__ __forceinline__ void take_rows(const T* from, long long step, float& count, float (&means)[COLUMNS],
+                                          float (&squares)[COLUMNS]) {
+    Pack<T, COLUMNS> packs[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) packs[i] = load_pack<T, COLUMNS>(from + i * step);
+    const float total = count + ROWS, share = __fdividef(ROWS, total);
+#pragma unroll
+    for (int e = 0; e < COLUMNS; ++e) {
+        float sum = 0.f, spread = 0.f;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) sum += to_float(packs[i].at[e]);
+        const float mean = sum * (1.f / ROWS);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const float distance = to_float(packs[i].at[e]) - mean;
+            spread += distance * distance;
+        }
+        const float distance = mean - means[e];
+        means[e] += distance * share;
+        squares[e] += spread + distance * (distance * (count * share));  // so that 0 rows before add 0, not inf * 0
+    }
+    count = total;
+}

@@ -1,0 +1,102 @@
+// The groups of channels under a block, and what becomes of an element of theirs:
+// activated((x - mean) * scale * weight + bias), where scale is one over the root of the variance and epsilon.
+//
+// A block is WIDTH packs of VECTOR channels wide, whole groups, and HEIGHT pixels high. A thread keeps to the channels
+// of its pack, and sums those of one group itself: they are UNIT, the largest part that packs and groups have in common,
+// so that a pack is UNITS of them and a group GROUP_UNITS, whichever of the two is larger.
+#pragma once
+
+#include "common/epilogue.cuh"
+#include "common/moments.cuh"
+#include "common/ptx.cuh"
+
+using Values = Pack<Element, VECTOR>;
+constexpr int HEIGHT = THREADS / WIDTH;
+constexpr int UNITS = VECTOR / UNIT, GROUP_UNITS = GROUP_CHANNELS / UNIT;
+constexpr int GROUPS = WIDTH * VECTOR / GROUP_CHANNELS;
+static_assert(GROUPS * GROUP_CHANNELS == WIDTH * VECTOR, "a group is under one block");
+
+__device__ constexpr int lanes_of_a_group() {
+    int lanes = 32;
+    while (lanes > 1 && lanes * GROUPS > THREADS) lanes /= 2;
+    return lanes;
+}
+
+struct Part {
+    float mean, squares;
+};
+struct Statistic {
+    float mean, scale;
+};
+
+// Hands to `put` each group's moments, merged of `entries` that `at` gives: always in the same order, so that every run
+// gives the same bits.
+template <class At, class Put>
+__device__ __forceinline__ void merge_groups(int entries, At at, Put put) {
+    constexpr int LANES = lanes_of_a_group();
+    const int lane = threadIdx.x % LANES;
+    for (int first = 0; first < GROUPS; first += THREADS / LANES) {
+        const int group = first + threadIdx.x / LANES;
+        Moments mine{};
+        if (group < GROUPS)
+            for (int entry = lane; entry < entries; entry += LANES) mine = merged(mine, at(group, entry));
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2)
+            mine = merged(mine, {__shfl_down_sync(ALL_LANES, mine.count, distance),
+                                 __shfl_down_sync(ALL_LANES, mine.mean, distance),
+                                 __shfl_down_sync(ALL_LANES, mine.squares, distance)});
+        if (lane == 0 && group < GROUPS) put(group, mine);
+    }
+}
+
+// The same of what each thread has found in its rows, of `pixels` that are under the block.
+template <class Put>
+__device__ __forceinline__ void merge_threads(const Part (&mine)[UNITS], int pixels, Put put) {
+    __shared__ Part parts[UNITS][THREADS];
+#pragma unroll
+    for (int unit = 0; unit < UNITS; ++unit) parts[unit][threadIdx.x] = mine[unit];
+    __syncthreads();
+    merge_groups(
+        min(HEIGHT, pixels) * GROUP_UNITS,
+        [&](int group, int entry) {
+            const int row = entry / GROUP_UNITS, unit = group * GROUP_UNITS + entry % GROUP_UNITS;
+            const Part& part = parts[unit % UNITS][row * WIDTH + unit / UNITS];
+            const int rows = (pixels - row + HEIGHT - 1) / HEIGHT;
+            return Moments{static_cast<float>(rows * UNIT), part.mean, part.squares};
+        },
+        put);
+}
+
+__device__ __forceinline__ Statistic statistic_of(const Moments& group, float epsilon) {
+    return {group.mean, rsqrtf(group.squares / group.count + epsilon)};
+}
+
+// What a thread needs to know of its channels.
+struct Channels {
+    float means[UNITS], factors[VECTOR], terms[VECTOR];
+
+    // `pack` within the block, `channel` the first of it in the image.
+    __device__ __forceinline__ Channels(const Statistic* statistics, int pack, int channel, const Element* weight,
+                                        const Element* bias) {
+        Values weights = {}, biases = {};
+        if (HAS_WEIGHT) weights = load_pack<Element, VECTOR>(weight + channel);
+        if (HAS_BIAS) biases = load_pack<Element, VECTOR>(bias + channel);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const Statistic& of = statistics[(pack * VECTOR + e) / GROUP_CHANNELS];
+            means[e / UNIT] = of.mean;
+            factors[e] = HAS_WEIGHT ? of.scale * to_float(weights.at[e]) : of.scale;
+            terms[e] = HAS_BIAS ? to_float(biases.at[e]) : 0.f;
+        }
+    }
+
+    __device__ __forceinline__ Values normalised(Values values) const {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            float value = (to_float(values.at[e]) - means[e / UNIT]) * factors[e];
+            if (HAS_BIAS) value += terms[e];
+            values.at[e] = from_float<Element>(activated<HAS_RELU>(value));
+        }
+        return values;
+    }
+};

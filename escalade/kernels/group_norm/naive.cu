@@ -1,0 +1,36 @@
+// y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
+//
+// mean and variance of the channels of c's group in all pixels p of image n. The foot of the ladder: a block a group of
+// an image, three passes over it: the mean, the variance, the results. What bounds it: the loads, one element each, of
+// which a group's lie apart.
+//
+// Serves `naive`.
+#include "common/block.cuh"
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    group_norm_naive(const Element* x, const Element* weight, const Element* bias, Element* y, int groups,
+                     int group_channels, int pixels, int x_pitch, int y_pitch, float epsilon) {
+    wait_for_previous_launch();
+    const int image = blockIdx.x / groups, first = (blockIdx.x - image * groups) * group_channels;
+    const int count = pixels * group_channels;
+    const Element* from = x + 1LL * image * pixels * x_pitch + first;
+    Element* to = y + 1LL * image * pixels * y_pitch + first;
+    float sum = 0.f, squares = 0.f;
+    for (int at = threadIdx.x; at < count; at += THREADS)
+        sum += to_float(from[1LL * (at / group_channels) * x_pitch + at % group_channels]);
+    const float mean = block_sum<THREADS>(sum) / count;
+    for (int at = threadIdx.x; at < count; at += THREADS) {
+        const float distance = to_float(from[1LL * (at / group_channels) * x_pitch + at % group_channels]) - mean;
+        squares += distance * distance;
+    }
+    const float scale = rsqrtf(block_sum<THREADS>(squares) / count + epsilon);
+    for (int at = threadIdx.x; at < count; at += THREADS) {
+        const int pixel = at / group_channels, channel = at % group_channels;
+        float value = (to_float(from[1LL * pixel * x_pitch + channel]) - mean) * scale;
+        if (HAS_WEIGHT) value *= to_float(weight[first + channel]);
+        if (HAS_BIAS) value += to_float(bias[first + channel]);
+        to[1LL * pixel * y_pitch + channel] = from_float<Element>(activated<HAS_RELU>(value));
+    }
+}

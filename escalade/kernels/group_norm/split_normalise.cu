@@ -1,0 +1,48 @@
+// y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
+//
+// The second of two launches. A block merges what the first has found in all shares of its image, always in the same
+// order, and normalises one share, PACKS pixels of up to 16 bytes a thread under way. Blocks go backwards, for L2 still
+// holds what was read last. What bounds it: memory, each element read and written once.
+//
+// Serves `split`. group_norm.cuh has how groups lie under a block.
+#include "group_norm/group_norm.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    group_norm_split_normalise(const Element* x, const Part* partial, const Element* weight, const Element* bias,
+                               Element* y, int pixels, int x_pitch, int y_pitch, int splits, int per_split,
+                               float epsilon) {
+    __shared__ Statistic statistics[GROUPS];
+    wait_for_previous_launch();
+    const int block = gridDim.x - 1 - blockIdx.x;
+    const int image = block / splits, split = block - image * splits;
+    const int row = threadIdx.x / WIDTH, pack = threadIdx.x % WIDTH;
+    const int channel = (blockIdx.y * WIDTH + pack) * VECTOR;
+    const int groups = GROUPS * gridDim.y;
+
+    const Part* parts = partial + 1LL * image * splits * groups + blockIdx.y * GROUPS;
+    merge_groups(
+        splits,
+        [&](int group, int entry) {
+            const Part part = parts[1LL * entry * groups + group];
+            const int count = min(per_split, pixels - entry * per_split) * GROUP_CHANNELS;
+            return Moments{static_cast<float>(count), part.mean, part.squares};
+        },
+        [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
+    __syncthreads();
+    if (row >= HEIGHT) return;
+
+    const Channels channels(statistics, pack, channel, weight, bias);
+    const int begin = split * per_split, here = min(per_split, pixels - begin);
+    const long long first = 1LL * image * pixels + begin;
+    for (int at = row; at < here; at += PACKS * HEIGHT) {
+        Values loaded[PACKS];
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+            if (at + i * HEIGHT < here)
+                loaded[i] = load_pack<Element, VECTOR>(x + (first + at + i * HEIGHT) * x_pitch + channel);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+            if (at + i * HEIGHT < here)
+                store_pack(y + (first + at + i * HEIGHT) * y_pitch + channel, channels.normalised(loaded[i]));
+    }
+}

@@ -1,0 +1,1 @@
+"""The rungs of group_norm, a module a family."""

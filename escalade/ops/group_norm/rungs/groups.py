@@ -1,0 +1,258 @@
+"""Group normalisation: the rungs of group_norm, and how groups of channels lie under a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.group_norm.problem import GroupNormProblem
+from escalade.ops.shared import activation
+
+MOST_VALUES = 32
+"""Values of a thread at most: a block of 1,024 threads has 64 registers for each."""
+_THREADS = (128, 256, 512, 1024)
+_STATIC_SHARED = 48 * 1024
+_PAIR_BYTES = 8
+"""Bytes of a mean and what goes with it."""
+_SEGMENT_BYTES = 64
+"""Bytes of a pixel that blocks read side by side where there are blocks enough: two sectors."""
+_MERGED = 4096
+"""Pairs at most that a block of the second launch merges: a few for each thread."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The channels under a block: whole groups in whole packs."""
+
+    vector: int
+    packs: int
+    groups: int
+    across: int
+    """Blocks that it takes for all channels."""
+    group_channels: int
+
+    @staticmethod
+    def every(problem: GroupNormProblem) -> tuple[Span, ...]:
+        """All of them, the narrowest first."""
+        vector = widest_vector(problem.dtype, problem.channels)
+        least = lcm(vector, problem.group_channels)
+        most = problem.channels // least
+        return tuple(
+            Span(vector, times * least // vector, times * least // problem.group_channels, most // times,
+                 problem.group_channels)
+            for times in range(1, most + 1)
+            if most % times == 0
+        )  # fmt: skip
+
+    @property
+    def unit(self) -> int:
+        """Channels of one pack and one group."""
+        return gcd(self.vector, self.group_channels)
+
+    def fits(self, threads: int) -> bool:
+        """Whether a block of so many threads is as wide, and has the shared memory for all that they find."""
+        pairs = threads * (self.vector // self.unit) + self.groups
+        return self.packs <= threads and pairs * _PAIR_BYTES <= _STATIC_SHARED
+
+    def constants(self, problem: GroupNormProblem, threads: int, packs: int) -> dict[str, Constant]:
+        return {
+            **_constants(problem, threads),
+            "VECTOR": self.vector,
+            "WIDTH": self.packs,
+            "UNIT": self.unit,
+            "GROUP_CHANNELS": self.group_channels,
+            "PACKS": packs,
+        }
+
+
+def _constants(problem: GroupNormProblem, threads: int) -> dict[str, Constant]:
+    return {
+        "Element": element(problem.dtype),
+        "HAS_WEIGHT": problem.weight,
+        "HAS_BIAS": problem.bias,
+        "THREADS": threads,
+        **activation.constants_of(problem),
+    }
+
+
+def _pitches(problem: GroupNormProblem) -> tuple[int, int]:
+    return problem.x_pitch or problem.channels, problem.y_pitch or problem.channels
+
+
+_X, _Y = Buffer("x"), Buffer("y")
+_CHANNELWISE = (Buffer("weight", optional=True), Buffer("bias", optional=True))
+
+
+@dataclass(frozen=True)
+class Naive(Rung[GroupNormProblem]):
+    def supports(self, problem: GroupNormProblem) -> str | None:
+        return None
+
+    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+
+    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        call = KernelCall(
+            Program.of("group_norm/naive.cu", "group_norm_naive", _constants(problem, config.threads)),
+            (problem.batch * problem.groups, 1, 1),
+            (config.threads, 1, 1),
+            (
+                _X, *_CHANNELWISE, _Y, problem.groups, problem.group_channels, problem.pixels, *_pitches(problem),
+                float(problem.epsilon),
+            ),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class SpanConfig(Config):
+    threads: int
+    """Threads of a block."""
+    packs: int
+    """Pixels of a thread that are under way at once."""
+    groups: int
+    """Groups under a block."""
+
+
+@dataclass(frozen=True)
+class SplitConfig(SpanConfig):
+    splits: int
+    """Blocks that share the pixels of an image, about."""
+
+
+@dataclass(frozen=True)
+class Split(Rung[GroupNormProblem]):
+    """Moments of shares of an image in one launch, and all else in a second."""
+
+    def supports(self, problem: GroupNormProblem) -> str | None:
+        if self._spans(problem):
+            return None
+        return f"groups of {problem.group_channels} channels are wider than a block of {_THREADS[-1]} threads"
+
+    def _spans(self, problem: GroupNormProblem) -> list[tuple[Span, int]]:
+        """The widest that the fewest threads reach, then by that of more."""
+        found = []
+        for threads in _THREADS[1:]:
+            fitting = [span for span in Span.every(problem) if span.fits(threads)]
+            if fitting:
+                found.append((fitting[-1], threads))
+        return found
+
+    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+        offered = []
+        for span, threads in self._spans(problem):
+            for filling in (self.card.filling, self.card.filling // 2, 2 * self.card.filling):
+                wanted = ceil_div(filling, max(1, problem.batch) * span.across)
+                most = ceil_div(problem.pixels, 4 * (threads // span.packs))
+                splits = max(1, min(wanted, most, _MERGED // span.groups))
+                offered += [SplitConfig(threads, packs, span.groups, splits) for packs in (4, 2)]
+        return tuple(dict.fromkeys(offered))
+
+    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, SplitConfig)
+        p = problem
+        span = next(span for span in Span.every(p) if span.groups == config.groups)
+        per_split = ceil_div(p.pixels, config.splits)
+        splits = ceil_div(p.pixels, per_split)
+        grid, block = (p.batch * splits, span.across, 1), (config.threads, 1, 1)
+        x_pitch, y_pitch = _pitches(p)
+        partial = Buffer("partial")
+        plain = replace(
+            p, weight=False, bias=False, relu=False, activation=""
+        )  # one program for all that follows
+        moments = KernelCall(
+            Program.of(
+                "group_norm/split_moments.cu", "group_norm_split_moments",
+                span.constants(plain, config.threads, config.packs),
+            ),
+            grid,
+            block,
+            (_X, partial, p.pixels, x_pitch, splits, per_split),
+            overlap=True,
+        )  # fmt: skip
+        normalise = KernelCall(
+            Program.of(
+                "group_norm/split_normalise.cu", "group_norm_split_normalise",
+                span.constants(p, config.threads, config.packs),
+            ),
+            grid,
+            block,
+            (_X, partial, *_CHANNELWISE, _Y, p.pixels, x_pitch, y_pitch, splits, per_split, float(p.epsilon)),
+            overlap=True,
+        )  # fmt: skip
+        workspace = Workspace("partial", _PAIR_BYTES * p.batch * splits * p.groups)
+        return Recipe((moments, normalise), (workspace,))
+
+
+@dataclass(frozen=True)
+class InRegisters(Rung[GroupNormProblem]):
+    """A block has all pixels of its groups in registers."""
+
+    def supports(self, problem: GroupNormProblem) -> str | None:
+        if self._offered(problem):
+            return None
+        return (
+            f"groups of {problem.group_channels} channels of {problem.pixels} pixels do not fit into the registers of "
+            "a block; the rung `split` takes any"
+        )
+
+    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+        return self._offered(problem)
+
+    def _offered(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
+        """Offers first the widest segments of a pixel that leave blocks enough; of each the fewest threads."""
+        offered: list[tuple[bool, int, SpanConfig]] = []
+        for span in Span.every(problem):
+            bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
+            if offered and bytes > _SEGMENT_BYTES:
+                break
+            few = problem.batch * span.across < 2 * self.card.multiprocessors
+            for threads in _THREADS:
+                packs = ceil_div(problem.pixels, max(1, threads // span.packs))
+                if span.fits(threads) and packs * span.vector <= MOST_VALUES:
+                    offered.append((few, bytes if few else -bytes, SpanConfig(threads, packs, span.groups)))
+        return tuple(config for _, _, config in sorted(offered, key=lambda one: one[:2]))
+
+    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, SpanConfig)
+        span = next(span for span in Span.every(problem) if span.groups == config.groups)
+        call = KernelCall(
+            Program.of(
+                "group_norm/in_registers.cu", "group_norm_in_registers",
+                span.constants(problem, config.threads, config.packs),
+            ),
+            (problem.batch, span.across, 1),
+            (config.threads, 1, 1),
+            (_X, *_CHANNELWISE, _Y, problem.pixels, *_pitches(problem), float(problem.epsilon)),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+# Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
+NAIVE = Naive("naive", "a block a group of an image, in three passes of single elements", None, None)
+
+SPLIT = Split(
+    "split",
+    "16 bytes a load; blocks share an image, and a second launch merges what they have found and normalises",
+    below="naive",
+    # naive: 25 k elements a block in three passes, each load 16 bytes of a sector and two divisions, 75 M loads and
+    # stores of 2 bytes with some 40 instructions each, 140 us. Split: 51 MB read twice, the second time in part from
+    # L2, and written once: 154 MB, 36 us, and a launch.
+    predicted_gain=3.7,
+)
+
+IN_REGISTERS = InRegisters(
+    "in_registers",
+    "a group lies in the registers of a block, and is read once",
+    below="split",
+    # 103 MB, 24.5 us, and no second launch; against 37.
+    predicted_gain=1.5,
+)
