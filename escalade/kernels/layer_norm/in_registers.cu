@@ -8,7 +8,7 @@
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 
-constexpr int WARPS = ROW_THREADS / 32;  // of a row, if it has whole ones
+constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // of a row, or that it is a part of
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
 using Values = Pack<Element, VECTOR>;
 
