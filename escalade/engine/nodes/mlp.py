@@ -89,7 +89,7 @@ def fuse_mlp(graph: Graph) -> None:
     """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row, with reshapes between them."""
     seen: set[str] = set()
     for node in graph:
-        if (LayerNorm.matches(node) or Linear.matches(node)) and node.name not in seen:
+        if (_is_norm(node) or Linear.matches(node)) and node.name not in seen:
             chain = list(_chain(graph, node))
             seen.update(each.name for link in chain for each in link.nodes)
             for part in _parts(graph, chain):
@@ -123,7 +123,7 @@ class _Link:
 def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
     """The layers from this node on, each the only reader of the one in front."""
     while node is not None:
-        norm = node if LayerNorm.matches(node) else None
+        norm = node if _is_norm(node) else None
         linear = _only_reader(graph, node) if norm else node
         if not Linear.matches(linear) or _is_image(linear.shape):
             return
@@ -136,6 +136,11 @@ def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
             return
         yield link
         node = behind if gelu is None else _only_reader(graph, gelu)
+
+
+def _is_norm(node: Node) -> bool:
+    """Whether it is a layer norm and nothing else."""
+    return LayerNorm.matches(node) and not node.attributes["rms"] and LayerNorm().applied(node).is_identity
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
@@ -202,6 +207,17 @@ def _rows(shape: Shape) -> tuple[int, bool]:
     return math.prod(sizes), any(isinstance(size, Batch) for size in shape[:-1])
 
 
+def _of_norm(graph: Graph, norm: Node) -> dict[str, str]:
+    """The weight and the bias of a norm; where it has none, those that change nothing."""
+    features = norm.shape[-1]
+    assert isinstance(features, int)
+    return {
+        role: norm.inputs.get(role)
+        or graph.add_constant(f"{norm.name}_{role}", torch.full((features,), fill))
+        for role, fill in (("weight", 1.0), ("bias", 0.0))
+    }
+
+
 def _join(graph: Graph, part: Sequence[_Link]) -> None:
     """Puts one node in the place, and under the name, of the last node of the part."""
     layers = _layers(graph, part)
@@ -210,7 +226,7 @@ def _join(graph: Graph, part: Sequence[_Link]) -> None:
     inputs = {"x": _unshaped(graph, first.inputs["x"])}
     for number, link in enumerate(part):
         if link.norm is not None:
-            inputs |= {f"norm_{role}{number}": link.norm.inputs[role] for role in ("weight", "bias")}
+            inputs |= {f"norm_{role}{number}": name for role, name in _of_norm(graph, link.norm).items()}
         inputs |= {
             f"{role}{number}": link.linear.inputs[role]
             for role in ("weight", "bias")

@@ -209,7 +209,8 @@ def test_chains_that_are_caught(
         lambda p, x: p.b(torch.sigmoid(p.a(x))),
         lambda p, x: p.b(F.relu(F.gelu(p.a(x)))),  # one after the other
         lambda p, x: p.wide_out(p.wide_in(x)),  # too wide between
-        lambda p, x: p.a(F.layer_norm(p.frame(x.view(-1, 3, 4)), (3, 4)).flatten(1)),  # over two dimensions
+        lambda p, x: p.a(F.silu(p.norm(x))),  # more than a norm
+        lambda p, x: p.b(F.rms_norm(p.a(x), (p.a.out_features,))),  # another norm
         lambda p, x: p.back(
             p.frame_norm(p.frame(x.view(-1, 4, 3, 1).permute(0, 2, 3, 1)))
         ),  # of four dimensions
@@ -219,6 +220,12 @@ def test_chains_that_are_caught(
 def test_chains_that_are_not_caught(run: Callable[..., Any]) -> None:
     model, graph = graph_of(run)
     assert "mlp" not in ops(optimise(graph, "fp32"))
+    check(model, graph, 12)
+
+
+def test_a_norm_over_two_dimensions_is_one_of_a_row() -> None:
+    model, graph = graph_of(lambda p, x: p.a(F.layer_norm(p.frame(x.view(-1, 3, 4)), (3, 4)).flatten(1)))
+    assert ops(optimise(graph, "fp32")) == ["mlp"]
     check(model, graph, 12)
 
 

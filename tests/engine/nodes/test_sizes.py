@@ -72,7 +72,9 @@ def test_layers(features: int, rows: list[int], outputs: int) -> None:
     same_as_pytorch("linear", {"relu": False}, x=x, weight=(outputs, features), bias=(outputs,))
     same_as_pytorch("linear", {"relu": False}, x=x, weight=(outputs, features + 1), bias=(outputs,))
     vector = (features,)
-    same_as_pytorch("layer_norm", {"epsilon": 1e-5}, x=x, weight=vector, bias=vector)
+    same_as_pytorch(
+        "layer_norm", {"epsilon": 1e-5, "rms": False, "relu": False}, x=x, weight=vector, bias=vector
+    )
     same_as_pytorch("softmax", {}, x=x)
 
 
