@@ -14,6 +14,7 @@ from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.concatenate import Concatenate
 from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.few_channels import FewChannels
 from escalade.engine.nodes.gelu import Gelu
@@ -35,6 +36,7 @@ from escalade.engine.nodes.upsample2d import Upsample2d
 
 OPERATORS: tuple[Operator, ...] = (
     Conv2d(),
+    ConvTranspose2d(),
     BatchNorm(),
     Relu(),
     Add(),

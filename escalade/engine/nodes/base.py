@@ -148,6 +148,10 @@ class Operator(ABC):
         """The axis of the result along which factors and terms can go into its weight and bias, if there is one."""
         return None
 
+    def scaled_weight(self, node: Node, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The weight, in float64, that makes results so many times as large along that axis."""
+        return weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
+
     def feature_constants(self, node: Node) -> tuple[str, ...]:
         """The roles of all constants by feature of x, if reordering them is as good as reordering the features."""
         return ()

@@ -34,7 +34,7 @@ def _scaled_axis(layer: Node) -> int | None:
 def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:
     """Folds in float64, so that it adds no rounding of its own."""
     weight = graph.constants[layer.inputs["weight"]]
-    folded = weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
+    folded = operator_of(layer).scaled_weight(layer, weight, scale)
     if "bias" in layer.inputs:
         shift = shift + graph.constants[layer.inputs["bias"]].double() * scale
     inputs = {

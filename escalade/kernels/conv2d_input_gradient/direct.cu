@@ -1,11 +1,13 @@
 // dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that divides
 //
 // The foot of the ladder: one thread an element of dx, which gathers every term from global memory, so that nothing is
-// added by two threads. With HAS_MASK the gradient passes where the mask is positive, as through a ReLU.
+// added by two threads. With HAS_MASK the gradient passes where the mask is positive, as through a ReLU; a transposed
+// convolution has a bias and an activation instead.
 // What bounds it: two loads for each multiply-add.
 //
 // Serves `direct`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"
 
@@ -16,7 +18,8 @@ __device__ __forceinline__ int met_by(int at, int tap, int pad, int dilation, in
 }
 
 extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient, const Element* weight,
-                                                        const Element* mask, Element* y, ConvShape shape) {
+                                                        const Element* mask, const Element* bias, Element* y,
+                                                        ConvShape shape) {
     wait_for_previous_launch();
     const long long elements = 1LL * shape.batch * shape.channels * shape.height * shape.width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
@@ -58,5 +61,5 @@ extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient,
         }
     }
     if (HAS_MASK) sum = masked(sum, mask[at]);
-    y[at] = from_float<Element>(sum);
+    y[at] = finish<HAS_BIAS, false, HAS_RELU, Element>(sum, bias, channel, nullptr, 0);
 }

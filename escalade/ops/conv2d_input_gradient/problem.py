@@ -18,7 +18,10 @@ class Conv2dInputGradientProblem(GradientProblem):
     """dx of y = conv2d(x, weight), from `gradient`, which is that of y, and `weight`; the result is buffer `y`.
 
     With a mask, which is x as it came out of a ReLU, dx is zero where the mask is not positive: what the ReLU's own
-    backward pass would do. The convolution has no epilogue.
+    backward pass would do.
+
+    It is a transposed convolution of `gradient`, too, and the convolution's epilogue is that of the result: a bias for
+    each channel of x, and ReLU or another activation.
     """
 
     mask: bool = False
@@ -26,9 +29,14 @@ class Conv2dInputGradientProblem(GradientProblem):
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
-        if f.bias or f.residual or f.relu or f.activation or f.shortcut_channels or f.output:
+        if f.residual or f.shortcut_channels or f.output or f.x_pitch or f.y_pitch:
             raise UnsupportedError(
-                f"{f.name} has an epilogue; conv2d_input_gradient goes back through the convolution alone"
+                f"{f.name} has another input, or a result of another form; conv2d_input_gradient takes a bias and an "
+                "activation at most"
+            )
+        if self.mask and self.has_epilogue:
+            raise UnsupportedError(
+                f"{f.name} has an epilogue, and its result a mask; there is one of them at most"
             )
 
     @staticmethod
@@ -43,6 +51,10 @@ class Conv2dInputGradientProblem(GradientProblem):
         return self.forward.name + (_MASK if self.mask else "")
 
     @property
+    def has_epilogue(self) -> bool:
+        return self.forward.bias or self.forward.relu or bool(self.forward.activation)
+
+    @property
     def elements(self) -> int:
         """Elements of dx."""
         return self.forward.input_elements
@@ -50,7 +62,10 @@ class Conv2dInputGradientProblem(GradientProblem):
     @property
     def bytes(self) -> int:
         f = self.forward
-        return f.element_bytes * (f.output_elements + f.weight_elements + self.elements * (1 + self.mask))
+        bias = f.channels if f.bias else 0
+        return f.element_bytes * (
+            f.output_elements + f.weight_elements + self.elements * (1 + self.mask) + bias
+        )
 
     @property
     def depth(self) -> float:

@@ -9,6 +9,7 @@ import torch
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
 Tensors = Mapping[str, torch.Tensor]
@@ -23,12 +24,15 @@ def random_inputs(
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
         values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
-        return values.to(STORAGE[p.dtype]).contiguous(memory_format=MEMORY_FORMAT[p.layout])
+        stored = values.to(STORAGE[p.dtype])
+        return stored.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else stored
 
     inputs = {
         "gradient": normal(f.batch, f.filters, f.output_height, f.output_width),
         "weight": normal(f.filters, f.group_channels, f.filter_height, f.filter_width, scale=p.depth**-0.5),
     }
+    if f.bias:
+        inputs["bias"] = normal(f.channels, scale=0.5)
     if p.mask:
         inputs["mask"] = normal(f.batch, f.channels, f.height, f.width)
     return inputs
@@ -64,14 +68,18 @@ def _convolve_back(
     return result[0]
 
 
-def _finish(dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0) if "mask" in inputs else dx
+def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    if "mask" in inputs:
+        return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0)
+    if "bias" in inputs:
+        dx = dx + inputs["bias"].to(dx.dtype).view(-1, 1, 1)
+    return activation.apply(problem.forward, dx)
 
 
 def exact(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
     """The gradient in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
-    return _finish(_convolve_back(problem, wide["gradient"], wide["weight"]), wide)
+    return _finish(problem, _convolve_back(problem, wide["gradient"], wide["weight"]), wide)
 
 
 def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
@@ -83,9 +91,9 @@ def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
     gradient, weight = inputs["gradient"], inputs["weight"]
     if gradient.is_cuda:
         with precision(problem.dtype):
-            return _finish(_convolve_back(problem, gradient, weight), inputs)
+            return _finish(problem, _convolve_back(problem, gradient, weight), inputs)
     if problem.dtype == "tf32":
         dx = _convolve_back(problem, round_to_tf32(gradient), round_to_tf32(weight))
     else:
-        dx = _convolve_back(problem, gradient.float(), weight.float()).to(gradient.dtype)
-    return _finish(dx, inputs)
+        dx = _convolve_back(problem, gradient.float(), weight.float())
+    return _finish(problem, dx, inputs).to(gradient.dtype)

@@ -26,7 +26,7 @@ IN_PYTORCH = {
     "shufflenet": "permute 2",
     "inception": "",
     "squeezenet": "",
-    "unet": "conv_transpose2d 1",
+    "unet": "",
     "unet_upsampled": "",
     "segmentation": "",
     "regnet": "",

@@ -60,6 +60,7 @@ def _chain() -> nn.Module:
 
 EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "conv2d": lambda: Example(nn.Conv2d(8, 16, 3, 2, 1), (8, 9, 9)),
+    "conv_transpose2d": lambda: Example(nn.ConvTranspose2d(8, 16, 3, 2, 1, 1), (8, 5, 5)),
     "batch_norm": lambda: Example(nn.BatchNorm2d(8), (8, 5, 5)),
     "relu": lambda: Example(nn.ReLU(), (8, 5, 5)),
     "add": lambda: Example(Call(lambda x: x.abs() + x), (16,)),

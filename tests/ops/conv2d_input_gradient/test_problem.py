@@ -29,7 +29,12 @@ def test_names_and_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("64to64", "the form is"), ("8to8_9_k3s1_b1_relu", "has an epilogue")]
+    ("name", "sentence"),
+    [
+        ("64to64", "the form is"),
+        ("8to8_9_k3s1_b1_res", "takes a bias and an activation at most"),
+        ("8to8_9_k3s1_b1_relu_mask", "one of them at most"),
+    ],
 )
 def test_names_of_nothing(name: str, sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence):

@@ -11,6 +11,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.shared import activation
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Direct(Rung[Conv2dInputGradientProblem]):
             "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
             "HAS_MASK": problem.mask,
+            "HAS_BIAS": problem.forward.bias,
+            **activation.constants_of(problem.forward),
         }
         call = KernelCall(
             Program.of("conv2d_input_gradient/direct.cu", "conv2d_input_gradient_direct", constants),
@@ -36,6 +39,7 @@ class Direct(Rung[Conv2dInputGradientProblem]):
                 Buffer("gradient"),
                 Buffer("weight"),
                 Buffer("mask", optional=True),
+                Buffer("bias", optional=True),
                 Buffer("y"),
                 arguments.shape(problem.forward),
             ),

@@ -127,9 +127,12 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
             )
         if place_rows(problem.forward) >= 2**31 - PLACE_THREADS:
             return f"{self.name} counts rows of pixels in 32 bits; {place_rows(problem.forward)} are too many"
-        met = [one for one in pixel_classes(problem.forward) if one.taps]
+        classes = pixel_classes(problem.forward)
+        met = [one for one in classes if one.taps]
         if not met:
             return f"{self.name} convolves, but no tap of the filter meets a pixel of the image here"
+        if problem.has_epilogue and len(met) < len(classes):
+            return f"{self.name} leaves zeros where no tap of the filter meets a pixel, without bias and activation"
         refusals = (self._class_refusal(one) for one in met)
         refusal = next((sentence for sentence in refusals if sentence), None)
         return refusal and f"as a convolution of the gradient, {refusal}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from escalade.device.recipe import Recipe
@@ -53,7 +53,7 @@ class ByJobs(ByClasses):
 def _job(one: PixelClass, mask: bool) -> Job:
     f = one.forward
     return Job(
-        one.windows, f.channels, Epilogue(f.dtype, mask=mask), placement=one.placed, any_magnitude=True
+        one.windows, f.channels, replace(Epilogue.of(f), mask=mask), placement=one.placed, any_magnitude=True
     )
 
 

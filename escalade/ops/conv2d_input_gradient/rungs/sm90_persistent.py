@@ -73,7 +73,7 @@ class Persistent(ByClasses):
             windows,
             f.channels,
             config,
-            Epilogue(f.dtype, mask=problem.mask),
+            replace(Epilogue.of(f), mask=problem.mask),
             self.card,
             x="gradient",
             weight=launches.weight,
