@@ -70,18 +70,20 @@ def serve() -> None:
             program = engine.program(x)
             program.inputs[0].copy_(x)
             program.run()
-            programs[request["case"]] = (engine, program)
+            programs[request["case"]] = (engine, program, x)
             found: Any = float(program.outputs[0].float().abs().max())
         else:
-            found = _turn(programs[request["case"]][1])
+            found = _turn(*programs[request["case"]][1:])
         answers.write(json.dumps(found) + "\n")
         answers.flush()
 
 
-def _turn(program: Any) -> list[float]:
+def _turn(program: Any, x: Any) -> list[float]:
     import torch
 
     def once() -> None:
+        # Each time anew: where a plan writes over its input, a card would next be given numbers that take less power.
+        program.inputs[0].copy_(x)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         program.run()

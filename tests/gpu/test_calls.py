@@ -227,8 +227,9 @@ def test_a_plan_over_its_own_memory_beside_calls(
         for room, tensor in zip(program.inputs, own, strict=True):
             room.copy_(tensor)
         program.run()
+        found = [output.clone() for output in program.outputs]  # a call may use the same memory
         check(engine(*x), model(*x))
-        check(list(program.outputs), list(model(*own)))
+        check(found, list(model(*own)))
 
 
 @torch.no_grad()
