@@ -27,6 +27,7 @@ from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
+from escalade.ops.pad2d import PAD2D, pad2d
 from escalade.ops.pointwise import POINTWISE, pointwise
 from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.relu import RELU, relu, relu_
@@ -52,6 +53,7 @@ OPERATIONS: dict[str, Operation] = {
         AVG_POOL2D,
         ADAPTIVE_AVG_POOL2D,
         UPSAMPLE2D,
+        PAD2D,
         CONVERT,
         QUANTISE,
         LINEAR,
@@ -97,6 +99,7 @@ __all__ = [
     "mlp",
     "mlp_backward",
     "operation",
+    "pad2d",
     "pointwise",
     "quantise",
     "relu",

@@ -24,6 +24,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
 from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.pad2d import Pad2d
 from escalade.engine.nodes.permute import Permute
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
@@ -44,6 +45,7 @@ OPERATORS: tuple[Operator, ...] = (
     AvgPool2d(),
     AdaptiveAvgPool2d(),
     Upsample2d(),
+    Pad2d(),
     Linear(),
     LayerNorm(),
     GroupNorm(),

@@ -48,6 +48,15 @@ class AvgPool2d(Operator):
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         return {RESULT: pooled(sizes["x"], attributes, attributes["kernel"])}
 
+    def padded(self, node: Node, zeros: tuple[int, int]) -> Node | None:
+        """Zeros that were pixels of the image count as such."""
+        a = node.attributes
+        padding = a["padding"][0] + zeros[0], a["padding"][1] + zeros[1]
+        if a["ceil_mode"] or (a["padding"] != (0, 0) and not a["count_padding"]):
+            return None
+        fits = all(2 * pad <= kernel for pad, kernel in zip(padding, a["kernel"], strict=True))
+        return node.with_attributes(padding=padding, count_padding=True) if fits else None
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes
         batch, channels, height, width = forms.value(node.inputs["x"]).shape

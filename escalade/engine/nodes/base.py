@@ -152,6 +152,14 @@ class Operator(ABC):
         """The weight, in float64, that makes results so many times as large along that axis."""
         return weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
 
+    def zeros_around(self, node: Node) -> tuple[int, int] | None:
+        """Rows and columns of zeros on either side of x, if the result is x with nothing but these around it."""
+        return None
+
+    def padded(self, node: Node, zeros: tuple[int, int]) -> Node | None:
+        """The node that adds so many rows and columns of zeros on either side of x itself, if there is one."""
+        return None
+
     def feature_constants(self, node: Node) -> tuple[str, ...]:
         """The roles of all constants by feature of x, if reordering them is as good as reordering the features."""
         return ()

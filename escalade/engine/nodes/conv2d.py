@@ -147,6 +147,10 @@ class Conv2d(Operator):
     def scaled_axis(self, node: Node) -> int:
         return 1
 
+    def padded(self, node: Node, zeros: tuple[int, int]) -> Node:
+        rows, columns = node.attributes["padding"]
+        return node.with_attributes(padding=(rows + zeros[0], columns + zeros[1]))
+
     def pads_channels(self, node: Node) -> bool:
         return node.attributes["groups"] == 1
 

@@ -11,6 +11,7 @@ from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
+from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
 from escalade.engine.passes.quantise import quantise_convolutions
@@ -52,6 +53,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
 def _fuse(graph: Graph, dtype: str) -> None:
     sink_permutes(graph)
     join_recognised(graph)
+    fold_padding(graph)
     fold_batch_norm(graph)
     fuse_expressions(graph)
     fuse_residuals(graph)

@@ -32,7 +32,7 @@ IN_PYTORCH = {
     "regnet": "",
     "group_norm": "",
     "vgg": "",
-    "alexnet": "pad 2, avg_pool3d 1",
+    "alexnet": "avg_pool3d 1, pad 1",
     "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",
     "upscaling": "pixel_shuffle 1",
 }

@@ -1,0 +1,106 @@
+"""An image with more around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.signature import (
+    IMAGE,
+    RESULT,
+    Attribute,
+    Attributes,
+    Signature,
+    SizeError,
+    Sizes,
+    is_real,
+    is_whole,
+)
+from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, refusal
+from escalade.ops.pad2d.reference import padded
+
+_CAPTURED = {
+    "constant_pad_nd": "constant",
+    "reflection_pad2d": "reflect",
+    "replication_pad2d": "replicate",
+    "_pad_circular": "circular",
+}
+_MOST = 2**24
+
+
+def _are_pads(value: Any) -> bool:
+    return type(value) is tuple and len(value) == 4 and all(is_whole(one, -_MOST, _MOST) for one in value)
+
+
+class Pad2d(Operator):
+    """Rows and columns around an image: a constant, its mirror image, its border, or its other side."""
+
+    name = "pad2d"
+    signature = Signature(
+        {"x": IMAGE},
+        {
+            "pads": Attribute("four whole numbers", _are_pads),
+            "mode": Attribute(f"one of {', '.join(MODES)}", lambda value: type(value) is str and value in MODES),
+            "value": Attribute("a number", is_real),
+        },
+    )  # fmt: skip
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {
+            "pad": self._recognise,
+            **{name: partial(self._known, mode) for name, mode in _CAPTURED.items()},
+        }
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        return self._known(call("mode", "constant"), node, call, graph)
+
+    def _known(self, mode: str, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        x, given, value = call.value("self"), call("pad") or call("padding"), call("value", 0.0)
+        if (
+            x is None
+            or len(node.shape) != 4
+            or not node.is_floating
+            or not is_real(value)
+            or mode not in MODES
+        ):
+            return None
+        if not isinstance(given, tuple) or any(given[4:]) or not all(type(one) is int for one in given):
+            return None
+        left, right, top, bottom = (*given, 0, 0, 0, 0)[:4]
+        constant = float(value) if mode == "constant" else 0.0
+        pads = (top, bottom, left, right)
+        return self.instead_of(node, {"x": x}, pads=pads, mode=mode, value=constant) if any(pads) else x
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a = node.attributes
+        return padded(inputs["x"], a["pads"], a["mode"], a["value"])
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        batch, channels, height, width = sizes["x"]
+        pads = attributes["pads"]
+        sentence = refusal((height, width), pads, attributes["mode"])
+        if sentence:
+            raise SizeError(sentence)
+        return {RESULT: (batch, channels, height + pads[0] + pads[1], width + pads[2] + pads[3])}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        a = node.attributes
+        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        problem = Pad2dProblem(
+            batch, channels, height, width, a["pads"], a["mode"], a["value"], forms.stored, "nhwc"
+        )
+        return Lowered(PAD2D, problem)
+
+    def zeros_around(self, node: Node) -> tuple[int, int] | None:
+        a = node.attributes
+        top, bottom, left, right = a["pads"]
+        is_one = a["mode"] == "constant" and a["value"] == 0 and top == bottom >= 0 and left == right >= 0
+        return (top, left) if is_one else None

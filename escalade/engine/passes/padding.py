@@ -1,0 +1,22 @@
+"""Zeros around an image as padding of the layers that read it."""
+
+from __future__ import annotations
+
+from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes import operator_of
+
+
+def fold_padding(graph: Graph) -> None:
+    """conv(pad(x)) is a convolution with more padding, if every reader of the padded image can have that."""
+    for node in graph:
+        zeros = operator_of(node).zeros_around(node)
+        if zeros is None or node.name in graph.outputs:
+            continue
+        users = [user for user in graph if node.name in user.inputs.values()]
+        if any([role for role, name in user.inputs.items() if name == node.name] != ["x"] for user in users):
+            continue
+        padded = [operator_of(user).padded(user, zeros) for user in users]
+        layers = [layer for layer in padded if layer is not None]
+        if len(layers) == len(users):
+            graph.nodes.update({layer.name: layer for layer in layers})
+            graph.remove(node, instead=node.inputs["x"])

@@ -1,0 +1,53 @@
+// y[n][c][oh][ow] = x[n][c][oh - top][ow - left], and beyond the image what MODE says
+//
+// A thread takes VECTOR channels of one output: one element, or in NHWC 16 bytes where they divide. What bounds it:
+// memory; with single elements the divisions that find an output's place.
+//
+// Serves `naive` and `vectorised`, which has a larger VECTOR.
+#include "common/elements.cuh"
+#include "common/pool_shape.cuh"
+#include "common/ptx.cuh"
+
+constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular: as in escalade/ops/pad2d/problem.py
+
+// The pixel of x, among `size`, that stands at `at`, which is less than a whole image beyond; -1: none does.
+__device__ __forceinline__ int source(int at, int size) {
+    if (at >= 0 && at < size) return at;
+    if (MODE == CONSTANT) return -1;
+    if (MODE == REFLECT) return at < 0 ? -at : 2 * (size - 1) - at;
+    if (MODE == REPLICATE) return at < 0 ? 0 : size - 1;
+    return at < 0 ? at + size : at - size;
+}
+
+extern "C" __global__ void pad2d_copies(const Element* x, Element* y, PoolShape shape, int top, int left,
+                                        float value) {
+    wait_for_previous_launch();
+    const u32 vectors = shape.channels / VECTOR;
+    u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 vector = 0;
+    if (NHWC) vector = rest % vectors, rest /= vectors;
+    const int output_column = rest % shape.output_width;
+    rest /= shape.output_width;
+    const int output_row = rest % shape.output_height;
+    rest /= shape.output_height;
+    if (!NHWC) vector = rest % vectors, rest /= vectors;
+    const u32 image = rest;
+    if (image >= static_cast<u32>(shape.batch)) return;
+
+    const int row = source(output_row - top, shape.height);
+    const int column = source(output_column - left, shape.width);
+    const long long plane = NHWC ? image : 1LL * image * shape.channels + vector;  // of pixels
+    const int channel = NHWC ? vector * VECTOR : 0;
+    const int x_step = NHWC ? shape.x_step() : 1, y_step = NHWC ? shape.y_step() : 1;
+    Pack<Element, VECTOR> values;
+    if (row >= 0 && column >= 0) {
+        values = load_pack<Element, VECTOR>(x + plane * shape.height * shape.width * x_step +
+                                            (row * shape.width + column) * x_step + channel);
+    } else {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) values.at[e] = from_float<Element>(value);
+    }
+    store_pack(y + plane * shape.output_height * shape.output_width * y_step +
+                   (output_row * shape.output_width + output_column) * y_step + channel,
+               values);
+}

@@ -1,0 +1,1 @@
+"""The rungs of pad2d, a module a family."""

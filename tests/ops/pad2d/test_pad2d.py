@@ -1,0 +1,53 @@
+"""Padded images: names, limits, PyTorch's rules, and the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.errors import UnsupportedError
+from escalade.ops import pad2d
+from escalade.ops.pad2d import MODES, Pad2dProblem
+
+PLAIN = Pad2dProblem(2, 8, 5, 7, (1, 2, 3, 4))
+
+
+def test_names_are_stable() -> None:
+    problem = Pad2dProblem(2, 8, 5, 7, (1, -2, 3, 0), value=-1.5)
+    assert problem.name == "8_5x7_pad1x-2x3x0_b2_constant(-1.5)"
+    assert Pad2dProblem.parse(problem.name) == problem
+    with pytest.raises(UnsupportedError, match="64_56_pad1x1x2x2_b32_reflect"):
+        Pad2dProblem.parse("8_5x7_pad1")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"mode": "mirror"}, "mode 'mirror': pad2d takes constant, reflect, replicate, circular"),
+        ({"pads": (-3, -2, 0, 0)}, "leave nothing of 5 pixels"),
+        ({"pads": (5, 0, 0, 0), "mode": "reflect"}, "in mode reflect: there are 5 pixels"),
+        ({"pads": (0, 0, 8, 0), "mode": "circular"}, "in mode circular: there are 7 pixels"),
+        ({"pads": (-1, 0, 0, 0), "mode": "replicate"}, "only a constant takes negative ones"),
+        ({"mode": "reflect", "value": 1.0}, "a constant is a number, others have none"),
+        ({"value": float("nan")}, "a constant is a number"),
+    ],
+)
+def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
+    x = torch.randn(1, 8, 5, 7, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    theirs, ours = F.pad(x, (1, 2, 3, 0), mode), pad2d(x, (3, 0, 1, 2), mode)
+    assert torch.equal(ours, theirs)
+    (gradient,) = torch.autograd.grad(ours.square().sum(), x)
+    (expected,) = torch.autograd.grad(theirs.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    with pytest.raises(UnsupportedError, match="they are four"):
+        pad2d(x, (1, 2))
