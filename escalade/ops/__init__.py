@@ -28,6 +28,7 @@ from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
 from escalade.ops.pad2d import PAD2D, pad2d
+from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, pixel_shuffle
 from escalade.ops.pointwise import POINTWISE, pointwise
 from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.relu import RELU, relu, relu_
@@ -54,6 +55,7 @@ OPERATIONS: dict[str, Operation] = {
         ADAPTIVE_AVG_POOL2D,
         UPSAMPLE2D,
         PAD2D,
+        PIXEL_SHUFFLE,
         CONVERT,
         QUANTISE,
         LINEAR,
@@ -100,6 +102,7 @@ __all__ = [
     "mlp_backward",
     "operation",
     "pad2d",
+    "pixel_shuffle",
     "pointwise",
     "quantise",
     "relu",

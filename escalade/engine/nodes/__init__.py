@@ -26,6 +26,7 @@ from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.nodes.pad2d import Pad2d
 from escalade.engine.nodes.permute import Permute
+from escalade.engine.nodes.pixel_shuffle import PixelShuffle
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.relu import Relu
@@ -46,6 +47,7 @@ OPERATORS: tuple[Operator, ...] = (
     AdaptiveAvgPool2d(),
     Upsample2d(),
     Pad2d(),
+    PixelShuffle(),
     Linear(),
     LayerNorm(),
     GroupNorm(),

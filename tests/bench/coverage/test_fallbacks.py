@@ -34,7 +34,7 @@ IN_PYTORCH = {
     "vgg": "",
     "alexnet": "avg_pool3d 1, pad 1",
     "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1, unflatten 1",
-    "upscaling": "pixel_shuffle 1",
+    "upscaling": "",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
 IN_TF32: dict[str, str] = {}

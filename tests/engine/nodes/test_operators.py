@@ -69,6 +69,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "adaptive_avg_pool2d": lambda: Example(nn.AdaptiveAvgPool2d(2), (8, 6, 6)),
     "upsample2d": lambda: Example(nn.Upsample(scale_factor=(1.7, 2.0), mode="bilinear"), (8, 5, 6)),
     "pad2d": lambda: Example(nn.ReflectionPad2d((1, 2, 3, 0)), (8, 5, 6)),
+    "pixel_shuffle": lambda: Example(nn.PixelShuffle(2), (8, 5, 6)),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),

@@ -1,0 +1,1 @@
+"""The rungs of pixel_shuffle, a module a family."""
