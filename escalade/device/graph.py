@@ -12,6 +12,7 @@ import torch
 from escalade.device.arguments import ArgumentList
 from escalade.device.cuda import CudaLaunch, make_context_current
 from escalade.device.driver import check
+from escalade.device.recording import recorded
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RecordedGraph:
         """`record` makes the launches, on `stream`, and says what has become of them."""
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
         # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with recorded(self._graph, stream, "thread_local"):
             nodes = tuple(record())
         self._graph.instantiate()
         self._nodes = {id(node.launch.arguments): _Updated(node, self._graph) for node in nodes}

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from escalade.device.recording import recorded
 from escalade.errors import EscaladeError, UnsupportedError
 
 L2_MULTIPLE = 3  # input sets of three times the L2 leave nothing of the last turn in it
@@ -350,7 +351,7 @@ def _replay_time(once: EventSampler) -> float:
 def _capture(calls: Sequence[Callable[[], object]], repetitions: int) -> Callable[[], None]:
     calls[0]()  # what a graph takes with it, for it alone, is there again
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded(graph):
         for _ in range(repetitions):
             for call in calls:
                 call()

@@ -23,6 +23,7 @@ from escalade.bench.peers.network import (
     tensors,
     waiting,
 )
+from escalade.device.recording import recorded
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.refusal import reason
 
@@ -123,7 +124,7 @@ class Graphed:
         self._graph = torch.cuda.CUDAGraph()
 
         def capture() -> Any:
-            with torch.no_grad(), torch.cuda.graph(self._graph):
+            with torch.no_grad(), recorded(self._graph):
                 return run(self.x)
 
         self.y, self.peak_bytes = peak.of(capture)

@@ -11,6 +11,7 @@ from torch import nn
 
 from escalade.bench.peers.network import Maker, NetworkPeer, Replay, Task, waiting
 from escalade.bench.peers.torch_network import repeat, require_cuda
+from escalade.device.recording import recorded
 from escalade.engine.graph.forms import STORAGE
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -67,7 +68,7 @@ class Trainer:
         torch.cuda.current_stream().wait_stream(side)
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with recorded(graph):
             self._learn()
         self.restart()
         return graph

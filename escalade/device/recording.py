@@ -1,0 +1,27 @@
+"""Work on a stream recorded as a CUDA graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def recorded(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None, errors: str = "global"
+) -> Iterator[None]:
+    """What is enqueued meanwhile becomes the graph; `errors` says whose mistakes end the recording, as PyTorch has it.
+
+    Python's collector rests: an older graph that it came to free would count as such a mistake.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=errors):
+            yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,32 @@
+"""Recording a CUDA graph: the collector rests, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from escalade.device.recording import recorded
+
+
+@pytest.mark.parametrize("was_on", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_rests(was_on: bool, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    before = gc.isenabled()
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with contextlib.suppress(ValueError), recorded(None):  # type: ignore[arg-type]
+            assert not gc.isenabled()
+            if fails:
+                raise ValueError
+        assert gc.isenabled() == was_on
+    finally:
+        (gc.enable if before else gc.disable)()
