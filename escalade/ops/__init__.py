@@ -31,6 +31,7 @@ from escalade.ops.pad2d import PAD2D, pad2d
 from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, pixel_shuffle
 from escalade.ops.pointwise import POINTWISE, pointwise
 from escalade.ops.quantise import QUANTISE, quantise
+from escalade.ops.reduce import REDUCE, reduce
 from escalade.ops.relu import RELU, relu, relu_
 from escalade.ops.softmax import SOFTMAX, softmax
 from escalade.ops.stem import STEM
@@ -63,6 +64,7 @@ OPERATIONS: dict[str, Operation] = {
         MLP_BACKWARD,
         LAYER_NORM,
         GROUP_NORM,
+        REDUCE,
         SOFTMAX,
         TOP_K,
     )
@@ -105,6 +107,7 @@ __all__ = [
     "pixel_shuffle",
     "pointwise",
     "quantise",
+    "reduce",
     "relu",
     "relu_",
     "softmax",

@@ -29,6 +29,7 @@ from escalade.engine.nodes.permute import Permute
 from escalade.engine.nodes.pixel_shuffle import PixelShuffle
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.quantise import Quantise
+from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.slice import Slice
@@ -62,6 +63,7 @@ OPERATORS: tuple[Operator, ...] = (
     Stem(),
     FewChannels(),  # of what the stem has left
     Mlp(),
+    Reduce(),  # with what the chains of layers have left in front of it
     Convert(),
     Quantise(),
     Aten(),

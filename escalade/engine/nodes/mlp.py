@@ -18,6 +18,7 @@ from escalade.engine.nodes.layer_norm import LayerNorm
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.base.card import TWIN
 from escalade.ops.expressions import IDENTITY, Expression
@@ -293,14 +294,12 @@ def _computes(node: Node | None, *expressions: Expression) -> TypeGuard[Node]:
 
 def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
     """Whether the mean is over the last dimensions, which together are the features of a row."""
-    if not _is(mean, "mean", dtype=None):
+    if not (
+        Reduce.matches(mean) and mean.attributes["kind"] == "mean" and Reduce().applied(mean).is_identity
+    ):
         return False
-    shape = graph.shape_of(mean.inputs["in0"])
-    dims = mean.attributes["arguments"].get("dim")
-    if dims is None:
-        return False
-    axes = sorted(axis % len(shape) for axis in ((dims,) if isinstance(dims, int) else dims))
-    if not axes or axes != list(range(axes[0], len(shape))):
+    shape, axes = graph.shape_of(mean.inputs["x"]), mean.attributes["dims"]
+    if not axes or axes != tuple(range(axes[0], len(shape))):
         return False
     sizes = shape[axes[0] :]
     layers = mlp.attributes["layers"]

@@ -75,6 +75,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
+    "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.permute(0, 2, 3, 1)), (8, 5, 5)),

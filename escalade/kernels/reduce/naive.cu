@@ -1,0 +1,22 @@
+// y[o][i] = finished(over r: x[o][r][i])
+//
+// The foot of the ladder: one thread a result. What bounds it: latency, an element at a time; and where rows are
+// reduced, the threads of a warp walk 32 of them at once.
+//
+// Serves `naive`. reduce.cuh has what is kept of elements.
+#include "reduce/reduce.cuh"
+
+extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long results, int reduced, int inner,
+                                        float divisor) {
+    wait_for_previous_launch();
+    const long long result = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (result >= results) return;
+    const long long outer = result / inner;
+    const Element* from = x + outer * reduced * inner + (result - outer * inner);
+    State state;
+    for (int r = 0; r < reduced; ++r) {
+        const float value[1] = {element_of(to_float(from[1LL * r * inner]))};
+        take(state, value);
+    }
+    y[result] = finished(state, divisor);
+}

@@ -1,0 +1,99 @@
+// What is kept of elements that are reduced to one number, by KIND: how more of them are taken, how two such states
+// become one, and the result. In front of an element and behind the result stand expressions: with EXPRESSION, a program
+// of both, in[ELEMENT] to out[0] and in[TOTAL] to out[1], of which the compiler drops the half that is not asked for.
+#pragma once
+
+#include "common/moments.cuh"
+#include "common/ptx.cuh"
+#include "common/softmax.cuh"
+#ifdef EXPRESSION
+#include "common/expression.cuh"
+#endif
+
+constexpr int SUM = 0, MEAN = 1, MAX = 2, MIN = 3, VARIANCE = 4, LOGSUMEXP = 5;
+
+struct State {
+    float count = 0.f;  // of a variance
+    float first = KIND == MAX || KIND == LOGSUMEXP ? minus_infinity() : KIND == MIN ? -minus_infinity() : 0.f;
+    float second = 0.f;  // squares of a variance, exponentials of a logsumexp
+};
+
+// A NaN is larger and smaller than anything, as in PyTorch.
+__device__ __forceinline__ float extreme(float a, float b) {
+    return (KIND == MAX ? b > a : b < a) || b != b ? b : a;
+}
+
+__device__ __forceinline__ State merged(const State& a, const State& b) {
+    State both;
+    if constexpr (KIND == SUM || KIND == MEAN) both.first = a.first + b.first;
+    if constexpr (KIND == MAX || KIND == MIN) both.first = extreme(a.first, b.first);
+    if constexpr (KIND == VARIANCE) {
+        const Moments moments =
+            merged(Moments{a.count, a.first, a.second}, Moments{b.count, b.first, b.second});
+        both.count = moments.count, both.first = moments.mean, both.second = moments.squares;
+    }
+    if constexpr (KIND == LOGSUMEXP) {
+        both.first = fmaxf(a.first, b.first);
+        both.second = a.second * exp_below(a.first, both.first) + b.second * exp_below(b.first, both.first);
+    }
+    return both;
+}
+
+// COUNT more elements, in fp32 as they come out of the expression.
+template <int COUNT>
+__device__ __forceinline__ void take(State& state, const float (&values)[COUNT]) {
+    if constexpr (KIND == VARIANCE) {
+        float sum = 0.f, squares = 0.f;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) sum += values[i];
+        const float mean = sum * (1.f / COUNT);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) squares += (values[i] - mean) * (values[i] - mean);
+        State more;
+        more.count = COUNT, more.first = mean, more.second = squares;
+        state = merged(state, more);
+    } else if constexpr (KIND == LOGSUMEXP) {
+        SoftmaxSums sums;
+        sums.largest = state.first, sums.sum = state.second;
+        sums.add(values);
+        state.first = sums.largest, state.second = sums.sum;
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            State one;
+            one.first = values[i];
+            state = merged(state, one);
+        }
+    }
+}
+
+#ifdef EXPRESSION
+__device__ __forceinline__ float expressed(int input, int result, float value) {
+    float in[EXPRESSION_INPUTS] = {}, out[EXPRESSION_RESULTS];
+    in[input] = value;
+    evaluate(out, in);
+    return out[result];
+}
+__device__ __forceinline__ float element_of(float value) { return expressed(ELEMENT, 0, value); }
+__device__ __forceinline__ float result_of(float total) { return expressed(TOTAL, 1, total); }
+#else
+__device__ __forceinline__ float element_of(float value) { return value; }
+__device__ __forceinline__ float result_of(float total) { return total; }
+#endif
+
+// `divisor` is the number of elements, less the correction of a variance.
+__device__ __forceinline__ Element finished(const State& state, float divisor) {
+    float total = state.first;
+    if constexpr (KIND == MEAN) total = state.first / divisor;
+    if constexpr (KIND == VARIANCE) total = state.second / divisor;
+    if constexpr (KIND == LOGSUMEXP) total = state.first + logf(state.second);
+    return from_float<Element>(result_of(total));
+}
+
+__device__ __forceinline__ State shuffled_down(const State& state, int distance) {
+    State other;
+    other.count = __shfl_down_sync(ALL_LANES, state.count, distance);
+    other.first = __shfl_down_sync(ALL_LANES, state.first, distance);
+    other.second = __shfl_down_sync(ALL_LANES, state.second, distance);
+    return other;
+}

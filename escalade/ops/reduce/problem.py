@@ -1,0 +1,101 @@
+"""Reductions as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.expressions import Expression
+from escalade.ops.shared import activation
+from escalade.ops.shared.rows import check_fields
+
+KINDS = ("sum", "mean", "max", "min", "var", "logsumexp")
+_NAME = re.compile(
+    r"(?P<kind>[a-z]+)_(?P<reduced>\d+)x(?P<inner>\d+)_b(?P<batch>\d+)(_less(?P<correction>[0-9.e+-]+))?"
+    r"(\{(?P<before>[^}]+)\})?(?P<relu>_relu)?" + activation.IN_NAME
+)
+
+
+@dataclass(frozen=True)
+class ReduceProblem:
+    """y[o][i] = activated(kind over r of before(x[o][r][i])); x is [batch][reduced][inner], y [batch][inner].
+
+    `before` is an expression in `x`, empty for x itself. A variance divides the squared distances from the mean by the
+    number of elements less `correction`. States are fp32, whatever dtype x and y are.
+    """
+
+    kind: str
+    batch: int
+    reduced: int
+    inner: int = 1
+    correction: float = 0.0
+    before: str = ""
+    relu: bool = False
+    activation: str = ""
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        require("reduce", "kind", self.kind, KINDS)
+        check_fields("reduce", self, DTYPES, {"reduced": self.reduced, "inner": self.inner})
+        if not math.isfinite(self.correction) or (self.correction and self.kind != "var"):
+            raise UnsupportedError(f"a correction of {self.correction}: it is a number, and a variance's")
+        if self.before:
+            expression = Expression.parse(self.before)
+            if expression.inputs != ("x",) or len(expression.results) != 1:
+                raise UnsupportedError(
+                    f"{self.before!r} in front of a reduction: it is one result computed from x, such as x * x"
+                )
+            object.__setattr__(self, "before", "" if expression.is_identity else expression.text)
+        activation.settle(self)
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32") -> ReduceProblem:
+        """The problem of a name such as `sum_49x512_b32`."""
+        found = match_name(
+            _NAME,
+            name,
+            f"reduction; the form is sum_49x512_b32: {', '.join(KINDS)}, then elements of each result, x results side "
+            "by side, _b how many such arrays, then optionally _less1.0 of a variance, {x*x} or another expression "
+            f"of each element, _relu, or {activation.FORM}",
+        )
+        return ReduceProblem(
+            found["kind"], int(found["batch"]), int(found["reduced"]), int(found["inner"]),
+            float(found["correction"] or 0), found["before"] or "", bool(found["relu"]), found["activation"] or "",
+            dtype,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        less = f"_less{float(self.correction)!r}" if self.correction else ""
+        before = f"{{{self.before.replace(' ', '')}}}" if self.before else ""
+        relu = "_relu" if self.relu else ""
+        sizes = f"{self.kind}_{self.reduced}x{self.inner}_b{self.batch}"
+        return sizes + less + before + relu + activation.spell(self)
+
+    @property
+    def results(self) -> int:
+        return self.batch * self.inner
+
+    @property
+    def elements(self) -> int:
+        return self.results * self.reduced
+
+    @property
+    def flops(self) -> int:
+        """One an element; of a variance a difference, a square and two sums, of a logsumexp as many."""
+        return self.elements * (4 if self.kind in ("var", "logsumexp") else 1)
+
+    @property
+    def bytes(self) -> int:
+        return (self.elements + self.results) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """A running sum, and of a logsumexp exponents of some 8 in size."""
+        return 2.0**-24 * (8 + math.sqrt(1 + self.reduced / 6))

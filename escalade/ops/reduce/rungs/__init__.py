@@ -1,0 +1,1 @@
+"""The rungs of reduce, a module a family."""

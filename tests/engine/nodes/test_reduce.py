@@ -1,0 +1,76 @@
+"""Reductions as nodes: which are recognised, in which layout they are done, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.engine.passes import optimise
+from tests.engine.nodes.test_operators import Call
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(1),
+        lambda x: x.mean((1, 2, 3)),
+        lambda x: x.mean(1, keepdim=True),
+        lambda x: x.amax((2, 3), keepdim=True),
+        lambda x: x.amin(3),
+        lambda x: x.var((2, 3)),
+        lambda x: x.std(1, correction=0, keepdim=True),
+        lambda x: x.logsumexp(1),
+        lambda x: torch.linalg.vector_norm(x, 1, -1),
+        lambda x: torch.linalg.vector_norm(x, dim=1),
+        lambda x: x.norm(torch.inf, dim=(1, 2)),
+        lambda x: x.max(2).values,
+        lambda x: x.sum(),
+        lambda x: x.square().sum(1).sqrt(),
+    ],
+)
+def test_a_reduction_is_one_node_of_its_own(function: Function) -> None:
+    x = torch.randn(2, 8, 3, 5)
+    graph = capture(Call(function), (x,))
+    assert [node.op for node in optimise(graph, "fp32") if node.op not in ("convert", "reshape")] == [
+        "reduce"
+    ]
+    torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "converts"),
+    [
+        (lambda x: x.amax((2, 3)), 1),
+        (lambda x: x.sum(1), 1),
+        (lambda x: x.var((0, 2, 3)), 1),
+        (lambda x: x.sum(2, keepdim=True), 2),  # the result is in NHWC, and returned in PyTorch's order
+    ],
+)
+def test_an_image_is_reduced_as_it_lies(function: Function, converts: int) -> None:
+    """Behind a layer that gives NHWC: nothing but its input is converted, and what is returned."""
+    model = Call(lambda x: function(F.avg_pool2d(x, 2, 1)))
+    x = torch.randn(2, 8, 4, 6)
+    graph = capture(model, (x,))
+    assert [node.op for node in optimise(graph, "fp32")].count("convert") == converts
+    torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.vector_norm(x, 3.0, dim=1),
+        lambda x: x.sum(1, dtype=torch.float64).float(),
+        lambda x: (x > 0).sum(1).float(),
+        lambda x: x.max(1).indices.float(),
+    ],
+)
+def test_reductions_that_are_left_to_pytorch(function: Function) -> None:
+    graph = capture(Call(function), (torch.randn(2, 8, 3, 5),))
+    assert "reduce" not in {node.op for node in optimise(graph, "fp32")}

@@ -1,0 +1,73 @@
+"""Reductions as an operator: dimensions, expressions, its sentences, its gradient, and what is no finite number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade import ops
+from escalade.errors import UnsupportedError
+from escalade.ops.base.rung import Rung
+from escalade.ops.choose.choice import choose
+from escalade.ops.reduce import REDUCE, ReduceProblem
+from tests.support import label
+
+CPU = torch.device("cpu")
+
+
+def test_a_range_of_dimensions() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    torch.testing.assert_close(ops.reduce(x, "sum"), x.sum(-1))
+    torch.testing.assert_close(ops.reduce(x, "max", 1, 2), x.amax((1, 2)))
+    torch.testing.assert_close(ops.reduce(x, "var", 0, -1, correction=1.0), x.var())
+    length = ops.reduce(x, "sum", 1, 1, before="x * x", activation="sqrt(x)")
+    torch.testing.assert_close(length, torch.linalg.vector_norm(x, 2, 1))
+    assert ops.reduce(x[:0], "mean", 1, 1).shape == (0, 4, 5)
+
+
+def test_the_gradient_is_pytorchs() -> None:
+    x = torch.randn(3, 8)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    ops.reduce(leaves[0], "logsumexp").square().sum().backward()
+    leaves[1].logsumexp(-1).square().sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+@pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "var", "logsumexp"])
+def test_what_is_not_finite_stays_in_its_result(rung: Rung[ReduceProblem], kind: str) -> None:
+    x = torch.randn(4, 24)
+    x[0, 3], x[1, 5], x[2, 7] = torch.nan, torch.inf, -torch.inf
+    given, dim = (x, -1) if rung.name != "columns" else (x.T.contiguous(), 0)
+    y = ops.reduce(given, kind, dim, dim, rung=rung.name)
+    expected = {"sum": x.sum(1), "max": x.amax(1), "min": x.amin(1), "var": x.var(1, correction=0),
+                "logsumexp": x.logsumexp(1)}[kind]  # fmt: skip
+    torch.testing.assert_close(y, expected, equal_nan=True)
+
+
+def test_a_logsumexp_of_nothing_likely_is_minus_infinity() -> None:
+    x = torch.full((2, 40), -torch.inf)
+    assert ops.reduce(x, "logsumexp").eq(-torch.inf).all()
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(UnsupportedError, match="kind 'median'"):
+        ops.reduce(torch.randn(2, 8), "median")
+    with pytest.raises(UnsupportedError, match="dimensions 1 to 0 of 2"):
+        ops.reduce(torch.randn(2, 8), "sum", 1, 0)
+    with pytest.raises(UnsupportedError, match="in front of a reduction"):
+        ops.reduce(torch.randn(2, 8), "sum", before="x * z")
+    with pytest.raises(UnsupportedError, match="correction of 1.0"):
+        ops.reduce(torch.randn(2, 8), "sum", correction=1.0)
+    with pytest.raises(UnsupportedError, match="the form is"):
+        ReduceProblem.parse("sum_96")
+
+
+def test_few_results_are_shared_by_blocks() -> None:
+    for name in ("sum_802816x1_b32", "var_100352x64_b1"):
+        problem = ReduceProblem.parse(name)
+        choice = choose(REDUCE, problem, CPU)
+        assert len(choice.rung.recipe(problem, choice.config).steps) == 2
+    many = ReduceProblem.parse("mean_96x1_b100352")
+    config = choose(REDUCE, many, CPU).config.as_dict()
+    assert config["row_threads"] < 32 and config["splits"] == 1
