@@ -46,13 +46,15 @@ class EveryKind(nn.Module):
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
         self.fc, self.rows, self.groups = nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)
+        self.wider = nn.ConvTranspose2d(4, 4, 2, 2)
         self.order = nn.Buffer(torch.tensor([2, 0, 3]))
         self.token = nn.Parameter(torch.randn(1, 4))
 
     def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, Any]:
         y = self.pool(F.relu6(self.norm(self.first(x))))
         y = F.relu(self.second(y) + y)
-        up = F.interpolate(self.groups(y), scale_factor=2.0)
+        up = self.wider(F.interpolate(self.groups(y), scale_factor=2.0))
+        up = F.pixel_unshuffle(F.avg_pool2d(F.pad(up, (1, 0, 0, 1), "reflect"), 2), 2)
         z = F.gelu(self.rows(self.fc(F.adaptive_avg_pool2d(y, 1).flatten(1))))
         z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)
         z = torch.cat([z, self.token.expand(x.shape[0], -1), torch.zeros(x.shape[0], 1)], 1)

@@ -89,6 +89,8 @@ class Pad2d(Operator):
         sentence = refusal((height, width), pads, attributes["mode"])
         if sentence:
             raise SizeError(sentence)
+        if attributes["value"] and attributes["mode"] != "constant":
+            raise SizeError(f"mode {attributes['mode']} has no constant, such as {attributes['value']}")
         return {RESULT: (batch, channels, height + pads[0] + pads[1], width + pads[2] + pads[3])}
 
     def lower(self, node: Node, forms: Forms) -> Lowered:

@@ -16,6 +16,7 @@ from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import BY_NAME, OPERATORS
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.signature import RESULT, SizeError
+from escalade.ops.pad2d import MODES as PADDINGS
 from tests.engine.files import EveryKind
 
 
@@ -64,6 +65,34 @@ def test_convolutions(
 def test_pools(image: Any, dilation: Any, **attributes: Any) -> None:
     same_as_pytorch("max_pool2d", {**attributes, "dilation": dilation}, x=(2, 3, *image))
     same_as_pytorch("avg_pool2d", {**attributes, "count_padding": False, "divisor": 0}, x=(2, 3, *image))
+
+
+@given(
+    image=pairs(1, 5), window=pairs(1, 4), stride=pairs(1, 3), padding=pairs(0, 3), output_padding=pairs(0, 2),
+    dilation=pairs(1, 2), groups=st.integers(1, 3), channels=st.integers(1, 3), filters=st.integers(1, 4),
+)  # fmt: skip
+def test_transposed_convolutions(
+    image: Any, window: Any, groups: int, channels: int, filters: int, **rest: Any
+) -> None:
+    if any(more >= step for more, step in zip(rest["output_padding"], rest["stride"], strict=True)):
+        return  # which PyTorch takes with a dilation, and the operator does not
+    attributes = {**rest, "groups": groups, "relu": False}
+    sizes = {"gradient": (2, filters, *image), "weight": (filters, channels, *window)}
+    same_as_pytorch("conv_transpose2d", attributes, **sizes, bias=(channels * groups,))
+
+
+@given(
+    image=pairs(1, 5), rows=pairs(-2, 6), columns=pairs(0, 6), mode=st.sampled_from(PADDINGS),
+    factor=st.integers(1, 3), channels=st.integers(1, 9), down=st.booleans(),
+)  # fmt: skip
+def test_moved_pixels(
+    image: Any, rows: Any, columns: Any, mode: str, factor: int, channels: int, down: bool
+) -> None:
+    if (
+        min(rows) >= 0 or mode == "constant"
+    ):  # PyTorch takes negative ones elsewhere too, the operator does not
+        same_as_pytorch("pad2d", {"pads": (*rows, *columns), "mode": mode, "value": 0.0}, x=(2, 3, *image))
+    same_as_pytorch("pixel_shuffle", {"factor": factor, "down": down}, x=(2, channels, *image))
 
 
 @given(features=st.integers(1, 4), rows=st.lists(st.integers(1, 3), max_size=3), outputs=st.integers(1, 3))
