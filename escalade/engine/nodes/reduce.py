@@ -61,7 +61,7 @@ _KINDS: Mapping[str, _Kind] = {
 }
 _NORMS = {1.0: "norm1", 2.0: "norm2", math.inf: "norm_inf"}
 _OF_NAMES = {"max": "amax", "min": "amin", "special_logsumexp": "logsumexp"}
-"""Those of PyTorch's operators that are other ones here; without a dimension, or with one and its first result."""
+"""PyTorch's operators that have other names here: without a dimension, or with one and for their first result."""
 
 
 def _are_dimensions(value: Any) -> bool:
@@ -91,7 +91,7 @@ class Reduce(Operator):
     # How it is recognised.
 
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """By name, of what no other operator takes: a mean over an image is a pool."""
+        """Recognises by name what no other operator takes: a mean over an image is a pool."""
         name, x = name_of(node.attributes["target"]), call.value("self")
         kind = _OF_NAMES.get(name, name)
         if name == "linalg_vector_norm":
@@ -161,7 +161,7 @@ class Reduce(Operator):
     # Who does it.
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        """As x lies, if what is reduced then lies together, and what is left in the result's order."""
+        """Reads x as it lies, if what is reduced then lies together, and what is left in the result's order."""
         lies = given.get("x", "nchw")
         if lies == "nhwc" and _sizes((2, 2, 2, 2), _IMAGE_ORDER, node) is None:
             return Layouts("nchw", "nchw")

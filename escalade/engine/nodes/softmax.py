@@ -1,4 +1,4 @@
-"""Softmax over the last dimension."""
+"""Softmax over the last dimension, or over the channels of an image."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import ROWS_OF_LAST, Layouts, Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import (
+    ROWS_OF_LAST,
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    unpermuted,
+)
 from escalade.engine.nodes.lowering import Forms, Lowered
-from escalade.engine.nodes.signature import ROWS, Signature
+from escalade.engine.nodes.permute import CHANNELS_LAST
+from escalade.engine.nodes.signature import FLAG, ROWS, Attributes, Signature, SizeError, Sizes
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 
 
@@ -19,23 +28,37 @@ class Softmax(Operator):
     """Each row's exponentials, divided by their sum."""
 
     name = "softmax"
-    signature = Signature({"x": ROWS}, {})
+    signature = Signature({"x": ROWS}, {"of_channels": FLAG})
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
         return {"softmax": self._recognise, "_softmax": self._recognise}
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        if call("dim") not in (-1, len(node.shape) - 1) or call("dtype") is not None:
+        rank = len(node.shape)
+        of_channels = rank == 4 and call("dim") in (1, -3)
+        if call("dtype") is not None or not (of_channels or call("dim") in (-1, rank - 1)):
             return None
-        return self.instead_of(node, {"x": call.value("self")})
+        return self.instead_of(node, {"x": call.value("self")}, of_channels=of_channels)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        return torch.softmax(inputs["x"], -1)
+        return torch.softmax(inputs["x"], 1 if node.attributes["of_channels"] else -1)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        if attributes["of_channels"] and len(sizes["x"]) != 4:
+            raise SizeError("an image has four dimensions")
+        return super().sizes(sizes, attributes)
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return ROWS_OF_LAST
+        return super().layouts(node, given) if node.attributes["of_channels"] else ROWS_OF_LAST
+
+    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+        """Rows of channels of an image are its pixels."""
+        if node.attributes["of_channels"] or order != CHANNELS_LAST:
+            return None
+        return unpermuted(node, order).with_attributes(of_channels=True)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
-        return Lowered(SOFTMAX, SoftmaxProblem(prod(form.shape[:-1]), form.shape[-1], forms.stored))
+        classes = form.shape[1 if node.attributes["of_channels"] else -1]
+        return Lowered(SOFTMAX, SoftmaxProblem(prod(form.shape) // max(1, classes), classes, forms.stored))

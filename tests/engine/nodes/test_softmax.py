@@ -1,0 +1,38 @@
+"""Softmax as a node: over the last dimension, and over the channels of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.engine.passes import optimise
+from tests.engine.nodes.test_operators import Call
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.softmax(x, 1),
+        lambda x: torch.softmax(F.max_pool2d(x, 2), -3),
+        lambda x: torch.softmax(F.max_pool2d(x, 2).permute(0, 2, 3, 1), -1).permute(0, 3, 1, 2),
+    ],
+)
+def test_channels_of_an_image_are_rows_of_its_pixels(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = torch.randn(2, 6, 4, 4)
+    graph = capture(Call(function), (x,))
+    done = optimise(graph, "fp32")
+    assert [node.op for node in done if node.op not in ("convert", "max_pool2d")] == ["softmax"]
+    assert [node.op for node in done].count("convert") == 2  # of what comes and what is returned
+    torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
+
+
+def test_other_dimensions_are_left_to_pytorch() -> None:
+    graph = capture(Call(lambda x: torch.softmax(x, 2)), (torch.randn(2, 6, 4, 4),))
+    assert [node.op for node in graph] == ["aten"]
