@@ -34,6 +34,7 @@ from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.reduce import REDUCE, reduce
 from escalade.ops.relu import RELU, relu, relu_
 from escalade.ops.softmax import SOFTMAX, softmax
+from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, squeeze_excite
 from escalade.ops.stem import STEM
 from escalade.ops.top_k import TOP_K, top_k
 from escalade.ops.upsample2d import UPSAMPLE2D, upsample2d
@@ -54,6 +55,7 @@ OPERATIONS: dict[str, Operation] = {
         MAX_POOL2D,
         AVG_POOL2D,
         ADAPTIVE_AVG_POOL2D,
+        SQUEEZE_EXCITE,
         UPSAMPLE2D,
         PAD2D,
         PIXEL_SHUFFLE,
@@ -111,6 +113,7 @@ __all__ = [
     "relu",
     "relu_",
     "softmax",
+    "squeeze_excite",
     "top_k",
     "upsample2d",
 ]

@@ -59,6 +59,9 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "relu_": lambda t: ops.relu_(shifted(2, 8, dtype=t)),
     "group_norm": lambda t: ops.group_norm(shifted(2, 8, 6, 6, dtype=t), 2, shifted(8, dtype=t)),
     "reduce": lambda t: ops.reduce(shifted(2, 8, dtype=t), "sum"),
+    "squeeze_excite": lambda t: ops.squeeze_excite(
+        shifted(2, 8, 6, 6, dtype=t), shifted(4, 8, dtype=t), shifted(4, dtype=t), shifted(8, 4, dtype=t), None
+    ),
     "layer_norm": lambda t: ops.layer_norm(shifted(2, 8, dtype=t), shifted(8, dtype=t)),
     "upsample2d": lambda t: ops.upsample2d(shifted(2, 8, 6, 6, dtype=t), 9),
     "pad2d": lambda t: ops.pad2d(shifted(2, 8, 6, 6, dtype=t), (0, 1, 2, 0)),

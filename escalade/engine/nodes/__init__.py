@@ -34,6 +34,7 @@ from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.slice import Slice
 from escalade.engine.nodes.softmax import Softmax
+from escalade.engine.nodes.squeeze_excite import SqueezeExcite
 from escalade.engine.nodes.stem import Stem
 from escalade.engine.nodes.upsample2d import Upsample2d
 
@@ -49,6 +50,7 @@ OPERATORS: tuple[Operator, ...] = (
     Upsample2d(),
     Pad2d(),
     PixelShuffle(),
+    SqueezeExcite(),  # of means that a linear layer would take
     Linear(),
     LayerNorm(),
     GroupNorm(),

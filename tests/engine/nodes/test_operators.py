@@ -24,7 +24,7 @@ from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.identity import IDENTITIES
 from escalade.engine.nodes.recognition import CAPTURED
-from escalade.engine.passes import fuse, optimise
+from escalade.engine.passes import for_batch, fuse, optimise
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.plan.plan import Step, make_plan
 from escalade.ops.expressions import IDENTITY, Expression
@@ -54,6 +54,11 @@ class Call(nn.Module):
         return self.function(x)
 
 
+def _gate() -> nn.Module:
+    layers = nn.Conv2d(16, 8, 1), nn.SiLU(), nn.Conv2d(8, 16, 1), nn.Sigmoid()
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
+
+
 def _chain() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
 
@@ -71,6 +76,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "pad2d": lambda: Example(nn.ReflectionPad2d((1, 2, 3, 0)), (8, 5, 6)),
     "pixel_shuffle": lambda: Example(nn.PixelShuffle(2), (8, 5, 6)),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
+    "squeeze_excite": lambda: Example(_gate(), (16, 5, 5), "fp16"),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
@@ -130,7 +136,7 @@ def find(name: str) -> Found:
     if dtype == "fp8":
         graph.ranges = ranges(fuse(graph, dtype), [x], torch.device("cpu"))
     graph = optimise(graph, dtype) if example.dtype else graph
-    fixed = graph.at(BATCH)
+    fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     values = {fixed.inputs[0].name: x, **fixed.constants}
     for node in fixed:
         inputs = {role: values[value] for role, value in node.inputs.items()}

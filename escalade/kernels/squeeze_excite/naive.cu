@@ -1,0 +1,35 @@
+// y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
+//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//
+// A block an image. A thread sums the pixels of a channel, then the products of a squeezed feature, then those of a
+// gate; the threads of a warp read rows of weights, so their loads lie far apart. What bounds it: the time of one load
+// behind another.
+//
+// Serves `naive`. layers.cuh has what follows each layer.
+#include "squeeze_excite/layers.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    squeeze_excite_naive(const Element* x, const Element* weight, const Element* bias, const Element* gate_weight,
+                         const Element* gate_bias, Element* y, int x_pitch) {
+    extern __shared__ float shared[];
+    float *means = shared, *hidden = shared + CHANNELS;
+    wait_for_previous_launch();
+    const Element* image = x + 1LL * blockIdx.x * PIXELS * x_pitch;
+    for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
+        float sum = 0.f;
+        for (int pixel = 0; pixel < PIXELS; ++pixel) sum += to_float(image[1LL * pixel * x_pitch + c]);
+        means[c] = sum / PIXELS;
+    }
+    __syncthreads();
+    for (int s = threadIdx.x; s < SQUEEZED; s += THREADS) {
+        float sum = 0.f;
+        for (int c = 0; c < CHANNELS; ++c) sum += to_float(weight[s * CHANNELS + c]) * means[c];
+        hidden[s] = squeezed(sum, bias, s);
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
+        float sum = 0.f;
+        for (int s = 0; s < SQUEEZED; ++s) sum += to_float(gate_weight[c * SQUEEZED + s]) * hidden[s];
+        y[1LL * blockIdx.x * CHANNELS + c] = gated(sum, gate_bias, c);
+    }
+}

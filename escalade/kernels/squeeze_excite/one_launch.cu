@@ -1,0 +1,176 @@
+// y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
+//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//
+// The CLUSTER blocks of a cluster have IMAGES images, and read the weights once for all of them. Each block
+//   1. sums its share of the pixels, for all channels: GROUPS threads a pack of channels, AHEAD loads under way;
+//   2. adds up what all blocks have found for its SHARE of the channels, out of their shared memory;
+//   3. multiplies these means with its columns of the first weight: a part of every squeezed feature;
+//   4. adds up the parts of all blocks, as every block does for itself, and applies the activation;
+//   5. multiplies them with its rows of the second weight: the gates of its channels.
+// So no weight is read twice in a cluster, and the blocks meet twice. Nothing is rounded on the way, and sums are always
+// taken in the same order. What bounds it: the time of a few round trips; x from memory where it is large.
+//
+// Serves `one_block` and `cluster`. layers.cuh has what follows each layer.
+#include "squeeze_excite/layers.cuh"
+#include "common/warp.cuh"
+#if CLUSTER > 1
+#include "common/hopper.cuh"
+#endif
+
+constexpr int CHUNKS = CHANNELS / VECTOR;
+constexpr int COLUMNS = CHUNKS < THREADS ? CHUNKS : THREADS;  // packs of channels that are summed at once
+constexpr int PER_BLOCK = (PIXELS + CLUSTER - 1) / CLUSTER;
+constexpr int WIDTH = SHARE * CLUSTER;          // channels, and none up to whole shares
+constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, and none up to whole accesses
+using Values = Pack<Element, VECTOR>;
+using Floats = Pack<float, 4>;
+
+#if CLUSTER > 1
+__device__ __forceinline__ void meet() { cluster_sync(); }
+#else
+__device__ __forceinline__ void meet() { __syncthreads(); }
+#endif
+
+// Four sums of all blocks' own, each at this address of its block.
+__device__ __forceinline__ Floats sum_of_all(const float* own) {
+#if CLUSTER > 1
+    float4 parts[CLUSTER];
+#pragma unroll
+    for (int rank = 0; rank < CLUSTER; ++rank) parts[rank] = load_cluster(shared_address(own), rank);
+    Floats sum{};
+#pragma unroll
+    for (int rank = 0; rank < CLUSTER; ++rank) {
+        sum.at[0] += parts[rank].x, sum.at[1] += parts[rank].y;
+        sum.at[2] += parts[rank].z, sum.at[3] += parts[rank].w;
+    }
+    return sum;
+#else
+    return load_pack<float, 4>(own);
+#endif
+}
+
+// Sums over this block's pixels of one image, by group of threads: parts[GROUPS][CHANNELS].
+__device__ __forceinline__ void sum_pixels(float* parts, const Element* pixels, int count, int x_pitch) {
+    const int group = threadIdx.x / COLUMNS;
+    if (group >= GROUPS) return;
+    for (int chunk = threadIdx.x % COLUMNS; chunk < CHUNKS; chunk += COLUMNS) {
+        const Element* column = pixels + chunk * VECTOR;
+        float sums[VECTOR] = {};
+        for (int pixel = group; pixel < count; pixel += GROUPS * AHEAD) {
+            Values loaded[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; ++i)
+                if (pixel + i * GROUPS < count)
+                    loaded[i] = load_pack<Element, VECTOR>(column + 1LL * (pixel + i * GROUPS) * x_pitch);
+#pragma unroll
+            for (int i = 0; i < AHEAD; ++i)
+                if (pixel + i * GROUPS < count)
+#pragma unroll
+                    for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) parts[group * CHANNELS + chunk * VECTOR + e] = sums[e];
+    }
+}
+
+// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]; LANES lanes side
+// by side share a row.
+template <int COUNT, int LANES, class Found>
+__device__ __forceinline__ void multiply(const Element* weight, int pitch, int rows, int packs, const float* values,
+                                         int stride, Found found) {
+    const int lane = threadIdx.x % LANES;
+    for (int first = 0; first < rows; first += THREADS / LANES) {  // as often for all lanes of a warp
+        const int row = first + threadIdx.x / LANES;
+        float sums[IMAGES] = {};
+        if (row < rows) {
+#pragma unroll 4
+            for (int pack = lane; pack < packs; pack += LANES) {
+                const auto some = load_pack<Element, COUNT>(weight + row * pitch + pack * COUNT);
+#pragma unroll
+                for (int i = 0; i < IMAGES; ++i)
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e)
+                        sums[i] += to_float(some.at[e]) * values[i * stride + pack * COUNT + e];
+            }
+        }
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < IMAGES; ++i) sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], distance);
+        if (row < rows && lane == 0)
+#pragma unroll
+            for (int i = 0; i < IMAGES; ++i) found(row, i, sums[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    squeeze_excite_one_launch(const Element* __restrict__ x, const Element* __restrict__ weight,
+                              const Element* __restrict__ bias, const Element* __restrict__ gate_weight,
+                              const Element* __restrict__ gate_bias, Element* __restrict__ y, int batch, int x_pitch) {
+    extern __shared__ __align__(16) float shared[];
+    float* totals = shared;                            // [IMAGES][WIDTH], of this block's pixels
+    float* means = totals + IMAGES * WIDTH;            // [IMAGES][SHARE], of this block's channels
+    float* parts_of_hidden = means + IMAGES * SHARE;   // [IMAGES][HIDDEN], of this block's channels
+    float* hidden = parts_of_hidden + IMAGES * HIDDEN;  // [IMAGES][HIDDEN]
+    float* parts = hidden + IMAGES * HIDDEN;           // [IMAGES][GROUPS][CHANNELS]
+
+    const int rank = blockIdx.x % CLUSTER, first_image = blockIdx.x / CLUSTER * IMAGES;
+    const int first_channel = rank * SHARE;
+    const int channels = max(0, min(SHARE, CHANNELS - first_channel));
+    const int first_pixel = rank * PER_BLOCK;
+    const int pixels = max(0, min(PER_BLOCK, PIXELS - first_pixel));
+    wait_for_previous_launch();
+
+#pragma unroll
+    for (int i = 0; i < IMAGES; ++i) {  // behind the last image the last again
+        const long long image = min(first_image + i, batch - 1);
+        sum_pixels(parts + i * GROUPS * CHANNELS, x + (image * PIXELS + first_pixel) * x_pitch, pixels, x_pitch);
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < IMAGES * WIDTH; at += THREADS) {
+        const int image = at / WIDTH, channel = at % WIDTH;
+        float sum = 0.f;
+        if (channel < CHANNELS)
+#pragma unroll 8
+            for (int g = 0; g < GROUPS; ++g) sum += parts[(image * GROUPS + g) * CHANNELS + channel];
+        totals[at] = sum;
+    }
+    meet();
+
+    for (int at = threadIdx.x; at < IMAGES * SHARE / 4; at += THREADS) {
+        const int image = at / (SHARE / 4), quad = at % (SHARE / 4);
+        Floats sum = sum_of_all(totals + image * WIDTH + first_channel + 4 * quad);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum.at[e] /= PIXELS;
+        store_pack(means + image * SHARE + 4 * quad, sum);
+    }
+    if (HIDDEN > SQUEEZED)
+        for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS)
+            if (at % HIDDEN >= SQUEEZED) parts_of_hidden[at] = 0.f;
+    __syncthreads();
+    multiply<VECTOR, TEAM>(weight + first_channel, CHANNELS, SQUEEZED, channels / VECTOR, means, SHARE,
+                           [&](int row, int image, float sum) { parts_of_hidden[image * HIDDEN + row] = sum; });
+    meet();
+
+    for (int at = threadIdx.x; at < IMAGES * HIDDEN / 4; at += THREADS) {
+        const int feature = 4 * at % HIDDEN;
+        const Floats sum = sum_of_all(parts_of_hidden + 4 * at);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (feature + e < SQUEEZED) hidden[4 * at + e] = squeezed(sum.at[e], bias, feature + e);
+    }
+#if CLUSTER > 1
+    cluster_arrive();  // nothing of another block's is read from here on
+#endif
+    __syncthreads();
+    multiply<SQUEEZED_VECTOR, GATE_TEAM>(
+        gate_weight + first_channel * SQUEEZED, SQUEEZED, channels, SQUEEZED / SQUEEZED_VECTOR, hidden, HIDDEN,
+        [&](int row, int image, float sum) {
+            const int channel = first_channel + row;
+            if (first_image + image < batch)
+                y[1LL * (first_image + image) * CHANNELS + channel] = gated(sum, gate_bias, channel);
+        });
+#if CLUSTER > 1
+    cluster_wait();  // a block whose shared memory others may read stays
+#endif
+}

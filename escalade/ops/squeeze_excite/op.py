@@ -1,0 +1,132 @@
+"""`squeeze_excite` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors its kernel on the twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.library import define, require_rung
+from escalade.ops.shared.images import check_images, laid_out
+from escalade.ops.squeeze_excite.operation import SQUEEZE_EXCITE
+from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
+from escalade.ops.squeeze_excite.reference import empty_output, gates
+
+_ROLES = ("x", "weight", "bias", "gate_weight", "gate_bias")
+
+
+def squeeze_excite(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    hidden: str = "relu(x)",
+    gate: str = "sigmoid(x)",
+    *,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """A factor for each channel of each image [N, C, H, W], as [N, C]: two layers over the means of its channels.
+
+    weight is [squeezed, C], gate_weight [C, squeezed]; `hidden` and `gate` are expressions in `x` behind each
+    layer. `rung` names one rung.
+    """
+    return torch.ops.escalade.squeeze_excite(x, weight, bias, gate_weight, gate_bias, hidden, gate, rung)
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+) -> None:
+    check_images("squeeze_excite", x)
+    channels, squeezed = x.shape[1], weight.shape[0]
+    wanted = {
+        "weight": (weight, [squeezed, channels]),
+        "bias": (bias, [squeezed]),
+        "gate_weight": (gate_weight, [channels, squeezed]),
+        "gate_bias": (gate_bias, [channels]),
+    }
+    for name, (tensor, sizes) in wanted.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype or tensor.device != x.device or list(tensor.shape) != sizes:
+            raise UnsupportedError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; squeeze_excite takes {x.dtype} "
+                f"{sizes} on {x.device}, as x and the other weights are"
+            )
+
+
+def _run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    hidden: str,
+    gate: str,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(x, weight, bias, gate_weight, gate_bias)
+    batch, channels, height, width = x.shape
+    problem = SqueezeExciteProblem(
+        batch, channels, height, width, weight.shape[0], bias is not None, gate_bias is not None, hidden, gate,
+        dtype_of("squeeze_excite", x),
+    )  # fmt: skip
+    y = empty_output(problem, x.device)
+    if batch == 0:
+        require_rung(SQUEEZE_EXCITE, rung)
+        return y
+    constants = {"weight": weight, "bias": bias, "gate_weight": gate_weight, "gate_bias": gate_bias}
+    given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
+    ready(SQUEEZE_EXCITE, problem, x.device, rung).run({"x": laid_out(x, "nhwc"), **given, "y": y})
+    return y
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    hidden: str,
+    gate: str,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(x, weight, bias, gate_weight, gate_bias)
+    return x.new_empty(x.shape[:2])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    *tensors, ctx.hidden, ctx.gate, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Leaves it to PyTorch, which computes the gates again: they are small beside x."""
+    wanted = ctx.needs_input_grad[: len(_ROLES)]
+    with torch.enable_grad():
+        leaves = {
+            role: tensor.detach().requires_grad_(asked)
+            for role, tensor, asked in zip(_ROLES, ctx.saved_tensors, wanted, strict=True)
+            if tensor is not None
+        }
+        y = gates(ctx.hidden, ctx.gate, leaves)
+    asked = {role: leaf for role, leaf in leaves.items() if leaf.requires_grad}
+    found = dict(zip(asked, torch.autograd.grad(y, tuple(asked.values()), gradient), strict=True))
+    return (*(found.get(role) for role in _ROLES), None, None, None)
+
+
+define(
+    "squeeze_excite(Tensor x, Tensor weight, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, str hidden, "
+    "str gate, str? rung=None) -> Tensor",
+    _run,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+)

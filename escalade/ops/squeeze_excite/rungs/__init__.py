@@ -1,0 +1,1 @@
+"""The rungs of squeeze_excite, a module a family."""

@@ -1,0 +1,37 @@
+"""A block an image, an element a load."""
+
+from __future__ import annotations
+
+from escalade.device.program import Program
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
+from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+
+
+class Naive(Rung[SqueezeExciteProblem]):
+    def supports(self, problem: SqueezeExciteProblem) -> str | None:
+        return None
+
+    def configs(self, problem: SqueezeExciteProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(256),)
+
+    def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        call = KernelCall(
+            Program.of("squeeze_excite/naive.cu", "squeeze_excite_naive", constants(problem, config.threads)),
+            (problem.batch, 1, 1),
+            (config.threads, 1, 1),
+            (*BUFFERS, x_pitch(problem)),
+            shared_bytes=4 * (problem.channels + problem.squeezed),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+NAIVE = Naive(
+    "naive",
+    "a block an image; a thread sums the pixels of a channel, then the products of a feature",
+    None,
+    None,
+)

@@ -1,0 +1,101 @@
+"""Gates of squeeze-and-excite: the operator's sentences and gradient, which rung is chosen, and when a launch pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from escalade import ops
+from escalade.errors import UnsupportedError
+from escalade.ops.base.rung import Rung
+from escalade.ops.choose.choice import choose
+from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteProblem
+from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
+from tests.support import check, label
+
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _given() -> Five:
+    return torch.randn(2, 8, 3, 5), torch.randn(4, 8), torch.randn(4), torch.randn(8, 4), torch.randn(8)
+
+
+def _expected(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    gate_weight: torch.Tensor,
+    gate_bias: torch.Tensor,
+) -> torch.Tensor:
+    hidden = torch.relu(x.mean((2, 3)) @ weight.t() + bias)
+    return torch.sigmoid(hidden @ gate_weight.t() + gate_bias)
+
+
+def test_images_of_both_orders() -> None:
+    x, *_ = given = _given()
+    expected = _expected(*given)
+    torch.testing.assert_close(ops.squeeze_excite(*given), expected)
+    nhwc = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(ops.squeeze_excite(nhwc, *given[1:]), expected)
+    assert ops.squeeze_excite(x[:0], *given[1:]).shape == (0, 8)
+
+
+def test_the_gradient_is_pytorchs() -> None:
+    given, results = _given(), []
+    runs: tuple[Callable[..., torch.Tensor], ...] = (ops.squeeze_excite, _expected)
+    for run in runs:
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        run(*leaves).square().sum().backward()
+        results.append([leaf.grad for leaf in leaves])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("rung", [rung.name for rung in SQUEEZE_EXCITE.ladder.rungs])
+def test_an_image_that_is_not_finite_stays_alone(rung: str) -> None:
+    given = _given()
+    given[0][1, 3, 2, 2] = torch.nan
+    y = ops.squeeze_excite(*given, hidden="x", rung=rung)
+    assert y[0].isfinite().all() and y[1].isnan().all()
+
+
+@pytest.mark.parametrize("rung", SQUEEZE_EXCITE.ladder.rungs, ids=label)
+def test_pixels_may_lie_apart(rung: Rung[SqueezeExciteProblem], seed: int) -> None:
+    problem = SqueezeExciteProblem(3, 12, 4, 4, 6, hidden="silu(x)", x_pitch=24, dtype="fp16")
+    assert SqueezeExciteProblem.parse(problem.name) == replace(problem, dtype="fp32")
+    config = rung.configs(problem)[-1]
+    check(SQUEEZE_EXCITE, rung, problem, config, torch.device("cpu"), seed)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    x, weight, bias, gate_weight, gate_bias = _given()
+    with pytest.raises(UnsupportedError, match=r"gate_weight is torch.float32 \[4, 8\]"):
+        ops.squeeze_excite(x, weight, bias, gate_weight.t(), gate_bias)
+    with pytest.raises(UnsupportedError, match="gate 'x \\+ z'"):
+        ops.squeeze_excite(x, weight, bias, gate_weight, gate_bias, gate="x + z")
+    with pytest.raises(UnsupportedError, match="24576 of both"):
+        SqueezeExciteProblem(1, 20_000, 1, 1, 5_000)
+    with pytest.raises(UnsupportedError, match="the form is"):
+        SqueezeExciteProblem.parse("96_5_b3_s4")
+
+
+@pytest.mark.parametrize(
+    ("name", "rung", "pays"),
+    [
+        ("1152_7_b1_s48", "cluster", True),
+        ("240_28_b32_s10", "cluster", True),
+        ("240_28_b256_s10", "one_block", True),
+        ("1152_7_b256_s288", "cluster", False),
+        ("20000_1_b1_s4000", "naive", False),
+    ],
+)
+def test_few_images_are_shared_by_blocks_and_large_weights_are_left_to_layers(
+    name: str, rung: str, pays: bool
+) -> None:
+    problem = SqueezeExciteProblem.parse(f"{name}_bias_gatebias[silu(x)][sigmoid(x)]")
+    problem = replace(problem, dtype="fp16")
+    assert choose(SQUEEZE_EXCITE, problem, torch.device("cpu")).rung.name == rung
+    assert one_launch_pays(problem) == pays
