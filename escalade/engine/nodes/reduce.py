@@ -16,6 +16,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.signature import (
     ANY,
+    EPSILON,
     FLAG,
     RESULT,
     Attribute,
@@ -23,7 +24,6 @@ from escalade.engine.nodes.signature import (
     Signature,
     SizeError,
     Sizes,
-    is_real,
     is_whole,
 )
 from escalade.ops.expressions import IDENTITY, Expression
@@ -82,7 +82,7 @@ class Reduce(Operator):
             "kind": Attribute(f"one of {', '.join(_KINDS)}", lambda value: type(value) is str and value in _KINDS),
             "dims": Attribute("dimensions in order, each once", _are_dimensions),
             "keepdim": FLAG,
-            "correction": Attribute("a number", is_real),
+            "correction": EPSILON,
             "relu": FLAG,
         },
     )  # fmt: skip
@@ -103,6 +103,8 @@ class Reduce(Operator):
         asked = (asked,) if isinstance(asked, int) else tuple(asked)
         dims = tuple(sorted({dim % rank for dim in asked})) if asked and rank else tuple(range(rank))
         correction = call("correction", int(call("unbiased", True))) if kind in ("var", "std") else 0
+        if correction < 0:
+            return None
         return self.instead_of(
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
             relu=False,
