@@ -53,7 +53,7 @@ class EveryKind(nn.Module):
     def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, Any]:
         y = self.pool(F.relu6(self.norm(self.first(x))))
         y = F.relu(self.second(y) + y)
-        up = self.wider(F.interpolate(self.groups(y), scale_factor=2.0))
+        up = self.wider(F.interpolate(F.channel_shuffle(self.groups(y), 2), scale_factor=2.0))
         up = F.pixel_unshuffle(F.avg_pool2d(F.pad(up, (1, 0, 0, 1), "reflect"), 2), 2)
         z = F.gelu(self.rows(self.fc(F.adaptive_avg_pool2d(y, 1).flatten(1))))
         z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)

@@ -32,6 +32,7 @@ from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.shuffle import Shuffle
 from escalade.engine.nodes.slice import Slice
 from escalade.engine.nodes.softmax import Softmax
 from escalade.engine.nodes.squeeze_excite import SqueezeExcite
@@ -61,6 +62,7 @@ OPERATORS: tuple[Operator, ...] = (
     Permute(),
     Concatenate(),
     Slice(),
+    Shuffle(),
     Normalise(),
     Stem(),
     FewChannels(),  # of what the stem has left

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
@@ -61,6 +61,9 @@ class AdaptiveAvgPool2d(Operator):
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         return {RESULT: (*sizes["x"][:2], *attributes["output"])}
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         batch, channels, height, width = forms.value(node.inputs["x"]).shape

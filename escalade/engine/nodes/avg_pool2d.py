@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
@@ -56,6 +56,9 @@ class AvgPool2d(Operator):
             return None
         fits = all(2 * pad <= kernel for pad, kernel in zip(padding, a["kernel"], strict=True))
         return node.with_attributes(padding=padding, count_padding=True) if fits else None
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes

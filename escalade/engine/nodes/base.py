@@ -202,6 +202,26 @@ class Operator(ABC):
         """
         return None
 
+    def channels_taken(self, node: Node) -> tuple[int, ...] | None:
+        """The channels of the image x that the result's are, if it is nothing but those."""
+        return None
+
+    def reading_channels(
+        self, node: Node, order: tuple[int, ...], channels: int, graph: Graph
+    ) -> Node | None:
+        """The node that does the same where x has so many channels, of which `order` are those that it has now; its
+        weights know which these are."""
+        return None
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        """The node that does the same in front of taking the channels `order` of x, which then has so many; None where
+        a channel of the result is more than a function of that of x."""
+        return None
+
+    def writing_channels(self, node: Node, order: tuple[int | None, ...], graph: Graph) -> Node | None:
+        """The node whose result has these channels of what it has now, and zeros for None."""
+        return None
+
     def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
         """The type that the result has in memory, in a plan that stores values in `storage`."""
         if node.attributes.get("store") == "fp8":
@@ -260,6 +280,25 @@ class Operator(ABC):
         """A node of this operator in another's place; inputs that are None are left out."""
         given = {role: name for role, name in inputs.items() if name is not None}
         return replace(node, op=cls.name, inputs=given, attributes=attributes)
+
+
+def with_channels(node: Node, channels: int) -> Node:
+    """A node that does with each channel what it does now, of so many channels."""
+    return replace(node, shape=(node.shape[0], channels, *node.shape[2:]))
+
+
+def spread(
+    tensor: torch.Tensor, axis: int, order: tuple[int, ...], size: int, rest: float = 0.0
+) -> torch.Tensor:
+    """A tensor of another size along an axis, whose elements `order` along it are those of the given one."""
+    shape = list(tensor.shape)
+    shape[axis] = size
+    return tensor.new_full(shape, rest).index_copy(axis, torch.tensor(order), tensor)
+
+
+def is_reordering(order: tuple[int, ...], channels: int) -> bool:
+    """Whether these are all of so many channels, each once."""
+    return sorted(order) == [*range(channels)]
 
 
 def unpermuted(node: Node, order: tuple[int, ...]) -> Node:

@@ -9,7 +9,17 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, activation_of, finish
+from escalade.engine.nodes.base import (
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    activation_of,
+    finish,
+    is_reordering,
+    spread,
+    with_channels,
+)
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.signature import (
     EPSILON,
@@ -83,6 +93,17 @@ class BatchNorm(Operator):
             dtype=forms.stored, layout="nhwc", epsilon=node.attributes["epsilon"],
         )  # fmt: skip
         return Lowered(BATCH_NORM, problem, dict.fromkeys(_STATISTICS, FP32), "x")
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        if len(node.shape) != 4 or "residual" in node.inputs or not is_reordering(order, channels):
+            return None
+        constants = {
+            role: graph.add_constant(
+                f"{node.name}_{role}", spread(graph.constants[node.inputs[role]], 0, order, channels)
+            )
+            for role in _STATISTICS
+        }
+        return with_channels(node, channels).with_inputs(**constants)
 
     def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         if axis != 1 or not self.applied(node).is_identity or "residual" in node.inputs:

@@ -20,6 +20,9 @@ from escalade.engine.nodes.base import (
     activate,
     activation_of,
     finish,
+    is_reordering,
+    spread,
+    with_channels,
 )
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
 from escalade.engine.nodes.signature import (
@@ -36,6 +39,10 @@ from escalade.engine.nodes.signature import (
     positive,
 )
 from escalade.ops.conv2d import CONV2D, Conv2dProblem
+
+_MOST_READ, _MOST_READ_FOR_ONE_PIXEL = 1.25, 2.0
+"""How many times the channels that it needs a convolution may read, with weights of zero for the others, rather than
+have them copied out. A filter of one pixel does less than its bytes take; larger ones are bound by their products."""
 
 
 class Conv2d(Operator):
@@ -150,6 +157,67 @@ class Conv2d(Operator):
     def padded(self, node: Node, zeros: tuple[int, int]) -> Node:
         rows, columns = node.attributes["padding"]
         return node.with_attributes(padding=(rows + zeros[0], columns + zeros[1]))
+
+    def reading_channels(
+        self, node: Node, order: tuple[int, ...], channels: int, graph: Graph
+    ) -> Node | None:
+        weight, groups = graph.constants[node.inputs["weight"]], node.attributes["groups"]
+        if groups > 1:
+            within = is_reordering(order, channels) and all(
+                taken // weight.shape[1] == own // weight.shape[1] for own, taken in enumerate(order)
+            )
+            if not within:
+                return None
+            inside = [
+                torch.tensor(order[first : first + weight.shape[1]]) - first
+                for first in range(0, channels, weight.shape[1])
+            ]
+            parts = zip(weight.chunk(groups), inside, strict=True)
+            read = torch.cat([torch.empty_like(part).index_copy(1, where, part) for part, where in parts])
+        else:
+            most = _MOST_READ_FOR_ONE_PIXEL if tuple(weight.shape[2:]) == (1, 1) else _MOST_READ
+            if channels > most * len(order):
+                return None
+            read = spread(weight, 1, order, channels)
+        return node.with_inputs(weight=graph.add_constant(f"{node.name}_weight", read))
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        """One filter a channel goes with its channel."""
+        weight = graph.constants[node.inputs["weight"]]
+        if not len(order) == node.attributes["groups"] == weight.shape[0] or not has_one_input(node):
+            return None
+        if channels > len(order) and not self._is_finite_of_zeros(node):
+            return None
+        constants = {
+            role: graph.add_constant(
+                f"{node.name}_{role}", spread(graph.constants[node.inputs[role]], 0, order, channels)
+            )
+            for role in ("weight", "bias")
+            if role in node.inputs
+        }
+        return with_channels(node, channels).with_inputs(**constants).with_attributes(groups=channels)
+
+    def writing_channels(self, node: Node, order: tuple[int | None, ...], graph: Graph) -> Node | None:
+        if node.attributes["groups"] != 1 or not has_one_input(node):
+            return None
+        if None in order and not self._is_finite_of_zeros(node):
+            return None
+        taken = [(place, channel) for place, channel in enumerate(order) if channel is not None]
+        places, channels = tuple(place for place, _ in taken), torch.tensor([channel for _, channel in taken])
+        constants = {
+            role: graph.add_constant(
+                f"{node.name}_{role}",
+                spread(graph.constants[node.inputs[role]][channels], 0, places, len(order)),
+            )
+            for role in ("weight", "bias")
+            if role in node.inputs
+        }
+        return with_channels(node, len(order)).with_inputs(**constants)
+
+    def _is_finite_of_zeros(self, node: Node) -> bool:
+        """Whether filters of zeros give numbers, which others may multiply with zero."""
+        (value,) = self.applied(node).evaluate({"x": torch.zeros(1)})
+        return bool(value.isfinite().all())
 
     def pads_channels(self, node: Node) -> bool:
         return node.attributes["groups"] == 1

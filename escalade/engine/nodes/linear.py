@@ -21,6 +21,7 @@ from escalade.engine.nodes.base import (
     Tensors,
     activation_of,
     finish,
+    spread,
     unpermuted,
 )
 from escalade.engine.nodes.conv2d import Conv2d
@@ -131,6 +132,14 @@ class Linear(Operator):
         if len(node.shape) > 2:  # rows that are pixels, or parts of them: there are many
             return Lowered(CONV2D, as_convolution(problem))
         return Lowered(LINEAR, problem)
+
+    def reading_channels(
+        self, node: Node, order: tuple[int, ...], channels: int, graph: Graph
+    ) -> Node | None:
+        if len(graph.shape_of(node.inputs["x"])) != 2:
+            return None
+        weight = spread(graph.constants[node.inputs["weight"]], 1, order, channels)
+        return node.with_inputs(weight=graph.add_constant(f"{node.name}_weight", weight))
 
     def scaled_axis(self, node: Node) -> int:
         return len(node.shape) - 1

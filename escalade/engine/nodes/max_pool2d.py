@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
@@ -66,6 +66,9 @@ class MaxPool2d(Operator):
         (rows, columns), (down, along) = attributes["kernel"], attributes["dilation"]
         spans = (rows - 1) * down + 1, (columns - 1) * along + 1
         return {RESULT: pooled(sizes["x"], attributes, spans)}
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes

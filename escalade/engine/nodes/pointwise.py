@@ -10,7 +10,16 @@ import torch
 from escalade.engine.graph.aten import resolve
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape
 from escalade.engine.nodes.aten_call import AtenCall, name_of
-from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, unpermuted
+from escalade.engine.nodes.base import (
+    Layouts,
+    Operator,
+    Recognised,
+    Tensors,
+    is_reordering,
+    spread,
+    unpermuted,
+    with_channels,
+)
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
 from escalade.engine.nodes.pointwise_lowering import lower_expression
@@ -137,6 +146,21 @@ class Pointwise(Operator):
                 moved = whole.permute([order.index(dim) for dim in range(len(order))])
                 constants[role] = graph.add_constant(f"{node.name}_{role}", moved.contiguous())
         return unpermuted(node, order).with_inputs(**constants)
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        """A function of one image and of constants for its channels."""
+        values = [name for name in node.inputs.values() if name not in graph.constants]
+        if len(node.shape) != 4 or len(values) != 1 or not is_reordering(order, channels):
+            return None
+        if graph.shape_of(values[0]) != node.shape:
+            return None
+        constants = {}
+        for role, name in node.inputs.items():
+            tensor = graph.constants.get(name)
+            if tensor is not None and tensor.dim() >= 3 and tensor.shape[-3] > 1:
+                moved = spread(tensor, tensor.dim() - 3, order, channels)
+                constants[role] = graph.add_constant(f"{node.name}_{role}", moved)
+        return with_channels(node, channels).with_inputs(**constants)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         given = {role: found for role, found in sizes.items() if role != RESULT}

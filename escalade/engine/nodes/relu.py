@@ -9,7 +9,15 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, unpermuted
+from escalade.engine.nodes.base import (
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    unpermuted,
+    with_channels,
+)
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import ANY, Attribute, Signature, is_real
 from escalade.ops.expressions import Expression
@@ -45,6 +53,9 @@ class Relu(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         limit = node.attributes["limit"]
         return torch.relu(inputs["x"]) if limit is None else inputs["x"].clamp(0, limit)
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         problem = ReluProblem(prod(forms.value(node.name).shape), node.attributes["limit"], forms.stored)

@@ -9,7 +9,15 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import ROWS_OF_LAST, Layouts, Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import (
+    ROWS_OF_LAST,
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    with_channels,
+)
 from escalade.engine.nodes.signature import ANY, RESULT, Attributes, Signature, SizeError, Sizes
 
 
@@ -36,6 +44,13 @@ class Reshape(Operator):
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, "nchw") if "order" in node.attributes else ROWS_OF_LAST
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        """The channels of one pixel are features."""
+        image = graph.shape_of(node.inputs["x"])
+        if len(image) != 4 or image[2:] != (1, 1) or node.shape != image[:2]:
+            return None
+        return with_channels(node, channels)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]

@@ -82,6 +82,13 @@ class Slice(Operator):
         """Channels lie innermost in NHWC; along other dimensions images stay as they are."""
         return super().layouts(node, given) if node.attributes["dimension"] == 1 else Layouts.of_all(given)
 
+    def channels_taken(self, node: Node) -> tuple[int, ...] | None:
+        if len(node.shape) != 4 or node.attributes["dimension"] != 1:
+            return None
+        first, channels = node.attributes["first"], node.shape[1]
+        assert isinstance(channels, int)
+        return tuple(range(first, first + channels))
+
     def may_share(self, node: Node) -> bool:
         return True
 

@@ -11,7 +11,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     FLAG,
@@ -84,6 +84,9 @@ class Upsample2d(Operator):
                 f"factors of {list(factors)} do not make {list(output)} of {list(sizes['x'][2:])}"
             )
         return {RESULT: (*sizes["x"][:2], *output)}
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes

@@ -15,6 +15,7 @@ from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
 from escalade.engine.passes.quantise import quantise_convolutions
+from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
 
 
 def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
@@ -51,6 +52,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
 
 
 def _fuse(graph: Graph, dtype: str) -> None:
+    recognise_shuffles(graph)
     sink_permutes(graph)
     join_recognised(graph)
     fold_padding(graph)
@@ -60,6 +62,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     fuse_expressions(graph)
     fuse_operands(graph)
     fuse_expressions(graph)
+    absorb_shuffles(graph, dtype)
     for operator in OPERATORS:
         operator.fuse(graph, dtype)
     join_neighbours(graph)

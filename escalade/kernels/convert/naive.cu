@@ -1,4 +1,5 @@
 // y[n][c][pixel] = x[n][c][pixel] * scale[c] + shift[c], 0 for c >= channels; x and y each in NCHW or NHWC
+// With WAYS above 1 the channels of x are dealt out: x[n][c / WAYS + c % WAYS * step] in the place of x[n][c].
 //
 // The foot of the ladder: one thread an element of y, in y's order. Stores coalesce; where the layouts differ, the
 // loads of a warp lie in 32 different sectors. What bounds it: those sectors, and the divisions that find a place.
@@ -7,7 +8,7 @@
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order
-    int batch, channels, stored_channels, padded_channels, pixels, y_pitch;
+    int batch, channels, stored_channels, padded_channels, pixels, y_pitch, step;
 };
 
 extern "C" __global__ void convert_naive(const Source* x, const float* scale, const float* shift, Target* y,
@@ -27,7 +28,8 @@ extern "C" __global__ void convert_naive(const Source* x, const float* scale, co
     }
     float value = 0.f;
     if (channel < shape.channels) {
-        const int in_image = SOURCE_NHWC ? pixel * shape.stored_channels + channel : channel * shape.pixels + pixel;
+        const int from = WAYS > 1 ? channel / WAYS + channel % WAYS * shape.step : channel;
+        const int in_image = SOURCE_NHWC ? pixel * shape.stored_channels + from : from * shape.pixels + pixel;
         value = to_float(x[rest * shape.stored_channels * shape.pixels + in_image]);
         value = normalised(value, scale, shift, channel);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
@@ -23,6 +24,7 @@ SOURCES = ("uint8", *DTYPES)
 _NAME = re.compile(
     rf"(?P<channels>\d+)(of(?P<stored>\d+))?(to(?P<padded>\d+))?_{pair_pattern('size')}"
     r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)(?P<normalise>_norm)?"
+    r"(_dealt(?P<ways>\d+)x(?P<step>\d+))?"
 )
 
 
@@ -33,7 +35,7 @@ class ConvertProblem(Images):
     `source` and `source_layout` are x's, `dtype` and `layout` y's. x stores `stored_channels`, of which the
     first `channels` are taken; y has `padded_channels`, zeros from `channels` on. Both are `channels` unless
     given. scale and shift are fp32. A part of an x in NHWC begins at its own address, and the whole's channels are
-    stored.
+    stored. With `ways` above 1 channels are dealt out in turns: y's channel c is x's c / ways + c % ways * step.
     """
 
     source: str = "fp32"
@@ -45,6 +47,9 @@ class ConvertProblem(Images):
     stored_channels: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel of a y in NHWC that is a part of a larger buffer; 0: it is dense."""
+    ways: int = 1
+    step: int = 0
+    """Channels of x from one way to the next."""
 
     def __post_init__(self) -> None:
         for field in ("padded_channels", "stored_channels"):
@@ -61,11 +66,12 @@ class ConvertProblem(Images):
             plain,
             "conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
             "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
-            "_norm, and _ypitch64",
+            "_norm, _dealt2x58 for channels dealt out of 2 ways that are 58 apart, and _ypitch64",
         )
         return ConvertProblem(
             *read_sizes(found), found["source"], found["source_layout"], dtype, layout,
-            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0), **apart,
+            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0),
+            ways=int(found["ways"] or 1), step=int(found["step"] or 0), **apart,
         )  # fmt: skip
 
     @property
@@ -73,9 +79,11 @@ class ConvertProblem(Images):
         """Short and stable; `parse` is its inverse (the target's dtype and layout stand apart)."""
         stored = f"of{self.stored_channels}" if self.stored_channels != self.channels else ""
         padded = f"to{self.padded_channels}" if self.padded_channels != self.channels else ""
+        dealt = f"_dealt{self.ways}x{self.step}" if self.ways > 1 else ""
         return (
             f"{self.channels}{stored}{padded}_{spell_pair((self.height, self.width))}"
-            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}{spell_pitches(self)}"
+            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}{dealt}"
+            f"{spell_pitches(self)}"
         )
 
     @property
@@ -98,10 +106,22 @@ class ConvertProblem(Images):
         return 2.0**-24 if self.normalise else 0.0
 
 
+def reach(channels: int, ways: int, step: int) -> int:
+    """Channels up to the last that so many are dealt out of."""
+    each, more = divmod(channels, ways)
+    longer = (more - 1) * step + each + 1 if more else 0
+    return max(longer, (ways - 1) * step + each if each else 0)
+
+
 def _check(p: ConvertProblem) -> None:
     require("convert", "source", p.source, SOURCES)
     require("convert", "source layout", p.source_layout, LAYOUTS)
     check_problem("convert", p)
-    require_at_least(p.channels, {"stored channels": p.stored_channels, "padded channels": p.padded_channels})
+    require_at_least(1, {"ways": p.ways})
+    require_at_least(0, {"step": p.step})
+    if p.ways == 1 and p.step:
+        raise UnsupportedError(f"a step of {p.step} between channels of one way: it takes at least 2 ways")
+    require_at_least(p.channels, {"padded channels": p.padded_channels})
+    require_at_least(reach(p.channels, p.ways, p.step), {"stored channels": p.stored_channels})
     check_pitches(p, y=p.padded_channels)
     require_32_bits("convert", max(p.stored_channels, p.padded_channels, p.y_pitch) * p.pixels)

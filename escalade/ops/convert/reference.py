@@ -39,6 +39,9 @@ def logical(problem: ConvertProblem, x: torch.Tensor) -> torch.Tensor:
             x = x.view(p.batch, p.stored_channels, p.height, p.width)
         else:
             x = x.view(p.batch, p.height, p.width, p.stored_channels).permute(0, 3, 1, 2)
+    if p.ways > 1:
+        channel = torch.arange(p.channels, device=x.device)
+        return x.index_select(1, channel // p.ways + channel % p.ways * p.step)
     return x[:, : p.channels]
 
 

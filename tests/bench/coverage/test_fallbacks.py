@@ -23,7 +23,7 @@ IN_PYTORCH = {
     "efficientnet": "",
     "convnext": "",
     "densenet": "",
-    "shufflenet": "permute 2",
+    "shufflenet": "",
     "inception": "",
     "squeezenet": "",
     "unet": "",

@@ -87,6 +87,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "permute": lambda: Example(Call(lambda x: x.permute(0, 2, 3, 1)), (8, 5, 5)),
     "concatenate": lambda: Example(Call(lambda x: torch.cat([x.sin(), x.cos()], 1)), (8, 5, 5)),
     "slice": lambda: Example(Call(lambda x: x.sin().chunk(2, 1)[1].cos()), (16, 5, 5)),
+    "shuffle": lambda: Example(nn.ChannelShuffle(2), (8, 5, 5)),
     "normalise": lambda: Example(nn.Identity(), (3, 5, 5), normalised=True),
     "stem": lambda: Example(
         nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), (3, 16, 16), "fp16", True

@@ -60,6 +60,10 @@ def test_sizes_are_those_of_the_tensors(problem: ConvertProblem) -> None:
     [
         ("3to4_224_fp32_nchw_b256", ConvertProblem(256, 3, 224, 224, padded_channels=4)),
         ("1_9x16_uint8_nchw_b1_norm", ConvertProblem(1, 1, 9, 16, "uint8", normalise=True)),
+        (
+            "58of116_5_fp16_nhwc_b2_dealt2x58",
+            ConvertProblem(2, 58, 5, 5, "fp16", "nhwc", stored_channels=116, ways=2, step=58),
+        ),
         ("70of72_5_fp16_nhwc_b2", ConvertProblem(2, 70, 5, 5, "fp16", "nhwc", stored_channels=72)),
     ],
 )
@@ -84,6 +88,9 @@ def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
         ({"width": 0}, "width of 0"),
         ({"padded_channels": 2}, "padded channels of 2: it must be at least 3"),
         ({"stored_channels": 1}, "stored channels of 1"),
+        ({"ways": 0}, "ways of 0"),
+        ({"step": 3}, "a step of 3 between channels of one way"),
+        ({"ways": 2, "step": 3}, "stored channels of 3: it must be at least 4"),
         ({"source": "int8"}, "source 'int8'.*uint8, fp32, fp16, bf16"),
         ({"source_layout": "chwn"}, "source layout 'chwn'"),
         ({"dtype": "tf32"}, "dtype 'tf32'.*fp32, fp16, bf16"),

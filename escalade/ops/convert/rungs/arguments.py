@@ -28,11 +28,15 @@ def constants(problem: ConvertProblem) -> dict[str, Constant]:
     }
 
 
-def unsupported(rung: str, problem: ConvertProblem, takes: Collection[str] = ()) -> str | None:
+def unsupported(
+    rung: str, problem: ConvertProblem, takes: Collection[str] = (), takes_ways: bool = False
+) -> str | None:
     """What no rung does, and buffers apart other than those that it takes so."""
     if problem.layout == "nchw" and problem.padded_channels != problem.channels:
         return (
             f"an nchw target is not padded, but {problem.padded_channels} channels are asked for of "
             f"{problem.channels}; what an nhwc source stores is stored_channels"
         )
+    if problem.ways > 1 and not takes_ways:
+        return f"{rung} leaves channels in their order; here they are dealt out of {problem.ways} ways"
     return unsupported_pitch(rung, problem, takes)

@@ -1,0 +1,49 @@
+// y[row][c] = x[row][c / WAYS + c % WAYS * step]                                                      (NHWC to NHWC)
+//
+// Channels dealt out in turns, as networks do it that shuffle what lies in groups. A row is a pixel's channels, `x_pitch`
+// elements from the next in x and `y_pitch` in y. A thread writes PACKS packs of VECTOR channels; where WAYS divides
+// VECTOR, a pack is RUN neighbours of each way, and each way one access. All loads are under way before the first store.
+// What bounds it: memory, and with odd ways the single loads out of L1.
+//
+// Serves `dealt`.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+using Vector = Pack<Element, VECTOR>;
+
+__device__ __forceinline__ Vector dealt(const Element* row, unsigned channel, int step) {
+    Vector found;
+    if constexpr (RUN > 1) {
+#pragma unroll
+        for (int way = 0; way < WAYS; ++way) {
+            const Pack<Element, RUN> run = load_pack<Element, RUN>(row + channel / WAYS + way * step);
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) found.at[e * WAYS + way] = run.at[e];
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const unsigned c = channel + e;
+            found.at[e] = row[c / WAYS + c % WAYS * step];
+        }
+    }
+    return found;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    convert_dealt(const Element* x, Element* y, unsigned row_packs, int step, long long x_pitch, long long y_pitch,
+                  unsigned packs) {
+    wait_for_previous_launch();
+    const unsigned first = blockIdx.x * (THREADS * PACKS) + threadIdx.x;
+    Vector values[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const unsigned pack = first + i * THREADS, row = pack / row_packs;
+        if (pack < packs) values[i] = dealt(x + row * x_pitch, (pack - row * row_packs) * VECTOR, step);
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const unsigned pack = first + i * THREADS, row = pack / row_packs;
+        if (pack < packs) store_pack(y + row * y_pitch + (pack - row * row_packs) * VECTOR, values[i]);
+    }
+}
