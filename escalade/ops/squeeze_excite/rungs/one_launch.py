@@ -19,8 +19,6 @@ _AHEAD = 8
 """Pixels of a thread that are under way at once."""
 _REGISTERS = 96
 """Registers of a thread at most, about: as many loads under way take them."""
-SM_BYTES = 64
-"""Bytes that reach one multiprocessor in a clock."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
 ROUND_TRIP_US = 0.6
@@ -110,7 +108,7 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
         waves = ceil_div(blocks, resident * usable)
         pixels = config.images * p.channels * ceil_div(p.pixels, config.cluster)
         weights = 2 * p.weight_elements / config.cluster
-        clocks = (pixels + weights) * size / SM_BYTES
+        clocks = (pixels + weights) * size / rates.copies.loads
         clocks += (2 * pixels + (1 + config.images) * weights) / LANES
         moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
         moved += config.clusters(p) * 2 * p.weight_elements * size / rates.l2
@@ -161,16 +159,18 @@ ONE_BLOCK = OneLaunch(
     "one_block",
     "16 bytes a load; the lanes of a team share a feature's products, and weights serve several images",
     below="naive",
-    # naive: 49 loads a thread 5 times over, then 1152 products one behind another, some 10 clocks each, and 48 of them
-    # 5 times: 14,000 clocks, 9 us. Here 335 KB at 64 bytes a clock, 3 us, and a launch with three round trips, 3.3 us.
-    predicted_gain=1.6,
+    # naive: 49 loads 5 times over, four under way, 37,000 clocks; 1152 products one behind another, 40 clocks each,
+    # 46,000; 48 of them 5 times, 10,000: 53 us. Here 335 KB at 39 bytes a clock, 4.9 us, 0.8 us of instructions, and a
+    # launch with three round trips, 3.3 us.
+    predicted_gain=5.9,
     sizes=(1,),
 )
 CLUSTER = OneLaunch(
     "cluster",
     "the blocks of a cluster share an image's pixels, then its channels: sums meet in distributed shared memory",
     below="one_block",
-    # 42 KB a block, 0.4 us, a launch with three round trips, 3.3 us, and two meetings, 1 us; against 6.3.
-    predicted_gain=1.3,
+    # 42 KB a block, 0.6 us, 0.1 us of instructions, a launch with three round trips, 3.3 us, and two meetings, 1 us;
+    # against 9.0.
+    predicted_gain=1.8,
     sizes=(8, 4, 2),
 )
