@@ -10,7 +10,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     IMAGE,
@@ -92,6 +92,9 @@ class Pad2d(Operator):
         if attributes["value"] and attributes["mode"] != "constant":
             raise SizeError(f"mode {attributes['mode']} has no constant, such as {attributes['value']}")
         return {RESULT: (batch, channels, height + pads[0] + pads[1], width + pads[2] + pads[3])}
+
+    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
+        return with_channels(node, channels)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes

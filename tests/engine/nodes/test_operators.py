@@ -258,6 +258,40 @@ def test_features_may_be_in_another_order(found: Found) -> None:
         close(found.result(**moved), found.result())
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_channels_may_be_some_of_more_in_another_order(found: Found, more: int) -> None:
+    x, operator, node = found.inputs.get("x"), found.operator, found.node
+    if x is None or x.dim() < 2:
+        return
+    channels = x.shape[1] + more
+    order = tuple(torch.randperm(channels)[: x.shape[1]].tolist())
+    wide, graph = torch.randn(x.shape[0], channels, *x.shape[2:]), found.graph.copy()
+    expected = found.result(x=wide[:, order])
+
+    def changed(other: Node, **inputs: torch.Tensor) -> torch.Tensor:
+        constants = {role: graph.constants.get(name) for role, name in other.inputs.items()}
+        given = {role: tensor for role, tensor in constants.items() if tensor is not None}
+        return operator.compute(other, {**given, **inputs})
+
+    reading = operator.reading_channels(node, order, channels, graph)
+    if reading is not None:
+        close(changed(reading, x=wide), expected)
+    before = operator.before_channels(node, order, channels, graph)
+    if before is not None:
+        result = changed(before, x=wide)
+        assert result.shape == before.shape
+        close(result[:, order], expected)
+    made = (*torch.randperm(node.shape[1]).tolist(), *[None] * more)  # type: ignore[arg-type]
+    writing = operator.writing_channels(node, made, graph)
+    if writing is not None:
+        result = changed(writing, x=x)
+        assert result.shape == writing.shape and not result[:, len(made) - more :].any()
+        close(result[:, : len(made) - more], found.result()[:, made[: len(made) - more]])
+    taken = operator.channels_taken(node)
+    if taken is not None:
+        assert torch.equal(found.result(), x[:, taken])
+
+
 def test_channels_of_zeros_change_nothing(found: Found) -> None:
     if found.operator.pads_channels(found.node):
         weight = F.pad(found.inputs["weight"], (0, 0, 0, 0, 0, 3), value=1.0)
