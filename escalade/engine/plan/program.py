@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -437,7 +437,7 @@ class ReferenceProgram:
     def _room(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
             return self._constants[ConstantForm(name, STORED)]
-        form = self.plan.forms[name]
+        form = replace(self.plan.forms[name], pitch=0)  # nothing lies within another here
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8, device=_HOST), 0)
 
 

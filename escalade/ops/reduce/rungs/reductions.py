@@ -61,8 +61,8 @@ def _recipe(problem: ReduceProblem, call: KernelCall, splits: int) -> Recipe:
     lanes = 32 if problem.results < 4096 else 1
     merge = KernelCall(
         Program.of(
-            "reduce/merge.cu",
-            "reduce_merge",
+            "reduce/reductions_merge.cu",
+            "reduce_reductions_merge",
             {**_constants(problem), "THREADS": _MERGE_THREADS, "LANES": lanes},
         ),
         (blocks(problem.results * lanes, _MERGE_THREADS), 1, 1),
