@@ -54,7 +54,6 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
         shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), [shifted(*s, dtype=t) for s in PARAMETERS], LAYERS,
         input_gradient=True,
     ),
-    "avg_pool2d": lambda t: ops.avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
     "pointwise": lambda t: ops.pointwise("x * a", x=shifted(2, 8, dtype=t), a=shifted(8, dtype=t)),
     "quantise": lambda t: ops.quantise(shifted(2, 8, dtype=t), torch.ones(1)),
     "relu": lambda t: ops.relu(shifted(2, 8, dtype=t)),
