@@ -21,6 +21,7 @@ from escalade.device.run import bind
 from escalade.measure.verification import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
+from escalade.ops.base.pitch import pitches
 from tests.support import supported
 
 ARCHITECTURE = "sm_90a"
@@ -82,14 +83,14 @@ def covering() -> list[Job]:
 
 
 def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
-    """Those of suitable size first."""
+    """Those of suitable size first, and parts of larger buffers last."""
     problems = [
         problem
         for variants in supported(operation, rung, operation.small_problems)
         for problem in variants
         if rung.on(typical(ARCHITECTURE)).refusal(problem) is None and problem.batch
     ]
-    problems.sort(key=lambda problem: abs(math.log2(max(1, problem.flops) / _FLOPS)))
+    problems.sort(key=lambda p: (bool(pitches(p)), abs(math.log2(max(1, p.flops) / _FLOPS))))
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]
 
 
@@ -99,8 +100,9 @@ def run(job: Job, device: torch.device, seed: int = 0) -> str:
     case = Case(operation, problem, _CPU, seed)
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
-    outputs = {"y": operation.output(problem, _CPU), **operation.further_outputs(problem, _CPU)}
-    outputs = {name: output.fill_(float("nan")).to(device) for name, output in outputs.items()}
+    outputs = {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
+    for output in outputs.values():
+        output.fill_(float("nan"))
     bind(recipe, {**tensors, **poisoned(recipe, device), **outputs}, str(job))()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

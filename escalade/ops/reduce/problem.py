@@ -97,5 +97,6 @@ class ReduceProblem:
 
     @property
     def rounding(self) -> float:
-        """A running sum, and of a logsumexp exponents of some 8 in size."""
-        return 2.0**-24 * (8 + math.sqrt(1 + self.reduced / 6))
+        """A running sum, and of a logsumexp exponents of some 8 in size; of a variance two sums, one of squares."""
+        sums = 2 if self.kind == "var" else 1
+        return sums * 2.0**-24 * (8 + math.sqrt(1 + self.reduced / 6))
