@@ -93,7 +93,7 @@ def test_kernels_compute_what_the_model_does(dtype: str) -> None:
     x = torch.randn(3, 8, 6, 6)
     program = twin.program(x)
     assert isinstance(program, KernelProgram)
-    assert [step.node.op for step in program.plan.fallbacks] == ["aten"]  # amax
+    assert not program.plan.fallbacks
     assert not {"relu", "add"} & set(ops(program.plan.graph))
     program._values.arena.fill_(0xFF)
     with torch.no_grad():

@@ -204,7 +204,7 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
     ("function", "inputs", "outputs"),
     [
         (lambda p, x, z: scores(p, x) + torch.cumsum(z, 1), 1, 0),
-        (lambda p, x, z: p.fc(trunk(p, torch.cumsum(x, 3)).mean((2, 3)) + torch.cumsum(z, 1)[:, :1]), 0, 0),
+        (lambda p, x, z: p.fc(trunk(p, torch.cumsum(x, 3)).mean((2, 3)) + torch.cumsum(z, 1)[:, :1]), 0, 1),
         (lambda p, x, z: torch.cumsum(scores(p, x), 1) + z, 1, 0),
         (lambda p, x, z: (scores(p, x), z), 1, 1),
         (lambda p, x, z: (scores(p, x), z.view(-1, 5, 1), F.relu(z)), 1, 2),

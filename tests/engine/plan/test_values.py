@@ -75,7 +75,10 @@ def test_a_run_keeps_nothing_of_pytorchs() -> None:
 
 
 def convolutions() -> list[Callable[[], nn.Module]]:
-    return [lambda: nn.ConvTranspose2d(4, 6, 2, stride=2), lambda: nn.Conv2d(4, 6, (2, 2), padding="same")]
+    return [
+        lambda: nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2),
+        lambda: nn.Conv2d(4, 6, (2, 2), padding="same"),
+    ]
 
 
 @pytest.mark.parametrize("make", convolutions())
