@@ -118,8 +118,9 @@ class Upsample2dProblem(Images):
 
     @property
     def rounding(self) -> float:
-        """A place between n pixels is off by up to n * 2^-24 of a pixel, and so are the weights; copies are exact."""
-        return 2.0**-24 * max(self.height, self.width) if self.taps > 1 else 0.0
+        """A place between n pixels is off by up to n * 2^-24 of a pixel, and so are the weights, of which several are
+        multiplied and added; copies are exact."""
+        return 2.0**-24 * (max(self.height, self.width) + self.taps) if self.taps > 1 else 0.0
 
 
 def step_of(size: int, outputs: int, corners: bool, factor: float) -> float:
