@@ -71,10 +71,12 @@ def cover(
     """Each problem once, and each dtype and layout at least once: the problems take turns at them.
 
     `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype. With a `share`, it is
-    one problem in so many, others for the next rung.
+    one problem in so many, others for the next rung, and of the two types with 16 bits, whose kernels are alike, one.
     """
     every = supported(operation, rung, problems)
-    each = every[turn % share :: share] or every
+    if share > 1:
+        every = [_without_twin(variants, ("fp16", "bf16")[turn % 2]) for variants in every]
+    each = every[turn % max(1, min(share, len(every))) :: share]
     rounds = max(len(each), max((len(variants) for variants in each), default=0))
     chosen = []
     for number in range(rounds):
@@ -84,6 +86,11 @@ def cover(
     others = {(variant.dtype, variant.layout): variant for offered in every for variant in offered}
     chosen += [variant for kind, variant in others.items() if kind not in met]
     return list(dict.fromkeys(chosen))
+
+
+def _without_twin(variants: list[Any], dtype: str) -> list[Any]:
+    """The variants of a problem in other dtypes than this one, if there are any."""
+    return [variant for variant in variants if variant.dtype != dtype] or variants
 
 
 @dataclass(frozen=True)
