@@ -12,8 +12,8 @@ from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.library import define
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import check_images, empty_beside, layout_of
-from escalade.ops.shared.windowed import output_size
+from escalade.ops.shared.images import check_images, layout_of
+from escalade.ops.shared.windowed import empty_pooled
 
 _SCHEMA = (
     "avg_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, "
@@ -80,11 +80,7 @@ def _fake(
     divisor: int,
     rung: str | None = None,
 ) -> torch.Tensor:
-    check_images("avg_pool2d", x)
-    if min(*kernel, *stride) < 1:
-        raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
-    size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
-    return empty_beside(x, (x.shape[0], x.shape[1], *size))
+    return empty_pooled("avg_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

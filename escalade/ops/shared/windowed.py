@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
+
+import torch
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
@@ -21,7 +24,9 @@ from escalade.ops.base.windows import touched
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     Images,
+    check_images,
     check_problem,
+    empty_beside,
     pair_pattern,
     read_pair,
     read_sizes,
@@ -129,6 +134,22 @@ def output_size(size: int, span: int, stride: int, padding: int, ceil_mode: bool
     windows = (reach + stride - 1) // stride + 1
     # The last window has to begin inside the image or the padding before it.
     return windows - 1 if (windows - 1) * stride >= size + padding else windows
+
+
+def empty_pooled(
+    operation: str,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """Room for the result of windows over images: what tracing is told of an operator."""
+    check_images(operation, x)
+    if min(*kernel, *stride) < 1:
+        raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
+    size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
+    return empty_beside(x, (x.shape[0], x.shape[1], *size))
 
 
 def check_windows(operation: str, p: WindowedImages) -> None:
