@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import escalade
 from escalade import models
-from escalade.bench.networks.judging import LEAST, LEAST_ROWS, TIMES, own_error
+from escalade.bench.networks.judging import LEAST, LEAST_ROWS, MOST, TIMES, own_error
 from escalade.device.timing import host_time
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
@@ -23,7 +24,10 @@ from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture.export import capture
 from escalade.engine.plan.program import OutOfMemory
 from escalade.measure.verification import compare
+from escalade.models import settle
+from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
+from tests.bench.coverage.networks import NETWORKS
 from tests.engine.untouched import untouched
 from tests.support import in_threads
 
@@ -53,6 +57,20 @@ def allowed(model: torch.nn.Module, dtype: str, own: float) -> float:
     found = max(LEAST[dtype], TIMES[dtype] * own)
     layers = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Linear) for layer in model.modules())
     return max(found, layers * CUT_OFF) if dtype == "tf32" else found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_every_class_whose_weights_are_on_the_gpu(name: str, cuda: torch.device) -> None:
+    torch.manual_seed(0)
+    model, x = NETWORKS[name](), torch.randn(4, 3, 32, 32)
+    settle(model, x)
+    model.eval()
+    with torch.no_grad():
+        expected = pytree.tree_leaves(copy.deepcopy(model).double()(x.double()))
+    model, x = model.to(cuda), x.to(cuda)
+    found = pytree.tree_leaves(escalade.compile(model, x, dtype="fp16")(x))
+    errors = [relative_error(result.cpu(), wanted) for result, wanted in zip(found, expected, strict=True)]
+    assert all(error < MOST["fp16"] for error in errors), errors
 
 
 @pytest.mark.parametrize("name", models.NAMES)

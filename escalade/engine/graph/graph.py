@@ -113,6 +113,12 @@ class Graph:
         """Nodes are frozen and constants are not written to, so a shallow copy is enough."""
         return replace(self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes))
 
+    @property
+    def device(self) -> torch.device:
+        """Where its constants are, or the largest of them."""
+        largest = max(self.constants.values(), key=torch.Tensor.numel, default=None)
+        return torch.device("cpu") if largest is None else largest.device
+
     def users(self) -> dict[str, list[Node]]:
         """The nodes that read each value."""
         found: dict[str, list[Node]] = {}

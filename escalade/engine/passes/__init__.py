@@ -31,8 +31,9 @@ def for_batch(graph: Graph, dtype: str, batch: int, fusion: FusionLevel = Fusion
     """An optimised graph with every size a number, and with what pays at some batch sizes only."""
     graph = graph.at(batch)
     if fusion is FusionLevel.fused:
-        for operator in OPERATORS:
-            operator.fuse_for_batch(graph, dtype)
+        with graph.device:  # new constants are made where the others are
+            for operator in OPERATORS:
+                operator.fuse_for_batch(graph, dtype)
     return graph
 
 
@@ -40,13 +41,16 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
     """The fused graph before anything is quantised: what FP8's ranges are measured on."""
     graph = graph.copy()
     graph.remove_dead_code()
-    fold_constants(graph)
-    recognise_folded(graph)
-    if fusion is FusionLevel.fused:
-        _fuse(graph, dtype)
-    reorder_flattened(graph)
-    convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
-    assign_layouts(graph)
+    home = graph.device
+    graph.constants = {name: tensor.to(home) for name, tensor in graph.constants.items()}
+    with home:  # new constants are made where the others are
+        fold_constants(graph)
+        recognise_folded(graph)
+        if fusion is FusionLevel.fused:
+            _fuse(graph, dtype)
+        reorder_flattened(graph)
+        convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
+        assign_layouts(graph)
     graph.remove_dead_code()
     return graph
 

@@ -53,8 +53,10 @@ def test_pytorch_does_no_more_of_a_network_than_is_written_down(name: str) -> No
     tables = {"fp16": IN_PYTORCH, "tf32": {**IN_PYTORCH, **IN_TF32}}
     for dtype, table in tables.items():
         assert name in table, f"{name} has no line yet"
-        engine = Engine(graph, dtype, "cpu")
-        found = spelled(by_operator(planned(engine, x)))
+        with torch.device("meta"):  # a constant that is not made beside the model's would have no values
+            engine = Engine(graph, dtype, "cpu")
+            plan = planned(engine, x)
+        found = spelled(by_operator(plan))
         assert found == table[name], _sentence(name, dtype, table[name], found)
         results = zip(pytree.tree_leaves(engine(x)), expected, strict=True)
         errors = [relative_error(result, wanted) for result, wanted in results]
