@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from escalade.bench.peers.layer import LayerPeer
 from escalade.ops.base.switches import with_cudnn
+from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 
@@ -20,19 +21,20 @@ def conv2d_peers(problem: Conv2dProblem) -> tuple[LayerPeer, ...]:
     if problem.dtype == "fp8":
         return ()  # PyTorch has no convolutions in FP8
     found = [LayerPeer("torch-nchw", "nchw", eager), LayerPeer("torch-nhwc", "nhwc", eager)]
-    if problem.relu:  # cuDNN's own fusions; PyTorch has them for a ReLU at the end only
+    if (
+        problem.relu and not problem.prologue
+    ):  # cuDNN's own fusions; PyTorch has them for a ReLU at the end only
         found += [LayerPeer("cudnn-fused-nchw", "nchw", fused), LayerPeer("cudnn-fused-nhwc", "nhwc", fused)]
     return tuple(found)
 
 
 def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """The convolution with its bias, then the residual and a ReLU in place, or another activation."""
+    """The prologue, the convolution with its bias, then the residual and a ReLU in place, or another activation."""
     p = problem
 
     def compute() -> torch.Tensor:
-        y = F.conv2d(
-            inputs["x"], inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups
-        )
+        x = prologue.apply(p, inputs)["x"]
+        y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
         if p.activation:
             return activation.apply(p, y, inputs["residual"] if p.residual else None)
         if p.residual:
@@ -63,23 +65,19 @@ def compiled_peer() -> LayerPeer:
 
 
 def compiled(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """Convolution, bias, residual and activation, compiled for this very problem."""
+    """Prologue, convolution, bias, residual and activation, compiled for this very problem."""
     call = _compiled(problem)
-    return with_cudnn(
-        problem.dtype,
-        lambda: call(inputs["x"], inputs["weight"], inputs.get("bias"), inputs.get("residual")),
-    )
+    return with_cudnn(problem.dtype, lambda: call(inputs))
 
 
 @lru_cache(maxsize=1)
 def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
     p = problem
 
-    def layer(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        y = F.conv2d(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
-        return activation.apply(p, y, residual)
+    def layer(inputs: Inputs) -> torch.Tensor:
+        x = prologue.apply(p, inputs)["x"]
+        y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
+        return activation.apply(p, y, inputs.get("residual"))
 
     # What was compiled before is of no use, and after a few of one function the compiler gives up.
     torch.compiler.reset()

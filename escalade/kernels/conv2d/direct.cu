@@ -4,13 +4,19 @@
 // used. The only reuse is what the caches catch by themselves; the loads of x and w, two for each
 // multiply-add, are what bounds it.
 //
+// A prologue is computed anew for every filter.
+//
 // Serves `direct`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
+#ifdef PROLOGUE
+#include "common/prologue.cuh"
+#endif
 
 extern "C" __global__ void conv2d_direct(const Element* x, const Element* weight, const Element* bias,
-                                         const Element* residual, Element* y, ConvShape shape) {
+                                         const Element* residual, Element* y, const float* gains, const float* shifts,
+                                         const Element* gates, ConvShape shape) {
     wait_for_previous_launch();
     const long long outputs = 1LL * shape.batch * shape.filters * shape.output_height * shape.output_width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
@@ -46,7 +52,11 @@ extern "C" __global__ void conv2d_direct(const Element* x, const Element* weight
                 const int source = NHWC ? pixel * shape.channels + channel : channel * shape.height * shape.width + pixel;
                 const int tap = r * shape.filter_width + s;
                 const int w = NHWC ? tap * group_channels + c : c * shape.filter_height * shape.filter_width + tap;
-                sum += to_float(image[source]) * to_float(filter_weights[w]);
+                Element value = image[source];
+#ifdef PROLOGUE
+                value = prepared(value, gains, shifts, gates, channel, 1LL * n * shape.channels + channel);
+#endif
+                sum += to_float(value) * to_float(filter_weights[w]);
             }
     y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias, filter, residual, at);
 }

@@ -116,6 +116,9 @@ class Conv2d(Operation[Conv2dProblem]):
         by_group = GROUPED if problem.groups > 1 else ()
         return by_group + (LARGE_FILTER if large else ()) + _preference(problem)
 
+    def roundings(self, problem: Conv2dProblem) -> int:
+        return super().roundings(problem) + bool(problem.prologue)
+
     def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
         if rung not in WORTH_CONVERTING:
             return (problem,)

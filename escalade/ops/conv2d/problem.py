@@ -11,6 +11,7 @@ from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.base.windows import touched
+from escalade.ops.conv2d import prologue
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
@@ -24,6 +25,7 @@ _NAME = re.compile(
     r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
     r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
     r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?))?"
+    + prologue.IN_NAME
     + activation.IN_NAME
 )
 
@@ -43,6 +45,9 @@ class Conv2dProblem:
 
     The shortcut is a second image of `shortcut_channels` channels (0: there is none) that a 1x1 filter without
     padding takes to the size of y, as where the blocks of a ResNet change size.
+
+    With a `prologue`, x is what that makes of it, rounded to the dtype, as a step in front would have stored it: an
+    expression in `x`, in `gain` and `shift`, fp32 vectors of a number a channel, and in `gate`, [N][C] in the dtype.
     """
 
     batch: int
@@ -69,6 +74,8 @@ class Conv2dProblem:
     """What y is stored as; empty: the dtype."""
     activation: str = ""
     """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    prologue: str = ""
+    """What is done with x in front of the products of a 1x1 filter, if anything: `relu(gain * x + shift)`."""
     x_pitch: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
@@ -76,6 +83,7 @@ class Conv2dProblem:
     def __post_init__(self) -> None:
         _check(self)
         activation.settle(self)
+        prologue.settle(self)
         if self.shortcut_channels and self.shortcut_size == (0, 0):
             object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)
         _check_shortcut(self)
@@ -113,7 +121,7 @@ class Conv2dProblem:
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
                 "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
-                f"in fp16), then {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
+                f"in fp16), then {prologue.FORM}, {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -131,7 +139,7 @@ class Conv2dProblem:
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
             "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
             int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
-            found["activation"] or "", **apart,
+            found["activation"] or "", found["prologue"] or "", **apart,
         )  # fmt: skip
 
     @property
@@ -154,6 +162,7 @@ class Conv2dProblem:
             f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
             f"{padding}{dilation}{groups}_b{self.batch}"
             + (f"_{'+'.join(parts)}" if parts else "")
+            + prologue.spell(self)
             + activation.spell(self)
             + spell_pitches(self)
         )
@@ -273,6 +282,7 @@ class Conv2dProblem:
             + self.output_bytes * self.output_elements
             + bias
             + scales
+            + prologue.operand_bytes(self)
         )
 
     @property

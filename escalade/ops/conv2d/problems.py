@@ -69,6 +69,10 @@ SMALL_PROBLEMS = (
     _SQUARE(24, 40, 7, 3, batch=2, stride=2, dtype="fp16", layout="nhwc", x_pitch=48, y_pitch=64),
     _SQUARE(64, 64, 5, 1, dtype="fp16", layout="nhwc", residual=True, y_pitch=80),
     _SQUARE(16, 24, 5, 3, layout="nhwc", bias=True, y_pitch=32),
+    _SQUARE(40, 24, 6, 1, batch=2, dtype="fp16", layout="nhwc", bias=True, residual=True,
+            prologue="gate * silu(x)"),
+    _SQUARE(64, 32, 7, 1, batch=2, stride=2, dtype="fp16", layout="nhwc", bias=True, relu=True,
+            prologue="relu(gain * x + shift)"),
 )  # fmt: skip
 """Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
-square, shortcuts, FP8, and parts of larger buffers."""
+square, shortcuts, FP8, parts of larger buffers, and prologues."""

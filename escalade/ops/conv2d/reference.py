@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
+from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT
@@ -38,6 +39,8 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         inputs["shortcut_weight"] = normal(p.filters, p.shortcut_channels, 1, 1, scale=scale)
     if p.bias:
         inputs["bias"] = normal(p.filters).float() if scaled else normal(p.filters)
+    for name in prologue.operands(p):
+        inputs[name] = normal(p.batch, p.channels) if name == "gate" else normal(p.channels).float()
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
     if scaled:
@@ -56,7 +59,12 @@ def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The convolution and its epilogue by PyTorch, in the dtype of the inputs."""
+    """The convolution, its prologue and epilogue by PyTorch, in the dtype of the inputs."""
+    return _multiply(problem, prologue.apply(problem, inputs))
+
+
+def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """What is left to do when the prologue is done."""
     return _finish(problem, _convolve(problem, inputs), inputs)
 
 
@@ -116,9 +124,10 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
         return with_cudnn("fp32", lambda: compute(problem, wide))
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs))
+    inputs = prologue.apply(problem, inputs)
     if problem.dtype == "tf32":
         factors = ("x", "weight", "shortcut", "shortcut_weight")
         rounded = {name: round_to_tf32(inputs[name]) for name in factors if name in inputs}
-        return compute(problem, {**inputs, **rounded})
+        return _multiply(problem, {**inputs, **rounded})
     wide = {name: tensor.float() for name, tensor in inputs.items()}
     return _finish(problem, [term.to(STORAGE[problem.dtype]) for term in _convolve(problem, wide)], inputs)

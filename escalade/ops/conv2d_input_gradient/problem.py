@@ -29,7 +29,7 @@ class Conv2dInputGradientProblem(GradientProblem):
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
-        if f.residual or f.shortcut_channels or f.output or f.x_pitch or f.y_pitch:
+        if f.residual or f.shortcut_channels or f.output or f.prologue or f.x_pitch or f.y_pitch:
             raise UnsupportedError(
                 f"{f.name} has another input, or a result of another form; conv2d_input_gradient takes a bias and an "
                 "activation at most"

@@ -22,10 +22,10 @@ class Conv2dWeightGradientProblem(GradientProblem):
 
     def __post_init__(self) -> None:
         f = self.forward
-        if f.residual or f.relu or f.activation or f.shortcut_channels or f.output:
+        if f.residual or f.relu or f.activation or f.shortcut_channels or f.output or f.prologue:
             raise UnsupportedError(
                 f"{f.name}: the gradient of a convolution's weights knows of a bias; a residual, a shortcut or a ReLU "
-                "behind it is no matter of the weights"
+                "behind it, and what is done with x in front, are no matter of the weights"
             )
         self.follow("conv2d_weight_gradient", DTYPES)
 

@@ -114,24 +114,28 @@ class Expression:
 
     def constants(self, fast: bool) -> dict[str, Constant]:
         """What `kernels/common/expression.cuh` leaves open; `fast` where results have 16 bits or fewer."""
-        place = {name: f"in[{number}]" for number, name in enumerate(self.inputs)}
-
-        def spelled(operand: Operand) -> str:
-            if isinstance(operand, str):
-                return place[operand]
-            return f"t{operand}" if isinstance(operand, int) else _literal(operand)
-
-        lines = [
-            f"const float t{number} = of::{call.function}({', '.join(map(spelled, call.operands))});"
-            for number, call in enumerate(self.calls)
-        ]
-        lines += [f"out[{number}] = {spelled(result)};" for number, result in enumerate(self.results)]
+        lines, results = self.statements({name: f"in[{number}]" for number, name in enumerate(self.inputs)})
+        lines += [f"out[{number}] = {result};" for number, result in enumerate(results)]
         return {
             "EXPRESSION": Macro(" ".join(lines)),
             "EXPRESSION_INPUTS": max(len(self.inputs), 1),
             "EXPRESSION_RESULTS": len(self.results),
             "FAST_FUNCTIONS": fast,
         }
+
+    def statements(self, places: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """The program in C++, and its results there, of inputs that are to be found at these places."""
+
+        def spelled(operand: Operand) -> str:
+            if isinstance(operand, str):
+                return places[operand]
+            return f"t{operand}" if isinstance(operand, int) else _literal(operand)
+
+        lines = [
+            f"const float t{number} = of::{call.function}({', '.join(map(spelled, call.operands))});"
+            for number, call in enumerate(self.calls)
+        ]
+        return lines, [spelled(result) for result in self.results]
 
     def __str__(self) -> str:
         return self.text

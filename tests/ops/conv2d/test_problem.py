@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import round_to_tf32
-from escalade.ops.conv2d import Conv2dProblem
+from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.conv2d.reference import exact, peer, random_inputs
 
 CPU = torch.device("cpu")
@@ -215,3 +215,65 @@ def test_the_error_of_anything_with_a_nan_is_within_no_tolerance() -> None:
     assert not relative_error(torch.tensor([1.0, 1.0, 1.0, float("nan")]), expected) <= 1e30
     assert relative_error(torch.zeros(4), expected) == 1.0
     assert relative_error(torch.zeros(4), torch.zeros(4)) == 0.0
+
+
+# --- prologues
+
+POINTWISE = Conv2dProblem.square(6, 4, 5, 1, batch=3, dtype="fp16", bias=True)
+
+
+@pytest.mark.parametrize("text", ["gate * x", "gate * silu(x)", "relu(gain * x + shift)", "gain * x + gate"])
+def test_a_name_has_the_prologue_in_front_of_the_activation(text: str) -> None:
+    problem = replace(POINTWISE, prologue=text, activation="silu(x)")
+    assert problem.name == f"6to4_5_k1s1_b3_bias[pre:{text.replace(' ', '')}][silu(x)]"
+    assert Conv2dProblem.parse(problem.name, "fp16") == problem
+
+
+def test_there_is_one_way_to_say_a_prologue() -> None:
+    assert replace(POINTWISE, prologue="x") == POINTWISE
+    assert replace(POINTWISE, prologue="gate*( x )") == replace(POINTWISE, prologue="gate * x")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prologue": "gain * shift"}, "one result computed from x"),
+        ({"prologue": "x * bias"}, "gain and shift"),
+        ({"prologue": "x, gate"}, "one result"),
+        ({"filter_width": 3}, "filter of 1x3.* 1x1 filters without padding"),
+        ({"padding": (0, 1)}, r"padding of \(0, 1\)"),
+        ({"groups": 2}, "in 2 groups"),
+        ({"shortcut_channels": 8}, "a shortcut of 8 channels"),
+    ],
+)
+def test_what_is_no_prologue_is_said(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        replace(POINTWISE, **{"prologue": "gate * x", **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("gate * silu(x)", ["gate"]), ("shift - gain * x", ["gain", "shift"])]
+)
+def test_a_prologue_is_the_step_in_front_of_the_convolution(text: str, read: list[str]) -> None:
+    problem = replace(POINTWISE, prologue=text, stride=(2, 2))
+    inputs = random_inputs(problem, CPU, 0)
+    assert [name for name in inputs if name not in ("x", "weight", "bias")] == read
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    by_channel = {name: wide[name].view(-1, 6, 1, 1) for name in read}
+    prepared = (
+        by_channel["gate"] * torch.nn.functional.silu(wide["x"])
+        if read == ["gate"]
+        else by_channel["shift"] - by_channel["gain"] * wide["x"]
+    )
+    plain = replace(problem, prologue="")
+    assert torch.equal(exact(problem, inputs), exact(plain, {**wide, "x": prepared}))
+    stored = {**inputs, "x": prepared.float().half()}
+    assert torch.equal(peer(problem, inputs), peer(plain, stored))
+    assert problem.bytes - plain.bytes == sum(inputs[name].nbytes for name in read)
+
+
+def test_a_rung_without_prologues_says_so() -> None:
+    problem = replace(POINTWISE, prologue="gate * x")
+    taking = {rung.name for rung in CONV2D.ladder if rung.supports(problem) is None}
+    assert "direct" in taking and "tuned" not in taking
+    assert "not 'gate * x' of it" in str(CONV2D.ladder.rung("tuned").supports(problem))

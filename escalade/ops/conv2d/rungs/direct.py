@@ -8,6 +8,7 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.direct_config import (
@@ -44,6 +45,10 @@ class Direct(Conv2dRung):
 
     last_resort = True
 
+    @property
+    def takes_prologue(self) -> bool:
+        return True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         return None
 
@@ -61,6 +66,7 @@ class Direct(Conv2dRung):
         constants: dict[str, Constant] = {
             "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
+            **prologue.constants(problem),
             **arguments.epilogue_constants(problem),
         }
         blocks = -(-problem.output_elements // config.threads)
@@ -68,7 +74,7 @@ class Direct(Conv2dRung):
             Program.of("conv2d/direct.cu", "conv2d_direct", constants),
             (blocks, 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(), arguments.shape(problem)),
+            (*arguments.tensors(), *arguments.prologue_tensors(), arguments.shape(problem)),
             overlap=True,
         )
         return Recipe((call,))

@@ -23,6 +23,11 @@ class Conv2dRung(Rung[Conv2dProblem]):
         return False
 
     @property
+    def takes_prologue(self) -> bool:
+        """Whether its kernel multiplies what an expression makes of x."""
+        return False
+
+    @property
     def takes_apart(self) -> tuple[str, ...]:
         """The buffers whose pixels its kernel takes apart from each other."""
         return ()
@@ -34,6 +39,8 @@ class Conv2dRung(Rung[Conv2dProblem]):
             return f"{self.name} convolves one image; a shortcut of {problem.shortcut_channels} channels is a second"
         if problem.dtype == "fp8" and not self.takes_fp8:
             return f"{self.name} has no products of e4m3; fp8 is for persistent and fused_epilogue"
+        if problem.prologue and not self.takes_prologue:
+            return f"{self.name} multiplies x as it is, not {problem.prologue!r} of it"
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
         return self.limits(problem)

@@ -1,0 +1,114 @@
+"""What a convolution does with x in front of its products: an expression of x and of operands by channel and image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from escalade.device.program import Constant, Macro
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.expressions import Expression
+
+OPERANDS = ("gain", "shift", "gate")
+"""What a prologue may read besides x, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one
+number a channel, `gate` has one of the dtype for every channel of every image, [N][C]."""
+IN_NAME = r"(\[pre:(?P<prologue>[^\]]+)\])?"
+"""How the name of a problem has it, in front of the activation, as `spell` spells it."""
+FORM = "[pre:gate*x] or another expression in x, gain, shift and gate in front of the products"
+
+
+class Prepared(Protocol):
+    """A convolution that may have a prologue; `settle` belongs into its `__post_init__`."""
+
+    @property
+    def prologue(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def filter_height(self) -> int: ...
+    @property
+    def filter_width(self) -> int: ...
+    @property
+    def padding(self) -> tuple[int, int]: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def shortcut_channels(self) -> int: ...
+
+
+def settle(problem: Prepared) -> None:
+    """Checks the prologue, and says it in its canonical form."""
+    p = problem
+    if not p.prologue:
+        return
+    expression = Expression.parse(p.prologue)
+    known = {"x", *OPERANDS} >= set(expression.inputs)
+    if "x" not in expression.inputs or not known or len(expression.results) != 1:
+        raise UnsupportedError(
+            f"a prologue of {p.prologue!r}: it is one result computed from x, such as relu(gain * x + shift), and from "
+            "gain and shift, of a number a channel, and gate, of one for each channel of each image"
+        )
+    if (p.filter_height, p.filter_width) != (1, 1) or p.padding != (0, 0) or p.groups != 1:
+        raise UnsupportedError(
+            f"a prologue of {expression.text!r} in front of a filter of {p.filter_height}x{p.filter_width} with a "
+            f"padding of {p.padding} in {p.groups} groups: it is for 1x1 filters without padding in one group, which "
+            "read a pixel once"
+        )
+    if p.shortcut_channels:
+        raise UnsupportedError(
+            f"a prologue of {expression.text!r} and a shortcut of {p.shortcut_channels} channels: it is for "
+            "convolutions of one image"
+        )
+    object.__setattr__(problem, "prologue", "" if expression.is_identity else expression.text)
+
+
+def operands(problem: Prepared) -> tuple[str, ...]:
+    """The inputs that the prologue reads besides x, in the order of `OPERANDS`."""
+    read = Expression.parse(problem.prologue).inputs if problem.prologue else ()
+    return tuple(name for name in OPERANDS if name in read)
+
+
+def operand_bytes(problem: Prepared) -> int:
+    """Bytes of all that the prologue reads besides x."""
+    gate = problem.batch * ELEMENT_BYTES[problem.dtype]
+    return problem.channels * sum(gate if name == "gate" else 4 for name in operands(problem))
+
+
+def spell(problem: Prepared) -> str:
+    """The prologue's part of a problem's name: nothing if there is none."""
+    return f"[pre:{problem.prologue.replace(' ', '')}]" if problem.prologue else ""
+
+
+def constants(problem: Prepared) -> dict[str, Constant]:
+    """What `kernels/common/prologue.cuh` leaves open; nothing if there is no prologue."""
+    if not problem.prologue:
+        return {}
+    lines, (result,) = Expression.parse(problem.prologue).statements(
+        {name: name for name in ("x", *OPERANDS)}
+    )
+    read = operands(problem)
+    return {
+        "PROLOGUE": Macro(" ".join((*lines, f"return {result};"))),
+        **{f"PROLOGUE_{name.upper()}": name in read for name in OPERANDS},
+        "FAST_FUNCTIONS": ELEMENT_BYTES[problem.dtype] <= 2,
+    }
+
+
+def apply(problem: Prepared, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The inputs with x as the products have it, by PyTorch: computed in fp32 or more, and stored in x's type."""
+    if not problem.prologue:
+        return inputs
+    x = inputs["x"]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    values = {"x": x.to(wide)}
+    for name in operands(problem):
+        values[name] = inputs[name].to(wide).reshape(-1, problem.channels, 1, 1)
+    (prepared,) = Expression.parse(problem.prologue).evaluate(values)
+    return {**inputs, "x": prepared.to(x.dtype)}
