@@ -34,7 +34,7 @@ from tests.support import (
 
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
-"""How many configs of a rung are run besides the default, others every time; `--thorough` runs all."""
+"""How many configs of a rung are run with checks, others with every seed; `--thorough` runs all."""
 SHARE = 6
 """One problem in so many is run with each rung; `make test-slice` draws from the others."""
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
@@ -62,17 +62,8 @@ def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem
 
 
 @each_rung
-def test_every_config_is_right(operation: Operation[Any], rung: Rung[Any], seed: int, sample: Sample) -> None:
-    """On the problem for which the rung has the most to choose from."""
-    candidates = cover(operation, rung, operation.small_problems, seed)
-    problem = max(candidates, key=lambda candidate: len(rung.configs(candidate)))
-    for config in sample(rung.configs(problem)[1:], MOST_CONFIGS):
-        check(operation, rung, problem, config, CPU, seed)
-
-
-@each_rung
-def test_every_access_is_in_order_and_in_bounds(
-    operation: Operation[Any], rung: Rung[Any], seed: int
+def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
+    operation: Operation[Any], rung: Rung[Any], seed: int, sample: Sample
 ) -> None:
     """With checks: races, overruns and reads of what nothing wrote; threads shuffled, copies as late as allowed.
 
@@ -81,14 +72,15 @@ def test_every_access_is_in_order_and_in_bounds(
     candidates = cover(operation, rung, operation.small_problems, seed)
     problem = min(candidates, key=lambda candidate: candidate.flops * (1 + (candidate.batch == 1)))
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
-    check(operation, rung, problem, rung.configs(problem)[0], CPU, seed, options)
-    recipe = rung.recipe(problem, rung.configs(problem)[0])
-    calls = [step for step in recipe.after_packing.steps if isinstance(step, KernelCall)]
-    if any(isinstance(argument, WeightsReady) for call in calls for argument in call.arguments):
-        tensors = {**operation.inputs(problem, CPU, seed), "y": operation.output(problem, CPU)}
-        tensors |= {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
-        Executable(recipe.packing, CPU, options=options).bind(tensors)()
-        Executable(recipe.after_packing, CPU, options=options, weights_ready=True).bind(tensors)()
+    for config in sample(rung.configs(problem), MOST_CONFIGS):
+        check(operation, rung, problem, config, CPU, seed, options)
+        recipe = rung.recipe(problem, config)
+        calls = [step for step in recipe.after_packing.steps if isinstance(step, KernelCall)]
+        if any(isinstance(argument, WeightsReady) for call in calls for argument in call.arguments):
+            tensors = {**operation.inputs(problem, CPU, seed), "y": operation.output(problem, CPU)}
+            tensors |= {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
+            Executable(recipe.packing, CPU, options=options).bind(tensors)()
+            Executable(recipe.after_packing, CPU, options=options, weights_ready=True).bind(tensors)()
 
 
 # --- what a rung says
