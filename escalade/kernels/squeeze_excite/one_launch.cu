@@ -10,9 +10,9 @@
 // So no weight is read twice in a cluster, and the blocks meet twice. Nothing is rounded on the way, and sums are always
 // taken in the same order. What bounds it: the time of a few round trips; x from memory where it is large.
 //
-// Serves `one_block` and `cluster`. layers.cuh has what follows each layer.
+// Serves `one_block` and `cluster`. products.cuh has the products of both layers, layers.cuh what follows each.
 #include "squeeze_excite/layers.cuh"
-#include "common/warp.cuh"
+#include "squeeze_excite/products.cuh"
 #if CLUSTER > 1
 #include "common/hopper.cuh"
 #endif
@@ -70,36 +70,6 @@ __device__ __forceinline__ void sum_pixels(float* parts, const Element* pixels, 
         }
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) parts[group * CHANNELS + chunk * VECTOR + e] = sums[e];
-    }
-}
-
-// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]; LANES lanes side
-// by side share a row.
-template <int COUNT, int LANES, class Found>
-__device__ __forceinline__ void multiply(const Element* weight, int pitch, int rows, int packs, const float* values,
-                                         int stride, Found found) {
-    const int lane = threadIdx.x % LANES;
-    for (int first = 0; first < rows; first += THREADS / LANES) {  // as often for all lanes of a warp
-        const int row = first + threadIdx.x / LANES;
-        float sums[IMAGES] = {};
-        if (row < rows) {
-#pragma unroll 4
-            for (int pack = lane; pack < packs; pack += LANES) {
-                const auto some = load_pack<Element, COUNT>(weight + row * pitch + pack * COUNT);
-#pragma unroll
-                for (int i = 0; i < IMAGES; ++i)
-#pragma unroll
-                    for (int e = 0; e < COUNT; ++e)
-                        sums[i] += to_float(some.at[e]) * values[i * stride + pack * COUNT + e];
-            }
-        }
-#pragma unroll
-        for (int distance = LANES / 2; distance > 0; distance /= 2)
-#pragma unroll
-            for (int i = 0; i < IMAGES; ++i) sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], distance);
-        if (row < rows && lane == 0)
-#pragma unroll
-            for (int i = 0; i < IMAGES; ++i) found(row, i, sums[i]);
     }
 }
 

@@ -14,6 +14,7 @@ from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
+from escalade.ops.squeeze_excite.rungs.sliced import SLICED, SlicedConfig
 from tests.support import check, label
 
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -70,6 +71,14 @@ def test_pixels_may_lie_apart(rung: Rung[SqueezeExciteProblem], seed: int) -> No
     check(SQUEEZE_EXCITE, rung, problem, config, torch.device("cpu"), seed)
 
 
+@pytest.mark.parametrize(("slices", "parts", "images"), [(1, 8, 1), (3, 2, 2), (8, 1, 4)])
+def test_blocks_share_slices_parts_and_images(slices: int, parts: int, images: int, seed: int) -> None:
+    """Slices that no power of two divides, the last narrower, and fewer images than a cluster takes."""
+    problem = SqueezeExciteProblem(3, 120, 3, 5, 6, dtype="fp16")
+    config = SlicedConfig(256, images, slices, parts)
+    check(SQUEEZE_EXCITE, SLICED, problem, config, torch.device("cpu"), seed)
+
+
 def test_what_does_not_fit_is_said() -> None:
     x, weight, bias, gate_weight, gate_bias = _given()
     with pytest.raises(UnsupportedError, match=r"gate_weight is torch.float32 \[4, 8\]"):
@@ -85,16 +94,14 @@ def test_what_does_not_fit_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "rung", "pays"),
     [
-        ("1152_7_b1_s48", "cluster", True),
-        ("240_28_b32_s10", "cluster", True),
-        ("240_28_b256_s10", "one_block", True),
+        ("1152_7_b1_s48", "sliced", True),
+        ("96_56_b32_s4", "sliced", True),
+        ("240_28_b256_s10", "sliced", True),
         ("1152_7_b256_s288", "cluster", False),
         ("20000_1_b1_s4000", "naive", False),
     ],
 )
-def test_few_images_are_shared_by_blocks_and_large_weights_are_left_to_layers(
-    name: str, rung: str, pays: bool
-) -> None:
+def test_blocks_have_slices_and_large_weights_are_left_to_layers(name: str, rung: str, pays: bool) -> None:
     problem = SqueezeExciteProblem.parse(f"{name}_bias_gatebias[silu(x)][sigmoid(x)]")
     problem = replace(problem, dtype="fp16")
     assert choose(SQUEEZE_EXCITE, problem, torch.device("cpu")).rung.name == rung

@@ -12,6 +12,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+from escalade.ops.squeeze_excite.rungs.sliced import SLICED
 
 _IN_FLOAT4 = 4
 _MOST_TEAM = 32
@@ -21,9 +22,9 @@ _REGISTERS = 96
 """Registers of a thread at most, about: as many loads under way take them."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
-ROUND_TRIP_US = 0.6
-"""Microseconds from a load out of L2, behind a barrier, to a sum that all threads of a block know: the image, and each
-of the two weights."""
+ROUND_TRIP_US = 1.0
+"""Microseconds from a load out of L2, behind a barrier, to a sum that all threads of a block know: each image, one
+behind another, and each of the two weights."""
 MEETING_US = 0.5
 """Microseconds in which the blocks of a cluster meet and read what the others have found."""
 
@@ -113,7 +114,8 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
         moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
         moved += config.clusters(p) * 2 * p.weight_elements * size / rates.l2
         meetings = 2 * MEETING_US if config.cluster > 1 else 0.0
-        return rates.launch_us + waves * (3 * ROUND_TRIP_US + meetings) + moved
+        summed = max(moved, waves * config.images * ROUND_TRIP_US)
+        return rates.launch_us + waves * (2 * ROUND_TRIP_US + meetings) + summed
 
     def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
         assert isinstance(config, OneLaunchConfig)
@@ -147,7 +149,7 @@ def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
     and two layers that take no more than a round trip each. Graphs are made before their card is known, and by an
     H200's rates.
     """
-    rungs = [rung.on(card) for rung in (CLUSTER, ONE_BLOCK) if rung.supports(problem) is None]
+    rungs = [rung.on(card) for rung in (SLICED, CLUSTER, ONE_BLOCK) if rung.supports(problem) is None]
     times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in rungs]
     separate = 3 * (card.rates.launch_us + ROUND_TRIP_US)
     separate += card.passing(problem.elements * ELEMENT_BYTES[problem.dtype])

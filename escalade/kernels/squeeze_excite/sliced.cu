@@ -1,0 +1,206 @@
+// y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
+//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//
+// The first layer is linear in the pixels, too: whoever has summed some pixels of some channels can multiply these sums
+// with its columns of the weight, and only the products have to meet. So the blocks of a cluster have IMAGES images in
+// SLICES slices of channels and PARTS parts of pixels, and each block
+//   1. starts the copies of all weights that it will need into shared memory;
+//   2. sums the pixels of its part and slice, up to AHEAD loads under way in each thread;
+//   3. multiplies the sums with its columns of the first weight: a part of every squeezed feature;
+//   4. pushes these into the shared memory of every block of the cluster;
+//   5. adds up what has come, and applies the activation;
+//   6. multiplies with its rows of the second weight: the gates of its SHARE of the channels.
+// The blocks meet once, without a barrier of the cluster in the way, and no load of a weight is waited for. Nothing is
+// rounded on the way, and sums are always taken in the same order. What bounds it: one round trip for x and one between
+// the blocks; x from memory where it is large.
+//
+// Serves `sliced`. products.cuh has the products of both layers, layers.cuh what follows each.
+#include "squeeze_excite/layers.cuh"
+#include "squeeze_excite/products.cuh"
+#if CLUSTER > 1
+#include "common/hopper.cuh"
+#endif
+
+constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels of a slice
+constexpr int PER_PART = (PIXELS + PARTS - 1) / PARTS;
+constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, and none up to whole accesses
+constexpr int FLOATS = VECTOR < 4 ? VECTOR : 4;
+using Values = Pack<Element, VECTOR>;
+
+// `count` elements of shared memory, up to whole accesses.
+template <class T>
+__device__ __forceinline__ T* take(unsigned char*& next, int count) {
+    T* start = reinterpret_cast<T*>(next);
+    next += (count * sizeof(T) + 15) / 16 * 16;
+    return start;
+}
+
+// Copies the first `units` of UNITS units of UNIT elements, of every row, into shared memory: asynchronously, unless a unit
+// is too short.
+template <int UNIT, int UNITS>
+__device__ __forceinline__ void stage(Element* to, int to_pitch, const Element* from, int from_pitch, int rows,
+                                      int units) {
+#pragma unroll 1  // code that runs once has to be fetched first
+    for (int at = threadIdx.x; at < rows * UNITS; at += THREADS) {
+        const int row = at / UNITS, unit = at % UNITS;
+        if (unit >= units) continue;
+        Element* there = to + row * to_pitch + unit * UNIT;
+        const Element* here = from + row * from_pitch + unit * UNIT;
+        if constexpr (UNIT * sizeof(Element) == 16)
+            copy_async_16(shared_address(there), here, true);
+        else if constexpr (UNIT * sizeof(Element) == 8)
+            copy_async_8(shared_address(there), here, true);
+        else if constexpr (UNIT * sizeof(Element) == 4)
+            copy_async_4(shared_address(there), here, true);
+        else
+            store_pack(there, load_pack<Element, UNIT>(here));
+    }
+}
+
+// A thread's sums over its pixels, GROUPS apart.
+__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group, int count,
+                                           int x_pitch) {
+#pragma unroll 1
+    for (int pixel = group; pixel < count; pixel += GROUPS * AHEAD) {
+        Values loaded[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            loaded[i] = {};
+            if (pixel + i * GROUPS < count)
+                loaded[i] = load_pack<Element, VECTOR>(column + (pixel + i * GROUPS) * x_pitch);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+    }
+}
+
+// Sums over this block's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES threads side by side have the
+// packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp.
+__device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
+                                          int columns, int pixels, int x_pitch) {
+    const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
+    if (image >= IMAGES) return;
+    const long long pixel = 1LL * min(first_image + image, batch - 1) * PIXELS;  // behind the last the last again
+#pragma unroll 1
+    for (int first = 0; first < COLUMNS; first += LANES) {  // as often for all lanes of a warp
+        const int column = first + threadIdx.x % LANES;
+        float sums[VECTOR] = {};
+        if (column < columns) sum_pixels(sums, x + pixel * x_pitch + column * VECTOR, group, pixels, x_pitch);
+        if (SHUFFLED)
+#pragma unroll
+            for (int distance = LANES; distance < 32; distance *= 2)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) sums[e] += __shfl_xor_sync(ALL_LANES, sums[e], distance);
+        const int sum = SHUFFLED ? group * LANES / 32 : group;
+        if (column >= COLUMNS || (SHUFFLED && threadIdx.x % 32 >= LANES)) continue;
+        float* to = sums_of_groups + (image * SUMS + sum) * WIDTH + column * VECTOR;
+#pragma unroll
+        for (int e = 0; e < VECTOR; e += FLOATS) {
+            Pack<float, FLOATS> some;
+#pragma unroll
+            for (int i = 0; i < FLOATS; ++i) some.at[i] = sums[e + i];
+            store_pack(to + e, some);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+    squeeze_excite_sliced(const Element* __restrict__ x, const Element* __restrict__ weight,
+                          const Element* __restrict__ bias, const Element* __restrict__ gate_weight,
+                          const Element* __restrict__ gate_bias, Element* __restrict__ y, int batch, int x_pitch,
+                          int weights_ready) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    unsigned char* next = shared;
+    float* sums_of_groups = take<float>(next, IMAGES * SUMS * WIDTH);
+    float* means = take<float>(next, IMAGES * WIDTH);    // of this block's pixels alone
+    float* found = take<float>(next, IMAGES * HIDDEN);   // products of this block
+    float* pushed = take<float>(next, CLUSTER > 1 ? CLUSTER * IMAGES * HIDDEN : 0);  // of all blocks
+    float* hidden = take<float>(next, IMAGES * HIDDEN);
+    Element* columns_of_weight = take<Element>(next, SQUEEZED * WEIGHT_PITCH);
+    Element* rows_of_gate = take<Element>(next, SHARE * SQUEEZED);
+    Element* some_bias = take<Element>(next, SQUEEZED);
+    Element* some_gate_bias = take<Element>(next, SHARE);
+
+    const int rank = blockIdx.x % CLUSTER, first_image = blockIdx.x / CLUSTER * IMAGES;
+    const int slice = rank % SLICES, part = rank / SLICES;
+    const int columns = min(COLUMNS, CHANNELS / VECTOR - slice * COLUMNS);
+    const int first_channel = rank * SHARE, channels = max(0, min(SHARE, CHANNELS - first_channel));
+    const int pixels = min(PER_PART, PIXELS - part * PER_PART);
+
+#if CLUSTER > 1
+    __shared__ __align__(8) u64 all_pushed;
+    const u32 barrier = shared_address(&all_pushed);
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        fence_barrier_init();
+        barrier_expect(barrier, CLUSTER * IMAGES * HIDDEN * sizeof(float));
+    }
+    cluster_arrive_relaxed();
+#endif
+    if (!weights_ready) wait_for_previous_launch();
+    stage<VECTOR, COLUMNS>(columns_of_weight, WEIGHT_PITCH, weight + slice * WIDTH, CHANNELS, SQUEEZED, columns);
+    copy_async_commit();
+    constexpr int FEATURE_UNITS = SQUEEZED / SQUEEZED_VECTOR;
+    stage<GATE_UNIT, SHARE * SQUEEZED / GATE_UNIT>(rows_of_gate, 0, gate_weight + first_channel * SQUEEZED, 0, 1,
+                                                   channels * SQUEEZED / GATE_UNIT);
+    if (HAS_BIAS) stage<SQUEEZED_VECTOR, FEATURE_UNITS>(some_bias, 0, bias, 0, 1, FEATURE_UNITS);
+    if (HAS_GATE_BIAS)
+        stage<VECTOR, SHARE / VECTOR>(some_gate_bias, 0, gate_bias + first_channel, 0, 1, channels / VECTOR);
+    copy_async_commit();
+    if (HIDDEN > SQUEEZED)
+#pragma unroll 1
+        for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS)
+            if (at % HIDDEN >= SQUEEZED) found[at] = 0.f;
+    wait_for_previous_launch();  // if it was done before, it is over at once
+
+    sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, first_image, batch, columns, pixels,
+              x_pitch);
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < IMAGES * WIDTH; at += THREADS) {
+        const int image = at / WIDTH, channel = at - image * WIDTH;
+        float sum = 0.f;
+#pragma unroll 16
+        for (int i = 0; i < SUMS; ++i) sum += sums_of_groups[(image * SUMS + i) * WIDTH + channel];
+        means[at] = sum * (1.f / PIXELS);
+    }
+    copy_async_wait<1>();
+    __syncthreads();
+    multiply<VECTOR, TEAM>(columns_of_weight, WEIGHT_PITCH, SQUEEZED, columns, means, WIDTH,
+                           [&](int row, int image, float sum) { found[image * HIDDEN + row] = sum; });
+    __syncthreads();
+
+#if CLUSTER > 1
+    cluster_wait();  // all blocks have begun, and have their barrier
+#pragma unroll 1
+    for (int at = threadIdx.x; at < CLUSTER * IMAGES * HIDDEN / 4; at += THREADS) {
+        const int to = at / (IMAGES * HIDDEN / 4), quad = at - to * (IMAGES * HIDDEN / 4);
+        const auto some = load_pack<float, 4>(found + 4 * quad);
+        push_cluster(shared_address(pushed + rank * IMAGES * HIDDEN + 4 * quad), barrier, to,
+                     {some.at[0], some.at[1], some.at[2], some.at[3]});
+    }
+    barrier_wait(barrier, 0);
+    const float* parts = pushed;
+#else
+    const float* parts = found;
+#endif
+    copy_async_wait<0>();
+    __syncthreads();  // biases were copied by all threads
+#pragma unroll 1
+    for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS) {
+        const int feature = at % HIDDEN;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < CLUSTER; ++i) sum += parts[i * IMAGES * HIDDEN + at];
+        if (feature < SQUEEZED) hidden[at] = squeezed(sum, some_bias, feature);
+    }
+    __syncthreads();
+    multiply<SQUEEZED_VECTOR, GATE_TEAM>(
+        rows_of_gate, SQUEEZED, channels, FEATURE_UNITS, hidden, HIDDEN,
+        [&](int row, int image, float sum) {
+            if (first_image + image < batch)
+                y[1LL * (first_image + image) * CHANNELS + first_channel + row] = gated(sum, some_gate_bias, row);
+        });
+}

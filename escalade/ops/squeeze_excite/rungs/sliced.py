@@ -1,0 +1,219 @@
+"""Means and both layers in one launch, by a cluster of blocks that meet once and wait for no weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Macro, Program
+from escalade.device.recipe import KernelCall, Recipe, WeightsReady
+from escalade.ops.base.card import HOPPER_SHARED
+from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
+from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+
+_WARP = 32
+_MOST_BLOCKS = 8
+"""Blocks of a cluster on every card that has clusters."""
+_MOST_CONFIGS = 24
+"""Configs that are offered, the best by estimate."""
+_SECTOR_BYTES = 32
+"""What memory moves at once: slices of channels are whole sectors where they can be."""
+_MOST_AHEAD = 8
+"""Pixels of a thread that are under way at once, at most."""
+_STATIC_BYTES = 16
+"""The barrier that counts what was pushed."""
+_REGISTERS = 64
+"""Registers of a thread, about."""
+_THREADS_HELD = 2048
+"""Threads that a multiprocessor holds."""
+LANES = 128
+"""Instructions of threads that a multiprocessor starts in a clock."""
+ROUND_TRIP_US = 0.8
+"""Microseconds from the first load of x to the sums of a block, besides the bytes."""
+LAYERS_US = 0.6
+"""Microseconds of both layers besides their products: barriers, shuffles, activations, the store."""
+EXCHANGE_US = 0.7
+"""Microseconds in which the blocks of a cluster start together, and push what each has found to all."""
+
+
+@dataclass(frozen=True)
+class SlicedConfig(Config):
+    threads: int
+    images: int
+    """Images that a cluster has at once: it reads the weights once for all of them."""
+    slices: int
+    """Slices of the channels."""
+    parts: int
+    """Parts of the pixels."""
+
+    @property
+    def cluster(self) -> int:
+        return self.slices * self.parts
+
+    def width(self, problem: SqueezeExciteProblem) -> int:
+        """Channels of a slice."""
+        size, vector = ELEMENT_BYTES[problem.dtype], widest_vector(problem.dtype, problem.channels)
+        unit = vector if self.slices == 1 or vector * size < VECTOR_BYTES else _SECTOR_BYTES // size
+        return ceil_div(ceil_div(problem.channels, self.slices), unit) * unit
+
+    def share(self, problem: SqueezeExciteProblem) -> int:
+        """Channels whose gates a block computes, in whole packs."""
+        vector = widest_vector(problem.dtype, problem.channels)
+        return ceil_div(ceil_div(problem.channels, self.cluster), vector) * vector
+
+    def lanes(self, problem: SqueezeExciteProblem) -> int:
+        """Threads that read a pixel's slice side by side: a power of two where several fit into a warp."""
+        columns = self.width(problem) // widest_vector(problem.dtype, problem.channels)
+        if columns > _WARP // 2:
+            return min(columns, self.threads)
+        return 1 << (columns - 1).bit_length()
+
+    def groups(self, problem: SqueezeExciteProblem) -> int:
+        """Threads that share the pixels of a pack of channels of one image; none if there are too many images."""
+        return self.threads // self.lanes(problem) // self.images
+
+    def shuffled(self, problem: SqueezeExciteProblem) -> bool:
+        """Whether the threads of a warp with the same channels add up by shuffles."""
+        return self.lanes(problem) <= _WARP // 2
+
+    def sums(self, problem: SqueezeExciteProblem) -> int:
+        """Sums of a channel of one image that meet in shared memory: one a warp where its threads have added up."""
+        groups = self.groups(problem)
+        return groups * self.lanes(problem) // _WARP if self.shuffled(problem) else groups
+
+    def team(self, outputs: int, packs: int) -> int:
+        """Lanes that share a sum: as many as leave each sum of a layer its own, and have something to multiply."""
+        team = 1
+        while team < min(_WARP, packs) and 2 * team * outputs <= self.threads:
+            team *= 2
+        return team
+
+    def weight_pitch(self, problem: SqueezeExciteProblem) -> int:
+        """Elements from row to row of a slice of the first weight: neighbouring teams read other banks."""
+        p, vector = problem, widest_vector(problem.dtype, problem.channels)
+        packs = self.width(p) // vector
+        team = self.team(p.squeezed, packs)
+        while team < 8 and packs % 8 != team:
+            packs += 1
+        return packs * vector
+
+    def shared_bytes(self, problem: SqueezeExciteProblem) -> int:
+        """Sums, means, squeezed features and weights, each up to whole accesses."""
+        p, size, hidden = problem, ELEMENT_BYTES[problem.dtype], ceil_div(problem.squeezed, 4) * 4
+        width, share = self.width(p), self.share(p)
+        floats = [
+            width * self.sums(p),
+            width,
+            hidden,
+            hidden * (self.cluster if self.cluster > 1 else 0),
+            hidden,
+        ]
+        elements = [p.squeezed * self.weight_pitch(p), share * p.squeezed, p.squeezed, share]
+        pieces = [4 * self.images * count for count in floats] + [size * count for count in elements]
+        return sum(ceil_div(piece, VECTOR_BYTES) * VECTOR_BYTES for piece in pieces)
+
+    def clusters(self, problem: SqueezeExciteProblem) -> int:
+        return ceil_div(problem.batch, self.images)
+
+
+class Sliced(Rung[SqueezeExciteProblem]):
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    def supports(self, problem: SqueezeExciteProblem) -> str | None:
+        if self._offered(problem):
+            return None
+        return (
+            f"the weights between {problem.channels} channels and {problem.squeezed} squeezed features do not fit into "
+            "the shared memory of the blocks of a cluster; the rung `cluster` reads them from memory"
+        )
+
+    def configs(self, problem: SqueezeExciteProblem) -> tuple[Config, ...]:
+        best = sorted(self._offered(problem), key=lambda config: self.estimate(problem, config))
+        return tuple(best[:_MOST_CONFIGS])
+
+    def _offered(self, problem: SqueezeExciteProblem) -> list[SlicedConfig]:
+        p = problem
+        return [
+            config
+            for slices in range(1, _MOST_BLOCKS + 1)
+            for parts in (1, 2, 4, 8)
+            if slices * parts <= _MOST_BLOCKS and parts <= p.pixels
+            for images in (1, 2, 4)
+            if images == 1 or images <= p.batch
+            for threads in (512, 256)
+            if (config := SlicedConfig(threads, images, slices, parts)).groups(p)
+            if (slices - 1) * config.width(p) < p.channels
+            if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
+        ]
+
+    def estimate(self, problem: SqueezeExciteProblem, config: Config) -> float:
+        """Waves of clusters, each of them the bytes and the instructions of its blocks, and the round trips; x at the
+        rate of the whole card if that takes longer.
+        """
+        assert isinstance(config, SlicedConfig)
+        p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
+        blocks = config.clusters(p) * config.cluster
+        usable = max(1, self.card.clusters_at_once(config.cluster) * config.cluster)
+        most = min(self.card.registers // _REGISTERS, _THREADS_HELD) // config.threads
+        held = min(most, self.card.blocks_with(config.shared_bytes(p) + _STATIC_BYTES))
+        resident = min(held, ceil_div(blocks, usable))
+        waves = ceil_div(blocks, resident * usable)
+        pixels = config.images * config.width(p) * ceil_div(p.pixels, config.parts)
+        weights = (config.width(p) + config.share(p)) * p.squeezed
+        clocks = (pixels + weights) * size / rates.copies.loads
+        idle = config.lanes(p) / (config.width(p) / widest_vector(p.dtype, p.channels))
+        clocks += (2 * pixels * idle + (1.5 + 1.5 * config.images) * weights) / LANES
+        moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
+        steps = ROUND_TRIP_US + LAYERS_US + (EXCHANGE_US if config.cluster > 1 else 0.0)
+        return rates.launch_us + waves * steps + moved
+
+    def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
+        assert isinstance(config, SlicedConfig)
+        p, vector = problem, widest_vector(problem.dtype, problem.channels)
+        width, share = config.width(p), config.share(p)
+        squeezed_vector = widest_vector(p.dtype, p.squeezed)
+        each = ceil_div(ceil_div(p.pixels, config.parts), config.groups(p))
+        choices: dict[str, Constant] = {
+            **constants(p, config.threads),
+            "VECTOR": vector,
+            "SQUEEZED_VECTOR": squeezed_vector,
+            "GATE_UNIT": widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
+            "IMAGES": config.images,
+            "SLICES": config.slices,
+            "PARTS": config.parts,
+            "CLUSTER": Macro(str(config.cluster)),
+            "WIDTH": width,
+            "SHARE": share,
+            "LANES": config.lanes(p),
+            "GROUPS": config.groups(p),
+            "SUMS": config.sums(p),
+            "SHUFFLED": config.shuffled(p),
+            "AHEAD": ceil_div(each, ceil_div(each, _MOST_AHEAD)),
+            "WEIGHT_PITCH": config.weight_pitch(p),
+            "TEAM": config.team(p.squeezed, width // vector),
+            "GATE_TEAM": config.team(share, p.squeezed // squeezed_vector),
+        }
+        call = KernelCall(
+            Program.of("squeeze_excite/sliced.cu", "squeeze_excite_sliced", choices),
+            (config.clusters(p) * config.cluster, 1, 1),
+            (config.threads, 1, 1),
+            (*BUFFERS, p.batch, x_pitch(p), WeightsReady(("weight", "bias", "gate_weight", "gate_bias"))),
+            shared_bytes=config.shared_bytes(p),
+            cluster=(config.cluster, 1, 1),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 5.0 us by its estimate, of which three round trips one behind
+# another are 1.8 and two meetings 1; here one round trip, 0.8, the layers, 0.6, and one meeting, 0.7.
+SLICED = Sliced(
+    "sliced",
+    "blocks multiply the sums of their own slice, so that they meet once; weights arrive while pixels are summed",
+    below="cluster",
+    predicted_gain=1.3,
+)
