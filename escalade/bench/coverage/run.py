@@ -29,6 +29,7 @@ SIZE = 224
 _SETTLING_IMAGES, _SETTLING_NUMBER = 4, 1
 _MOST = 50.0
 """How many times the usual most is allowed where PyTorch is as far off: these weights are no trained network's."""
+_TRIALS = 3
 _CHUNK = 8
 
 
@@ -109,6 +110,7 @@ class Coverage:
             {},
             chunk=_CHUNK,
             most=_MOST,
+            trials=_TRIALS,
         )
 
     def _blank(self, entry: Entry, size: int, batch: int, dtype: str) -> Record:

@@ -28,6 +28,7 @@ LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "
 MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
 """What is allowed at most, however sloppy PyTorch is. PyTorch has no networks in FP8: there it is what 16 roundings to
 2^-4 in a row come to, as a random walk."""
+_LAST_BIT = {"fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
 PEERS = 2.0
 """How many times as far off a peer may be."""
 LEAST_ROWS = 8
@@ -113,6 +114,15 @@ def own_errors(
                 results = [its(_rounded(part, dtype)) for part in x.split(chunk)]
     found = zip(joined(results), expected, strict=True)
     return tuple(relative_error(result.to(wanted.device), wanted) for result, wanted in found)
+
+
+def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
+    """The inputs themselves as number 0; as any other, moved by less than the dtype rounds away."""
+    if not number:
+        return x
+    generator = torch.Generator().manual_seed(number)
+    noise = torch.rand(x.shape, generator=generator).to(x) - 0.5
+    return x * (1 + noise * _LAST_BIT[dtype])
 
 
 def joined(parts: Sequence[Any]) -> tuple[torch.Tensor, ...]:

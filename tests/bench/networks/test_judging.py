@@ -9,8 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.bench.networks.judging import LEAST, MOST, PEERS, Standard, fresh, own_error, spoil, tolerance
+from escalade.bench.networks.judging import (
+    LEAST,
+    MOST,
+    PEERS,
+    Standard,
+    fresh,
+    nudged,
+    own_error,
+    spoil,
+    tolerance,
+)
 from escalade.bench.networks.workload import reference
+from escalade.engine.graph.forms import STORAGE
+from escalade.ops.base.accuracy import relative_error
 
 
 @pytest.mark.parametrize(
@@ -128,6 +140,16 @@ def test_pytorch_s_own_error_is_that_of_the_dtype() -> None:
     for dtype, error in own.items():
         assert LEAST[dtype] <= tolerance(dtype, error) <= MOST[dtype]
         assert tolerance(dtype, error) < MOST[dtype] or LEAST[dtype] == MOST[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_inputs_are_nudged_by_less_than_a_dtype_rounds_away(dtype: str) -> None:
+    x = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(2))
+    assert nudged(x, dtype, 0) is x
+    once, again, other = (nudged(x, dtype, number) for number in (1, 1, 2))
+    assert torch.equal(once, again) and not torch.equal(once, other)
+    moved, rounded = relative_error(once, x.double()), relative_error(x.to(STORAGE[dtype]), x.double())
+    assert 0.5 * rounded < moved < 2 * rounded
 
 
 def test_what_a_call_left_behind_is_no_result_of_the_next() -> None:
