@@ -29,6 +29,7 @@ from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
 from escalade.engine.streaming import stream
 from escalade.errors import CompileError, UnsupportedError
+from escalade.ops.base.card import Card
 
 logger = logging.getLogger("escalade")
 
@@ -276,11 +277,11 @@ class Engine:
         device = tensors[0].device
         if not self._captured.is_sound:
             check_sizes(self._captured, batch)
-        with own_arithmetic("fp32", device):
-            graph = for_batch(self._graph, self.dtype, batch, self.fusion)
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         while True:
+            with own_arithmetic("fp32", device):
+                graph = for_batch(self._graph, self.dtype, batch, self.fusion, Card.of(device), self._avoid)
             planned = partial(make_plan, graph, self.dtype, device, formats, self._avoid, self.fusion)
             plan = planned()
             constants = self._constants.setdefault(device, Constants(self.dtype, device))

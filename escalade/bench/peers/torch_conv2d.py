@@ -33,7 +33,7 @@ def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
     p = problem
 
     def compute() -> torch.Tensor:
-        x = prologue.apply(p, inputs)["x"]
+        x = prologue.apply(p.prologue, inputs)["x"]
         y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
         if p.activation:
             return activation.apply(p, y, inputs["residual"] if p.residual else None)
@@ -75,7 +75,7 @@ def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
     p = problem
 
     def layer(inputs: Inputs) -> torch.Tensor:
-        x = prologue.apply(p, inputs)["x"]
+        x = prologue.apply(p.prologue, inputs)["x"]
         y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
         return activation.apply(p, y, inputs.get("residual"))
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from escalade.engine.graph.graph import Node
+from escalade.engine.graph.forms import STORAGE, Form
+from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.add import Add
 from escalade.engine.nodes.aten import Aten
@@ -79,3 +80,15 @@ BY_NAME = {operator.name: operator for operator in OPERATORS}
 def operator_of(node: Node) -> Operator:
     """All that the engine knows about nodes of this kind."""
     return BY_NAME[node.op]
+
+
+def stored_forms(graph: Graph, dtype: str) -> dict[str, Form]:
+    """How the result of every node lies in memory, in a plan of this dtype and a graph whose sizes are numbers."""
+    return {
+        node.name: Form(
+            node.shape,  # type: ignore[arg-type]
+            operator_of(node).stored_type(node, STORAGE[dtype], node.name in graph.outputs),
+            operator_of(node).layout(node),
+        )
+        for node in graph
+    }

@@ -138,6 +138,13 @@ class Operator(ABC):
         own = {} if expression in (IDENTITY, RELU) else {"activation": expression.text}
         return replace(node, attributes={**plain, "relu": expression == RELU, **own})
 
+    def preparing(
+        self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph
+    ) -> Node | None:
+        """The node that does an expression of x itself in front of its products, if there is one: in `x`, in `gain` and
+        `shift`, constants by channel, and in `gate`, a value by image and channel, which `operands` names."""
+        return None
+
     def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """In float64, the factor and the term along an axis of the one value that is no constant, if the node is such
         a map, which weights can hold."""

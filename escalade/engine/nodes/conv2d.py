@@ -38,7 +38,8 @@ from escalade.engine.nodes.signature import (
     pair,
     positive,
 )
-from escalade.ops.conv2d import CONV2D, Conv2dProblem
+from escalade.ops.conv2d import CONV2D, Conv2dProblem, prologue
+from escalade.ops.expressions import Expression
 
 _MOST_READ, _MOST_READ_FOR_ONE_PIXEL = 1.25, 2.0
 """How many times the channels that it needs a convolution may read, with weights of zero for the others, rather than
@@ -59,6 +60,7 @@ class Conv2d(Operator):
     )
     takes_expressions = True
     takes_residual = True
+    values = (*Operator.values, "gate")
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -95,6 +97,7 @@ class Conv2d(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
+        inputs = prologue.apply(a.get("prologue", ""), inputs)
         y = F.conv2d(
             inputs["x"],
             inputs["weight"],
@@ -141,15 +144,28 @@ class Conv2d(Operator):
             batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
             a["dilation"], a["groups"], "fp8" if a.get("fp8") else forms.dtype, "nhwc", "bias" in node.inputs,
             "residual" in node.inputs, output="fp16" if a.get("fp8") and not a["store"] else "", **activation_of(node),
-            **shortcut,
+            **shortcut, prologue=a.get("prologue", ""),
         )  # fmt: skip
         if a.get("fp8"):
             scaled = dict.fromkeys(("bias", "scale", "scales"), FP32)
             return Lowered(CONV2D, problem, {"weight": FP8, "shortcut_weight": FP8, **scaled})
-        return Lowered(CONV2D, problem, {"weight": NHWC, "shortcut_weight": NHWC})
+        by_channel = dict.fromkeys(("gain", "shift"), FP32)
+        return Lowered(CONV2D, problem, {"weight": NHWC, "shortcut_weight": NHWC, **by_channel})
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
+
+    def preparing(
+        self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph
+    ) -> Node | None:
+        """A filter of one pixel reads each pixel once for all filters."""
+        a = node.attributes
+        if {"shortcut", *prologue.OPERANDS} & node.inputs.keys() or "prologue" in a or a.get("fp8"):
+            return None
+        window = tuple(graph.constants[node.inputs["weight"]].shape[2:])
+        if window != (1, 1) or a["padding"] != (0, 0) or a["groups"] != 1:
+            return None
+        return node.with_inputs(**operands).with_attributes(prologue=expression.text)
 
     def scaled_axis(self, node: Node) -> int:
         return 1

@@ -14,8 +14,10 @@ from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorde
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
+from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
+from escalade.ops.base.card import TWIN, Card
 
 
 def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
@@ -27,13 +29,22 @@ def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) 
     return graph
 
 
-def for_batch(graph: Graph, dtype: str, batch: int, fusion: FusionLevel = FusionLevel.fused) -> Graph:
-    """An optimised graph with every size a number, and with what pays at some batch sizes only."""
+def for_batch(
+    graph: Graph,
+    dtype: str,
+    batch: int,
+    fusion: FusionLevel = FusionLevel.fused,
+    card: Card = TWIN,
+    avoid: frozenset[str] = frozenset(),
+) -> Graph:
+    """An optimised graph with every size a number, and with what pays at some batch sizes only, on a card and without
+    the rungs that `avoid` names."""
     graph = graph.at(batch)
     if fusion is FusionLevel.fused:
         with graph.device:  # new constants are made where the others are
             for operator in OPERATORS:
                 operator.fuse_for_batch(graph, dtype)
+            fold_prologues(graph, dtype, card, avoid)
     return graph
 
 

@@ -16,7 +16,7 @@ import torch
 from escalade.device.recipe import Recipe, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.lowering import FP8, FP32, STORED, Forms, Lowered
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.arena import Arena, Lifetime, assign
@@ -198,11 +198,7 @@ def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) ->
     """How every value lies in memory."""
     storage = STORAGE[dtype]
     forms = {given.name: _input_form(graph, given, formats[given.name], storage) for given in graph.inputs}
-    for node in graph:
-        operator = operator_of(node)
-        own = operator.stored_type(node, storage, node.name in graph.outputs)
-        forms[node.name] = Form(node.shape, own, operator.layout(node))  # type: ignore[arg-type]
-    return forms
+    return forms | stored_forms(graph, dtype)
 
 
 def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.dtype) -> Form:

@@ -24,6 +24,8 @@ class Choice:
     problem: Any
     """What the rung is to do: the problem, perhaps in another layout."""
     why: str
+    us: float | None = None
+    """The microseconds by estimate, conversions included; None where nobody has estimated."""
 
 
 def choose(
@@ -84,7 +86,7 @@ def estimated(
             break
         if us + conversion < least:
             least = us + conversion
-            best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout)
+            best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout, least)
     if best is None:
         raise UnsupportedError(f"no rung of {operation.name} can do {problem.name}. " + " ".join(refusals))
     return best

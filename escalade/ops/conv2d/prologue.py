@@ -71,7 +71,11 @@ def settle(problem: Prepared) -> None:
 
 def operands(problem: Prepared) -> tuple[str, ...]:
     """The inputs that the prologue reads besides x, in the order of `OPERANDS`."""
-    read = Expression.parse(problem.prologue).inputs if problem.prologue else ()
+    return _operands(problem.prologue)
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    read = Expression.parse(text).inputs if text else ()
     return tuple(name for name in OPERANDS if name in read)
 
 
@@ -101,14 +105,14 @@ def constants(problem: Prepared) -> dict[str, Constant]:
     }
 
 
-def apply(problem: Prepared, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def apply(text: str, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """The inputs with x as the products have it, by PyTorch: computed in fp32 or more, and stored in x's type."""
-    if not problem.prologue:
+    if not text:
         return inputs
     x = inputs["x"]
     wide = torch.promote_types(x.dtype, torch.float32)
     values = {"x": x.to(wide)}
-    for name in operands(problem):
-        values[name] = inputs[name].to(wide).reshape(-1, problem.channels, 1, 1)
-    (prepared,) = Expression.parse(problem.prologue).evaluate(values)
+    for name in _operands(text):
+        values[name] = inputs[name].to(wide).reshape(-1, x.shape[1], 1, 1)
+    (prepared,) = Expression.parse(text).evaluate(values)
     return {**inputs, "x": prepared.to(x.dtype)}

@@ -60,7 +60,7 @@ def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
 
 def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The convolution, its prologue and epilogue by PyTorch, in the dtype of the inputs."""
-    return _multiply(problem, prologue.apply(problem, inputs))
+    return _multiply(problem, prologue.apply(problem.prologue, inputs))
 
 
 def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
         return with_cudnn("fp32", lambda: compute(problem, wide))
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs))
-    inputs = prologue.apply(problem, inputs)
+    inputs = prologue.apply(problem.prologue, inputs)
     if problem.dtype == "tf32":
         factors = ("x", "weight", "shortcut", "shortcut_weight")
         rounded = {name: round_to_tf32(inputs[name]) for name in factors if name in inputs}

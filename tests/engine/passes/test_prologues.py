@@ -1,0 +1,130 @@
+"""What is done on the way into a 1×1 convolution: what goes there, what stays, and that results do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.engine import Engine
+from escalade.engine.graph.graph import Graph
+from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import TWIN
+from escalade.ops.conv2d.rungs.direct import Direct
+from tests.engine.graphs import Parts, evaluate, graph_of, ops
+
+Run = Callable[[Parts, torch.Tensor], Any]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rung with prologues that is worth taking wherever it can be."""
+    monkeypatch.setattr(Direct, "last_resort", False)
+    estimate = Direct.estimate
+    monkeypatch.setattr(
+        Direct, "estimate", lambda self, p, config: 0.0 if p.prologue else estimate(self, p, config)
+    )
+
+
+def made(run: Run) -> Graph:
+    graph = graph_of(run)
+    done = for_batch(optimise(graph, "fp16"), "fp16", 3)
+    x = torch.randn(3, 3, 6, 6)
+    for old, new in zip(evaluate(graph, x), evaluate(done, x), strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
+    return done
+
+
+def prologues(graph: Graph) -> list[str]:
+    return [node.attributes["prologue"] for node in graph if "prologue" in node.attributes]
+
+
+def pooled(p: Parts, x: torch.Tensor) -> torch.Tensor:
+    """An image behind something that takes nothing on its way out."""
+    return F.max_pool2d(p.first(x), 3, 1, 1)
+
+
+def gated(p: Parts, x: torch.Tensor) -> torch.Tensor:
+    y = pooled(p, x)
+    return y * torch.sigmoid(y.mean((2, 3), keepdim=True))
+
+
+def normed(p: Parts, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(p.n(pooled(p, x)))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (lambda p, x: p.b(normed(p, x)), "relu(gain * x + shift)"),
+        (lambda p, x: p.short(p.m(pooled(p, x))), "gain * x + shift"),
+        (lambda p, x: p.b(F.silu(p.n(pooled(p, x)))) + p.first(x), "silu(gain * x + shift)"),
+        (lambda p, x: F.relu(p.b(gated(p, x))), "x * sigmoid(gate)"),
+        (lambda p, x: p.b(F.silu(pooled(p, x)) * torch.arange(8.0).view(8, 1, 1)), "silu(x) * gain"),
+    ],
+)
+def test_what_is_done_with_pixels_is_done_by_the_convolution(run: Run, text: str) -> None:
+    done = made(run)
+    assert prologues(done) == [text]
+    assert not {"batch_norm", "pointwise"} & set(ops(done))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: (lambda y: (p.b(y), p.a(y)))(normed(p, x)),  # read twice
+        lambda p, x: (lambda y: (p.b(y), y))(normed(p, x)),  # an output
+        lambda p, x: (lambda y: p.b(y) + y)(normed(p, x)),  # read as a residual too
+        lambda p, x: p.a(normed(p, x)),  # 3x3
+        lambda p, x: F.conv2d(normed(p, x), p.b.weight, padding=1),  # zeros around what it makes
+        lambda p, x: F.conv2d(normed(p, x), p.b.weight[:, :4], groups=2),
+        lambda p, x: p.b(pooled(p, x) * x.mean((1,), keepdim=True)),  # a factor for each pixel
+        lambda p, x: p.b(pooled(p, x) * p.a(p.first(x))),  # another image
+        lambda p, x: (lambda y: (p.b(F.relu(p.n(y))), torch.cat((y, p.a(y)), 1)))(
+            pooled(p, x)
+        ),  # pixels apart
+    ],
+)
+def test_what_stays_a_step_of_its_own(run: Run) -> None:
+    assert not prologues(made(run))
+
+
+def test_what_only_a_last_resort_does_stays() -> None:
+    assert not prologues(made(lambda p, x: p.b(normed(p, x))))
+
+
+def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Direct, "last_resort", False)
+    monkeypatch.setattr(Direct, "estimate", lambda self, p, config: 1e3)
+    assert not prologues(made(lambda p, x: p.b(normed(p, x))))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rung_that_has_failed_is_not_counted_on() -> None:
+    graph = optimise(graph_of(lambda p, x: p.b(normed(p, x))), "fp16")
+    assert prologues(for_batch(graph, "fp16", 2))
+    assert not prologues(for_batch(graph, "fp16", 2, FusionLevel.fused, TWIN, frozenset({"conv2d/direct"})))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_the_kernels_compute_it(dtype: str) -> None:
+    def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(p.b(normed(p, x)), 3, 1, 1)
+        return p.short(y * torch.sigmoid(y.mean((2, 3), keepdim=True)))
+
+    graph, x = graph_of(run), torch.randn(2, 3, 6, 6)
+    engine = Engine(graph, dtype, "twin")
+    names = [step.problem for step in engine.explain(x).steps if step.operation == "conv2d"]
+    assert [name.count("[pre:") for name in names] == [1, 1]
+    wide = graph.copy()
+    wide.constants = {name: tensor.double() for name, tensor in wide.constants.items()}
+    (expected,) = evaluate(wide, x.double())
+    assert relative_error(engine(x).double(), expected) < (2e-3 if dtype == "fp16" else 1e-6)
