@@ -33,10 +33,10 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
-        """The fewest that keep the card busy, and no more than the window has pixels."""
+        """The fewest that keep the card busy, and no more than leave a lane four loads."""
         every = (4, 8, 16, 32)
         wanted = BUSY_THREADS * self.card.multiprocessors / (self._blocks(problem) * VECTOR_LANES)
-        best = next((splits for splits in every if splits >= min(wanted, problem.largest_window)), 32)
+        best = next((splits for splits in every if splits >= min(wanted, problem.largest_window / 4)), 32)
         return tuple(
             SplitConfig(splits) for splits in sorted(every, key=lambda splits: (splits != best, splits))
         )

@@ -23,8 +23,10 @@ _REGISTERS = 96
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
 ROUND_TRIP_US = 1.0
-"""Microseconds from a load out of L2, behind a barrier, to a sum that all threads of a block know: each image, one
-behind another, and each of the two weights."""
+"""Microseconds from a load out of L2, behind a barrier, to a sum that all threads of a block know: the image, and each
+of the two weights."""
+TURN_US = 0.4
+"""Microseconds of each further turn of loads: images follow each other, and so do the pixels of a thread."""
 MEETING_US = 0.5
 """Microseconds in which the blocks of a cluster meet and read what the others have found."""
 
@@ -114,8 +116,9 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
         moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
         moved += config.clusters(p) * 2 * p.weight_elements * size / rates.l2
         meetings = 2 * MEETING_US if config.cluster > 1 else 0.0
-        summed = max(moved, waves * config.images * ROUND_TRIP_US)
-        return rates.launch_us + waves * (2 * ROUND_TRIP_US + meetings) + summed
+        each = ceil_div(ceil_div(p.pixels, config.cluster), config.groups(p))
+        further = (config.images * ceil_div(each, _AHEAD) - 1) / resident
+        return rates.launch_us + waves * (3 * ROUND_TRIP_US + meetings + further * TURN_US) + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
         assert isinstance(config, OneLaunchConfig)

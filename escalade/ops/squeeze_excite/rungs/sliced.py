@@ -10,6 +10,7 @@ from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared.pixel_sums import PixelSums
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
 
@@ -20,8 +21,6 @@ _MOST_CONFIGS = 24
 """Configs that are offered, the best by estimate."""
 _SECTOR_BYTES = 32
 """What memory moves at once: slices of channels are whole sectors where they can be."""
-_MOST_AHEAD = 8
-"""Pixels of a thread that are under way at once, at most."""
 _STATIC_BYTES = 16
 """The barrier that counts what was pushed."""
 _REGISTERS = 64
@@ -30,10 +29,10 @@ _THREADS_HELD = 2048
 """Threads that a multiprocessor holds."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
-ROUND_TRIP_US = 0.8
-"""Microseconds from the first load of x to the sums of a block, besides the bytes."""
-LAYERS_US = 0.6
-"""Microseconds of both layers besides their products: barriers, shuffles, activations, the store."""
+TURN_US = 0.4
+"""Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
+LAYERS_US = 1.0
+"""Microseconds besides products: sums that meet, barriers, shuffles, activations, the store."""
 EXCHANGE_US = 0.7
 """Microseconds in which the blocks of a cluster start together, and push what each has found to all."""
 
@@ -63,25 +62,9 @@ class SlicedConfig(Config):
         vector = widest_vector(problem.dtype, problem.channels)
         return ceil_div(ceil_div(problem.channels, self.cluster), vector) * vector
 
-    def lanes(self, problem: SqueezeExciteProblem) -> int:
-        """Threads that read a pixel's slice side by side: a power of two where several fit into a warp."""
+    def pixel_sums(self, problem: SqueezeExciteProblem) -> PixelSums:
         columns = self.width(problem) // widest_vector(problem.dtype, problem.channels)
-        if columns > _WARP // 2:
-            return min(columns, self.threads)
-        return 1 << (columns - 1).bit_length()
-
-    def groups(self, problem: SqueezeExciteProblem) -> int:
-        """Threads that share the pixels of a pack of channels of one image; none if there are too many images."""
-        return self.threads // self.lanes(problem) // self.images
-
-    def shuffled(self, problem: SqueezeExciteProblem) -> bool:
-        """Whether the threads of a warp with the same channels add up by shuffles."""
-        return self.lanes(problem) <= _WARP // 2
-
-    def sums(self, problem: SqueezeExciteProblem) -> int:
-        """Sums of a channel of one image that meet in shared memory: one a warp where its threads have added up."""
-        groups = self.groups(problem)
-        return groups * self.lanes(problem) // _WARP if self.shuffled(problem) else groups
+        return PixelSums(self.threads, columns, ceil_div(problem.pixels, self.parts), self.images)
 
     def team(self, outputs: int, packs: int) -> int:
         """Lanes that share a sum: as many as leave each sum of a layer its own, and have something to multiply."""
@@ -104,7 +87,7 @@ class SlicedConfig(Config):
         p, size, hidden = problem, ELEMENT_BYTES[problem.dtype], ceil_div(problem.squeezed, 4) * 4
         width, share = self.width(p), self.share(p)
         floats = [
-            width * self.sums(p),
+            width * self.pixel_sums(p).sums,
             width,
             hidden,
             hidden * (self.cluster if self.cluster > 1 else 0),
@@ -145,7 +128,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
             for images in (1, 2, 4)
             if images == 1 or images <= p.batch
             for threads in (512, 256)
-            if (config := SlicedConfig(threads, images, slices, parts)).groups(p)
+            if (config := SlicedConfig(threads, images, slices, parts)).pixel_sums(p).groups
             if (slices - 1) * config.width(p) < p.channels
             if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
         ]
@@ -165,10 +148,14 @@ class Sliced(Rung[SqueezeExciteProblem]):
         pixels = config.images * config.width(p) * ceil_div(p.pixels, config.parts)
         weights = (config.width(p) + config.share(p)) * p.squeezed
         clocks = (pixels + weights) * size / rates.copies.loads
-        idle = config.lanes(p) / (config.width(p) / widest_vector(p.dtype, p.channels))
-        clocks += (2 * pixels * idle + (1.5 + 1.5 * config.images) * weights) / LANES
+        read = config.pixel_sums(p).slots * widest_vector(p.dtype, p.channels)
+        clocks += (2 * read + (1.5 + 1.5 * config.images) * weights) / LANES
         moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
-        steps = ROUND_TRIP_US + LAYERS_US + (EXCHANGE_US if config.cluster > 1 else 0.0)
+        steps = (
+            config.pixel_sums(p).waits(resident) * TURN_US
+            + LAYERS_US
+            + (EXCHANGE_US if config.cluster > 1 else 0.0)
+        )
         return rates.launch_us + waves * steps + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
@@ -176,9 +163,9 @@ class Sliced(Rung[SqueezeExciteProblem]):
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
         width, share = config.width(p), config.share(p)
         squeezed_vector = widest_vector(p.dtype, p.squeezed)
-        each = ceil_div(ceil_div(p.pixels, config.parts), config.groups(p))
         choices: dict[str, Constant] = {
             **constants(p, config.threads),
+            **config.pixel_sums(p).constants,
             "VECTOR": vector,
             "SQUEEZED_VECTOR": squeezed_vector,
             "GATE_UNIT": widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
@@ -188,11 +175,6 @@ class Sliced(Rung[SqueezeExciteProblem]):
             "CLUSTER": Macro(str(config.cluster)),
             "WIDTH": width,
             "SHARE": share,
-            "LANES": config.lanes(p),
-            "GROUPS": config.groups(p),
-            "SUMS": config.sums(p),
-            "SHUFFLED": config.shuffled(p),
-            "AHEAD": ceil_div(each, ceil_div(each, _MOST_AHEAD)),
             "WEIGHT_PITCH": config.weight_pitch(p),
             "TEAM": config.team(p.squeezed, width // vector),
             "GATE_TEAM": config.team(share, p.squeezed // squeezed_vector),
@@ -209,11 +191,11 @@ class Sliced(Rung[SqueezeExciteProblem]):
         return Recipe((call,))
 
 
-# Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 5.0 us by its estimate, of which three round trips one behind
-# another are 1.8 and two meetings 1; here one round trip, 0.8, the layers, 0.6, and one meeting, 0.7.
+# Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three round trips one behind
+# another are 3 and two meetings 1; here one round trip, 0.4, the layers, 1, and one meeting, 0.7.
 SLICED = Sliced(
     "sliced",
     "blocks multiply the sums of their own slice, so that they meet once; weights arrive while pixels are summed",
     below="cluster",
-    predicted_gain=1.3,
+    predicted_gain=1.4,
 )

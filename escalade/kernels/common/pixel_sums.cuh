@@ -1,0 +1,69 @@
+// Sums over the pixels that a block has of IMAGES images in NHWC, for a slice of WIDTH channels: the threads of a block
+// read VECTOR channels of different pixels, up to AHEAD of them under way, and their sums meet in shared memory. LANES,
+// GROUPS, SUMS, SHUFFLED and AHEAD are chosen by escalade/ops/shared/pixel_sums.py.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels of a slice
+constexpr int FLOATS = VECTOR < 4 ? VECTOR : 4;
+using Values = Pack<Element, VECTOR>;
+
+// `count` elements of shared memory, up to whole accesses.
+template <class T>
+__device__ __forceinline__ T* take(unsigned char*& next, int count) {
+    T* start = reinterpret_cast<T*>(next);
+    next += (count * sizeof(T) + 15) / 16 * 16;
+    return start;
+}
+
+// A thread's sums over its pixels, GROUPS apart.
+__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group, int count,
+                                           int x_pitch) {
+#pragma unroll 1
+    for (int pixel = group; pixel < count; pixel += GROUPS * AHEAD) {
+        Values loaded[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            loaded[i] = {};
+            if (pixel + i * GROUPS < count)
+                loaded[i] = load_pack<Element, VECTOR>(column + (pixel + i * GROUPS) * x_pitch);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+    }
+}
+
+// Sums over this block's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES threads side by side have the
+// packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp.
+__device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
+                                          int columns, int pixels, int x_pitch) {
+    const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
+    if (image >= IMAGES) return;
+    const long long pixel = 1LL * min(first_image + image, batch - 1) * PIXELS;  // behind the last the last again
+#pragma unroll 1
+    for (int first = 0; first < COLUMNS; first += LANES) {  // as often for all lanes of a warp
+        const int column = first + threadIdx.x % LANES;
+        float sums[VECTOR] = {};
+        if (column < columns) sum_pixels(sums, x + pixel * x_pitch + column * VECTOR, group, pixels, x_pitch);
+        if (SHUFFLED)
+#pragma unroll
+            for (int distance = LANES; distance < 32; distance *= 2)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) sums[e] += __shfl_xor_sync(ALL_LANES, sums[e], distance);
+        const int sum = SHUFFLED ? group * LANES / 32 : group;
+        if (column >= COLUMNS || (SHUFFLED && threadIdx.x % 32 >= LANES)) continue;
+        float* to = sums_of_groups + (image * SUMS + sum) * WIDTH + column * VECTOR;
+#pragma unroll
+        for (int e = 0; e < VECTOR; e += FLOATS) {
+            Pack<float, FLOATS> some;
+#pragma unroll
+            for (int i = 0; i < FLOATS; ++i) some.at[i] = sums[e + i];
+            store_pack(to + e, some);
+        }
+    }
+}
