@@ -92,11 +92,12 @@ FUNCTION(elu)(float x, float scale) {
     if (x > 0.f) return x;
     return scale * (FAST_FUNCTIONS ? __expf(x) - 1.f : expm1f(x));
 }
+// Beside 1, e^-x may be 0 where it is denormal: 2^x that takes it so is spared two products and a comparison.
 FUNCTION(sigmoid)(float x) {
-    return FAST_FUNCTIONS ? __fdividef(1.f, 1.f + __expf(-x)) : 1.f / (1.f + expf(-x));
+    return FAST_FUNCTIONS ? reciprocal_approximate(1.f + exp2_approximate(-1.44269504f * x)) : 1.f / (1.f + expf(-x));
 }
 FUNCTION(silu)(float x) {
-    return FAST_FUNCTIONS ? x * reciprocal_approximate(1.f + __expf(-x)) : x / (1.f + expf(-x));
+    return FAST_FUNCTIONS ? x * sigmoid(x) : x / (1.f + expf(-x));
 }
 FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
     if (!FAST_FUNCTIONS || fabsf(x) < 0.1f) return tanhf(x);
