@@ -16,7 +16,8 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
 HELD = 190
-"""Registers that a thread may fill with weights, sums and inputs; addresses and counters take about 40 more."""
+"""Registers that a thread may fill with weights, sums and inputs; addresses and counters take `BESIDES` more."""
+BESIDES = 40
 SMALL_CODE, MOST_CODE = 2800, 4500
 """Instructions of a loop that goes round all rows of sums: up to the first they stay where they are, beyond the second
 they move, and in between either may be faster."""
@@ -69,7 +70,8 @@ class DepthwiseConfig(Config):
         return (p.taps + _open_rows(p) * self.strip) * self.vector + columns * inputs + under_way
 
     def clocks(self, p: Conv2dProblem, card: Card) -> float:
-        """Cycles of a multiprocessor: instructions, waiting where too few warps share it, and copies from L2."""
+        """Cycles of a multiprocessor: of every wave of blocks the instructions and what its walk waits for loads, of
+        which too few warps share the time, or copies from L2."""
         steps = self.rows + _open_rows(p) - 1
         inputs = steps * p.stride[0]
         moves = 0 if self.phases > 1 else steps * _open_rows(p) * self.strip * self.vector
@@ -81,14 +83,15 @@ class DepthwiseConfig(Config):
             + self.rows * self.strip * (4 * self.vector + 4)
             + moves
         )
-        warps = ceil_div(self.blocks(p), card.multiprocessors) * ceil_div(self.threads, WARP)
-        resident = max(1, min(64, card.registers // WARP // (self.held(p) + 40)))
-        busy = warps * instructions / ISSUE_RATE
-        waiting = max(1.0, warps / resident) * (3 + steps) * LATENCY
+        warps = ceil_div(self.threads, WARP)
+        resident = max(1, min(64, card.registers // WARP // (self.held(p) + BESIDES)) // warps)
+        blocks = ceil_div(self.blocks(p), card.multiprocessors)
+        busy = blocks * warps * instructions / ISSUE_RATE
+        waiting = ceil_div(blocks, resident) * (3 + steps) * LATENCY
         read_again = inputs / min(self.rows * p.stride[0], p.height)
         moved = (p.input_elements * read_again + p.output_elements) * p.element_bytes
         copied = moved / card.multiprocessors / card.rates.copies.loads
-        return max(busy, waiting, copied) + 0.05 * (busy + waiting + copied)
+        return max(busy + waiting, copied) + 0.05 * copied
 
 
 def _open_rows(p: Conv2dProblem) -> int:

@@ -46,6 +46,8 @@ BANKS = 8
 """Banks of 16 bytes in shared memory."""
 SECTOR = 32
 """Bytes that short rows cost besides."""
+START = 5000.0
+"""Clocks until a block has its weights, and its first window."""
 BARRIERS = 1500.0
 """Clocks of a tile in which its block waits, for others to fill."""
 
@@ -207,7 +209,7 @@ class _Tiling:
             (inputs + outputs * (2 if p.residual else 1)) * p.element_bytes / rate * (1 + SECTOR / segment)
         )
         tile = max(products, reads, copies) + BARRIERS / c.blocks_per_sm
-        weights = BARRIERS + c.bundles * b.filters * b.steps(p) * 32 / rate * c.blocks_per_sm
+        weights = START + c.bundles * b.filters * b.steps(p) * 32 / rate * c.blocks_per_sm
         return weights + ceil_div(self.tiles * self.channel_blocks, self.card.multiprocessors) * tile
 
 
