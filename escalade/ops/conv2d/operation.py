@@ -11,6 +11,7 @@ from escalade.ops.conv2d.problem import DTYPES, Conv2dProblem
 from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d.rungs import (
     depthwise,
+    depthwise_tile,
     direct,
     fft,
     fused_epilogue,
@@ -58,7 +59,7 @@ FEW_CHANNELS = 8
 """Channels up to which rows of the implicit GEMM are too short for tensor cores in fp32."""
 SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
 """What goes on from x to a second image."""
-GROUPED = ("depthwise", "grouped")
+GROUPED = ("depthwise_tile", "depthwise", "grouped")
 """Rungs for channels in groups; the others have no part in tensor cores then."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
@@ -100,6 +101,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *winograd.RUNGS,
             *fft.RUNGS,
             *depthwise.RUNGS,
+            *depthwise_tile.RUNGS,
             *grouped.RUNGS,
         ),
     )

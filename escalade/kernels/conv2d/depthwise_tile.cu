@@ -1,0 +1,222 @@
+// y[n][oh][ow][c] = activated(sum over r, s of x[n][oh*stride + r*dilation - pad][...][c] * w[c][r][s] + bias[c] + ...)
+//
+// A filter for every channel, in NHWC. A block stays with BLOCK_CHANNELS channels and walks over tiles of output pixels.
+// One copy by TMA brings the window of a tile, with zeros for what lies outside of the image, so that no thread asks
+// where it is; the next windows are under way meanwhile. A thread owns VECTOR channels of ROWS x STRIP outputs. With one
+// row the loop over rows of taps stays a loop: code that a launch runs through once costs more to fetch than to execute.
+// With more rows all is unrolled, and a row of inputs is read and converted once for all of them.
+// What bounds it: memory with 3x3, and with larger filters the multiply-adds of CUDA cores, of which an output has one
+// a tap besides the conversions of its inputs.
+//
+// Serves `depthwise_tile`.
+#include "common/epilogue.cuh"
+#include "common/hopper.cuh"
+
+constexpr int LANES = BLOCK_CHANNELS / VECTOR;
+constexpr int STRIPS = TILE_COLUMNS / STRIP;
+constexpr int BANDS = TILE_ROWS / ROWS;
+constexpr int WORKERS = LANES * STRIPS * BANDS * TILE_IMAGES;  // threads with outputs
+constexpr int WINDOW_HEIGHT = (TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
+constexpr int WINDOW_WIDTH = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
+constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_HEIGHT * WINDOW_WIDTH * BLOCK_CHANNELS * sizeof(Element);
+constexpr int STAGE_BYTES = (WINDOW_BYTES + 127) / 128 * 128;
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int ROW_STEP = WINDOW_WIDTH * BLOCK_CHANNELS;
+constexpr int COLUMNS = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;  // of a thread's inputs
+constexpr int INPUT_ROWS = (ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
+constexpr int INPUT_STEP = ROWS == 1 ? DILATION_H : 1;  // one row of outputs sees no rows between those of its taps
+constexpr int OUTPUT_ROW = OUTPUT_WIDTH * Y_STEP;
+constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;          // weights of one read
+static_assert(BLOCK_CHANNELS % VECTOR == 0 && TILE_COLUMNS % STRIP == 0 && TILE_ROWS % ROWS == 0, "whole threads");
+static_assert(WORKERS <= THREADS, "a thread for every part of a tile");
+
+// COUNT elements as they are loaded and stored: as words, so that they move as a whole.
+template <int COUNT>
+struct alignas(sizeof(Element) * COUNT) Words {
+    static constexpr int BYTES = sizeof(Element) * COUNT;
+    static_assert(BYTES % 4 == 0, "whole words");
+    u32 at[BYTES / 4];
+
+    __device__ __forceinline__ Pack<Element, COUNT> elements() const {
+        Pack<Element, COUNT> pack;
+        memcpy(&pack, at, BYTES);
+        return pack;
+    }
+};
+
+struct Tile {
+    int image, row, column;  // of its first output
+
+    __device__ __forceinline__ explicit Tile(u32 index)
+        : image(index / (TILES_ACROSS * TILES_DOWN) * TILE_IMAGES),
+          row(index / TILES_ACROSS % TILES_DOWN * TILE_ROWS), column(index % TILES_ACROSS * TILE_COLUMNS) {}
+};
+
+__device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32 full, const Tile& tile, int channel) {
+    barrier_expect(full, WINDOW_BYTES);
+    tma_load_4d(stage, map, full, channel, tile.column * STRIDE_W - PAD_W, tile.row * STRIDE_H - PAD_H, tile.image);
+}
+
+// The weights of a block's channels, [tap][channel]. In memory they lie TAPS apart.
+__device__ __forceinline__ void load_weights(float* turned, const Element* weight, int channel) {
+    const int here = min(BLOCK_CHANNELS, CHANNELS - channel) * TAPS;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < here; i += THREADS)
+        turned[i % TAPS * BLOCK_CHANNELS + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
+}
+
+// The products of one row of inputs and one row of taps, column by column: an input is converted once.
+__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&values)[VECTOR], int column,
+                                             const float (&w)[FILTER_WIDTH][VECTOR]) {
+#pragma unroll
+    for (int p = 0; p < STRIP; ++p) {
+        const int reach = column - p * STRIDE_W;
+        if (reach < 0 || reach % DILATION_W || reach / DILATION_W >= FILTER_WIDTH) continue;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) sums[p][v] += values[v] * w[reach / DILATION_W][v];
+    }
+}
+
+__device__ __forceinline__ void load_taps(float (&w)[FILTER_WIDTH][VECTOR], const float* weights, int tap_row) {
+#pragma unroll
+    for (int s = 0; s < FILTER_WIDTH; ++s)
+#pragma unroll
+        for (int v = 0; v < VECTOR; v += WIDTH) {
+            const Pack<float, WIDTH> pack =
+                load_pack<float, WIDTH>(weights + (tap_row * FILTER_WIDTH + s) * BLOCK_CHANNELS + v);
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) w[s][v + e] = pack.at[e];
+        }
+}
+
+__device__ constexpr bool is_seen(int column) {  // by an output of the strip
+    for (int p = 0; p < STRIP; ++p) {
+        const int reach = column - p * STRIDE_W;
+        if (reach >= 0 && reach % DILATION_W == 0 && reach / DILATION_W < FILTER_WIDTH) return true;
+    }
+    return false;
+}
+
+// All products of a thread: `window` is its first input, `weights` its first tap's.
+__device__ __forceinline__ void multiply_window(float (&sums)[ROWS][STRIP][VECTOR], const Element* window,
+                                                const float* weights) {
+#pragma unroll(ROWS == 1 ? 1 : INPUT_ROWS)
+    for (int i = 0; i < INPUT_ROWS; i += INPUT_STEP) {
+        Words<VECTOR> inputs[COLUMNS];
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column)
+            if (is_seen(column))
+                inputs[column] =
+                    *reinterpret_cast<const Words<VECTOR>*>(window + i * ROW_STEP + column * BLOCK_CHANNELS);
+        float w[ROWS][FILTER_WIDTH][VECTOR];
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            const int reach = i - row * STRIDE_H;
+            if (ROWS == 1 || (reach >= 0 && reach % DILATION_H == 0 && reach / DILATION_H < FILTER_HEIGHT))
+                load_taps(w[row], weights, reach / DILATION_H);
+        }
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            if (!is_seen(column)) continue;
+            const Pack<Element, VECTOR> pack = inputs[column].elements();
+            float values[VECTOR];
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v) values[v] = to_float(pack.at[v]);
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const int reach = i - row * STRIDE_H;
+                if (ROWS == 1 || (reach >= 0 && reach % DILATION_H == 0 && reach / DILATION_H < FILTER_HEIGHT))
+                    multiply_add(sums[row], values, column, w[row]);
+            }
+        }
+    }
+}
+
+// The VECTOR channels of one output pixel.
+__device__ __forceinline__ void store(Element* y, const Element* residual, const float (&sums)[VECTOR]) {
+    Words<VECTOR> words;
+    Pack<Element, VECTOR> residuals, outputs;
+    if (HAS_RESIDUAL) residuals = reinterpret_cast<const Words<VECTOR>*>(residual)->elements();
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v)
+        outputs.at[v] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(sums[v], nullptr, 0, residuals.at, v);
+    memcpy(words.at, &outputs, words.BYTES);
+    *reinterpret_cast<Words<VECTOR>*>(y) = words;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_depthwise_tile(const __grid_constant__ TensorMap map, const Element* weight, const Element* bias,
+                          const Element* residual, Element* y, int batch, int tiles, int weights_ready) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* const stages =
+        shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
+    float* const weights =
+        shared_part(reinterpret_cast<float*>(shared_memory + STAGES * STAGE_BYTES), TAPS * BLOCK_CHANNELS);
+    __shared__ u64 barriers[STAGES];
+    const u32 full = shared_address(barriers);
+
+    const int block_channel = blockIdx.x % CHANNEL_BLOCKS * BLOCK_CHANNELS;
+    const int first = blockIdx.x / CHANNEL_BLOCKS, step = gridDim.x / CHANNEL_BLOCKS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) barrier_init(full + 8 * i, 1);
+        fence_barrier_init();
+        prefetch_map(map);
+        wait_for_previous_launch();
+        for (int i = 0; i < STAGES && first + i * step < tiles; ++i)
+            load_window(shared_address(stages) + i * STAGE_BYTES, map, full + 8 * i, Tile(first + i * step),
+                        block_channel);
+    }
+    if (!weights_ready) wait_for_previous_launch();
+    load_weights(weights, weight, block_channel);
+    const int lane = threadIdx.x % LANES, strip = threadIdx.x / LANES % STRIPS;
+    const int band = threadIdx.x / (LANES * STRIPS) % BANDS, image = threadIdx.x / (LANES * STRIPS * BANDS);
+    const int channel = block_channel + lane * VECTOR;
+    const bool works = threadIdx.x < WORKERS && channel < CHANNELS;
+    float channel_bias[VECTOR] = {};
+    if (HAS_BIAS && works) {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) channel_bias[v] = to_float(bias[channel + v]);
+    }
+    wait_for_previous_launch();
+    __syncthreads();
+
+    const int corner = ((image * WINDOW_HEIGHT + band * ROWS * STRIDE_H) * WINDOW_WIDTH + strip * STRIP * STRIDE_W) *
+                           BLOCK_CHANNELS + lane * VECTOR;
+    int stage = 0;
+    u32 parity = 0;
+#pragma unroll 1
+    for (int index = first; index < tiles; index += step) {
+        const Tile tile(index);
+        const int row = tile.row + band * ROWS, column = tile.column + strip * STRIP;
+        barrier_wait(full + 8 * stage, parity);
+        if (works && tile.image + image < batch && row < OUTPUT_HEIGHT && column < OUTPUT_WIDTH) {
+            float sums[ROWS][STRIP][VECTOR];
+#pragma unroll
+            for (int a = 0; a < ROWS; ++a)
+#pragma unroll
+                for (int p = 0; p < STRIP; ++p)
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) sums[a][p][v] = channel_bias[v];
+            multiply_window(sums, stages + stage * (STAGE_BYTES / sizeof(Element)) + corner, weights + lane * VECTOR);
+            const long long pixel =
+                (1LL * (tile.image + image) * OUTPUT_HEIGHT + row) * OUTPUT_WIDTH + column;
+            const long long at = pixel * Y_STEP + channel;
+#pragma unroll
+            for (int a = 0; a < ROWS; ++a) {
+                if (OUTPUT_HEIGHT % ROWS && row + a >= OUTPUT_HEIGHT) break;
+#pragma unroll
+                for (int p = 0; p < STRIP; ++p)
+                    if (OUTPUT_WIDTH % STRIP == 0 || column + p < OUTPUT_WIDTH)
+                        store(y + at + a * OUTPUT_ROW + p * Y_STEP, residual + at + a * OUTPUT_ROW + p * Y_STEP, sums[a][p]);
+            }
+        }
+        const int next = index + STAGES * step;
+        if (next < tiles) {
+            __syncthreads();  // all have read the stage
+            if (threadIdx.x == 0)
+                load_window(shared_address(stages) + stage * STAGE_BYTES, map, full + 8 * stage, Tile(next),
+                            block_channel);
+        }
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+}
