@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
@@ -60,11 +60,14 @@ class AvgPool2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        a = node.attributes
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        a, form = node.attributes, forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = AvgPool2dProblem(
             batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
-            forms.stored, "nhwc", count_padding=a["count_padding"], divisor=a["divisor"],
+            forms.stored, form.layout, count_padding=a["count_padding"], divisor=a["divisor"],
         )  # fmt: skip
         return Lowered(AVG_POOL2D, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import (
+    Layouts,
     Operator,
     Recognised,
     Recogniser,
@@ -83,14 +85,19 @@ class BatchNorm(Operator):
         x = sizes["x"]
         return {**dict.fromkeys(sizes, x[1:2]), "x": x, RESULT: x}
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """Values of any rank are images of channels whose pixels are all that follows."""
         form = forms.value(node.name)
-        if form.layout != "nhwc":
+        if 0 in form.shape:
             return None
-        batch, channels, height, width = form.shape
+        batch, channels, *pixels = form.shape
+        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
         problem = BatchNormProblem(
             batch, channels, height, width, residual="residual" in node.inputs, **activation_of(node),
-            dtype=forms.stored, layout="nhwc", epsilon=node.attributes["epsilon"],
+            dtype=forms.stored, layout="nhwc" if form.layout == "nhwc" else "nchw", epsilon=node.attributes["epsilon"],
         )  # fmt: skip
         return Lowered(BATCH_NORM, problem, dict.fromkeys(_STATISTICS, FP32), "x")
 

@@ -1,24 +1,33 @@
-"""Normalisation of an image by the statistics of its own groups of channels."""
+"""Normalisation of images, or values of another rank, by the statistics of its own groups of channels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, activate, activation_of
+from escalade.engine.nodes.base import (
+    Layouts,
+    Operator,
+    Recognised,
+    Recogniser,
+    Tensors,
+    activate,
+    activation_of,
+)
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     COUNT,
     EPSILON,
     FLAG,
-    IMAGE,
     OPTIONAL_VECTOR,
     RESULT,
     Attributes,
+    Role,
     Signature,
     SizeError,
     Sizes,
@@ -33,7 +42,7 @@ class GroupNorm(Operator):
 
     name = "group_norm"
     signature = Signature(
-        {"x": IMAGE, **dict.fromkeys(_CHANNELWISE, OPTIONAL_VECTOR)},
+        {"x": Role((2, 15)), **dict.fromkeys(_CHANNELWISE, OPTIONAL_VECTOR)},
         {"groups": COUNT, "epsilon": EPSILON, "relu": FLAG},
     )
     takes_expressions = True
@@ -62,7 +71,7 @@ class GroupNorm(Operator):
         return self._recognise(node, call, graph, node.shape[1] if len(node.shape) > 1 else None)
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph, groups: object) -> Recognised:
-        if len(node.shape) != 4 or not isinstance(groups, int) or node.attributes.get("result", 0) != 0:
+        if len(node.shape) < 2 or not isinstance(groups, int) or node.attributes.get("result", 0) != 0:
             return None
         constants = {role: call.value(role) for role in _CHANNELWISE}
         if any(name not in graph.constants for name in constants.values() if name is not None):
@@ -86,11 +95,19 @@ class GroupNorm(Operator):
             raise SizeError(f"{attributes['groups']} groups do not divide {x[1]} channels")
         return {**dict.fromkeys(sizes, x[1:2]), "x": x, RESULT: x}
 
-    def lower(self, node: Node, forms: Forms) -> Lowered:
-        a = node.attributes
-        batch, channels, height, width = forms.value(node.name).shape
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """Values of any rank are images of channels whose pixels are all that follows."""
+        a, form = node.attributes, forms.value(node.name)
+        if 0 in form.shape:
+            return None
+        batch, channels, *pixels = form.shape
+        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
         problem = GroupNormProblem(
             batch, channels, height, width, a["groups"], "weight" in node.inputs, "bias" in node.inputs,
             epsilon=a["epsilon"], **activation_of(node), dtype=forms.stored,
+            layout="nhwc" if form.layout == "nhwc" or height * width == 1 else "nchw",
         )  # fmt: skip
         return Lowered(GROUP_NORM, problem, in_place="x")

@@ -35,8 +35,10 @@ from escalade.engine.nodes.signature import (
     Signature,
     Sizes,
 )
+from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
 from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
 from escalade.ops.layer_norm.problem import EPSILON as EPSILON_OF_LAYERS
+from escalade.ops.layer_norm.rungs.in_registers import MOST_THREADS, MOST_VALUES
 
 _FEATUREWISE = ("weight", "bias")
 
@@ -116,10 +118,13 @@ class LayerNorm(Operator):
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
         features = form.shape[1 if node.attributes.get("of_channels") else -1]
-        problem = LayerNormProblem(
-            prod(form.shape) // features, features, "weight" in node.inputs, "bias" in node.inputs,
-            node.attributes["rms"], node.attributes["epsilon"], **activation_of(node), dtype=forms.stored,
-        )  # fmt: skip
+        rows, epsilon = prod(form.shape) // max(1, features), node.attributes["epsilon"]
+        own = {**activation_of(node), "dtype": forms.stored}
+        constants = "weight" in node.inputs, "bias" in node.inputs
+        if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # which blocks have to share
+            row = GroupNormProblem(rows, features, 1, 1, 1, *constants, epsilon=epsilon, layout="nchw", **own)
+            return Lowered(GROUP_NORM, row)
+        problem = LayerNormProblem(rows, features, *constants, node.attributes["rms"], epsilon, **own)
         return Lowered(LAYER_NORM, problem)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:

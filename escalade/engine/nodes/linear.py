@@ -9,6 +9,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
+from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
@@ -33,6 +34,10 @@ from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem
 from escalade.ops.linear.rungs.pooled import one_launch_pays
 from escalade.ops.linear.rungs.tensor_core import as_convolution
+
+_MANY_ROWS, _MANY_PRODUCTS = 128, 2**30
+"""Rows that fill a tile of Hopper's own tensor-core instructions, and products for which that is worth its tensor
+maps."""
 
 
 class Linear(Operator):
@@ -129,7 +134,7 @@ class Linear(Operator):
             pixels=pixels,
             **activation_of(node),
         )
-        if len(node.shape) > 2:  # rows that are pixels, or parts of them: there are many
+        if len(node.shape) > 2 or _is_large(problem):  # rows of more dimensions are pixels: there are many
             return Lowered(CONV2D, as_convolution(problem))
         return Lowered(LINEAR, problem)
 
@@ -146,6 +151,13 @@ class Linear(Operator):
 
     def feature_constants(self, node: Node) -> tuple[str, ...]:
         return ("weight",)
+
+
+def _is_large(problem: LinearProblem) -> bool:
+    """Whether the rungs of a 1×1 convolution, which know Hopper's own instructions, are for it."""
+    products = problem.output_elements * problem.in_features
+    is_one = problem.pixels == 1 and problem.dtype in TENSOR_CORE_DTYPES
+    return is_one and problem.batch >= _MANY_ROWS and products >= _MANY_PRODUCTS
 
 
 def fuse_pooled(graph: Graph, dtype: str) -> None:

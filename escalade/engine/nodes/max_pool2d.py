@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
@@ -70,12 +70,15 @@ class MaxPool2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        a = node.attributes
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        a, form = node.attributes, forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = MaxPool2dProblem(
             batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
-            forms.stored, "nhwc", dilation=a["dilation"],
+            forms.stored, form.layout, dilation=a["dilation"],
         )  # fmt: skip
         return Lowered(MAX_POOL2D, problem)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.base import Layouts
 from escalade.engine.nodes.convert import Convert
 
 
@@ -43,7 +44,8 @@ def _flattens_image(graph: Graph, node: Node) -> bool:
 
 
 def convert_inputs(graph: Graph, pad_channels: bool) -> None:
-    """Images are converted once, in front of the first operation that wants them in NHWC.
+    """Images are converted once, in front of the first operation that wants them in NHWC, or of layers in front of it
+    that take either. Layers with nothing of the kind behind them read images as they come.
 
     With `pad_channels` those that only convolutions read get zero channels up to what a kernel loads at once.
     """
@@ -63,7 +65,7 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             readers = graph.users().get(given.name, [])
         readers = [node for node in readers if node.name not in as_it_comes]
         if normalise is None:
-            readers = [node for node in readers if _wants_nhwc(node, given.name)]
+            readers = [node for node in readers if _belongs_in_nhwc(graph, node, given.name)]
         is_returned = normalise is not None and given.name in graph.outputs  # once it is normalised
         if not readers and not is_returned:
             continue
@@ -72,6 +74,9 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
         padded = channels
         if pad_channels and readers and all(_pads(graph, node, given.name) for node in readers):
             padded = 4 if channels <= 4 else -(-channels // 8) * 8
+        if padded == channels and normalise is None:  # it lies there already for those who take either
+            either = [node for node in graph.users()[given.name] if node.name not in as_it_comes]
+            readers = [node for node in either if node in readers or _takes_nhwc(node, given.name)]
         shape = (given.shape[0], padded, *given.shape[2:])
         node = Convert.node(name, inputs, {"layout": "nhwc"}, shape)
         for reader in readers:
@@ -87,9 +92,37 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
             graph.append(node)
 
 
+def _belongs_in_nhwc(graph: Graph, node: Node, value: str) -> bool:
+    """Whether a reader of an image wants it in NHWC, or is a layer that takes either with one behind it that does."""
+    if _wants_nhwc(node, value):
+        return True
+    if operator_of(node).expression(node) is not None or not _takes_nhwc(node, value):
+        return False
+    users = graph.users()
+    seen, ahead = {node.name}, [node.name]
+    while ahead:
+        name = ahead.pop()
+        for reader in users.get(name, []):
+            if len(graph.shape_of(name)) == 4 and _wants_nhwc(reader, name):
+                return True
+            if reader.name not in seen and _layouts(reader, name, "nchw").written == "nchw":
+                seen.add(reader.name)
+                ahead.append(reader.name)
+    return False
+
+
 def _wants_nhwc(node: Node, value: str) -> bool:
-    given = {role: "nchw" for role, name in node.inputs.items() if name == value}
-    return operator_of(node).layouts(node, given).read == "nhwc"
+    return _layouts(node, value, "nchw").read == "nhwc"
+
+
+def _takes_nhwc(node: Node, value: str) -> bool:
+    """Whether a node reads a value in NHWC without converting it, and gives an image that lies so too."""
+    return _layouts(node, value, "nhwc") == Layouts("nhwc", "nhwc")
+
+
+def _layouts(node: Node, value: str, layout: str) -> Layouts:
+    given = {role: layout for role, name in node.inputs.items() if name == value}
+    return operator_of(node).layouts(node, given)
 
 
 def _pads(graph: Graph, node: Node, value: str) -> bool:

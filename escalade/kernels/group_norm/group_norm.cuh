@@ -4,10 +4,13 @@
 // A block is WIDTH packs of VECTOR channels wide, whole groups, and HEIGHT pixels high. A thread keeps to the channels
 // of its pack, and sums those of one group itself: they are UNIT, the largest part that packs and groups have in common,
 // so that a pack is UNITS of them and a group GROUP_UNITS, whichever of the two is larger.
+//
+// In NCHW a group of an image lies together. It is seen as an image of its own, of one pack of channels and as many
+// pixels as it has packs; where there is a weight or a bias, PLANE is the elements of each of its ROW_CHANNELS.
 #pragma once
 
-#include "common/epilogue.cuh"
 #include "common/moments.cuh"
+#include "group_norm/planes.cuh"
 #include "common/ptx.cuh"
 
 using Values = Pack<Element, VECTOR>;
@@ -79,22 +82,24 @@ struct Channels {
     __device__ __forceinline__ Channels(const Statistic* statistics, int pack, int channel, const Element* weight,
                                         const Element* bias) {
         Values weights = {}, biases = {};
-        if (HAS_WEIGHT) weights = load_pack<Element, VECTOR>(weight + channel);
-        if (HAS_BIAS) biases = load_pack<Element, VECTOR>(bias + channel);
+        if (HAS_WEIGHT && !PLANE) weights = load_pack<Element, VECTOR>(weight + channel);
+        if (HAS_BIAS && !PLANE) biases = load_pack<Element, VECTOR>(bias + channel);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             const Statistic& of = statistics[(pack * VECTOR + e) / GROUP_CHANNELS];
             means[e / UNIT] = of.mean;
-            factors[e] = HAS_WEIGHT ? of.scale * to_float(weights.at[e]) : of.scale;
-            terms[e] = HAS_BIAS ? to_float(biases.at[e]) : 0.f;
+            factors[e] = HAS_WEIGHT && !PLANE ? of.scale * to_float(weights.at[e]) : of.scale;
+            terms[e] = HAS_BIAS && !PLANE ? to_float(biases.at[e]) : 0.f;
         }
     }
 
-    __device__ __forceinline__ Values normalised(Values values) const {
+    // `planes` begin where the image's do, `pixel` within it.
+    __device__ __forceinline__ Values normalised(Values values, const Planes& planes, int pixel) const {
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             float value = (to_float(values.at[e]) - means[e / UNIT]) * factors[e];
-            if (HAS_BIAS) value += terms[e];
+            if (PLANE) value = planes.scaled(value, pixel * VECTOR + e);
+            if (HAS_BIAS && !PLANE) value += terms[e];
             values.at[e] = from_float<Element>(activated<HAS_RELU>(value));
         }
         return values;

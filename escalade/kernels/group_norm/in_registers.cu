@@ -45,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (mine == 0) return;
     const Channels channels(statistics, pack, channel, weight, bias);
+    const Planes planes(blockIdx.x, weight, bias);
     Element* to = y + (1LL * blockIdx.x * pixels + row) * y_pitch + channel;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i)
-        if (i < mine) store_pack(to + 1LL * i * HEIGHT * y_pitch, channels.normalised(loaded[i]));
+        if (i < mine) store_pack(to + 1LL * i * HEIGHT * y_pitch, channels.normalised(loaded[i], planes, row + i * HEIGHT));
 }

@@ -1,13 +1,13 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// mean and variance of the channels of c's group in all pixels p of image n. The foot of the ladder: a block a group of
+// mean and variance of the channels of c's group in all pixels p of image n; planes.cuh has how NCHW is seen. The foot of the ladder: a block a group of
 // an image, three passes over it: the mean, the variance, the results. What bounds it: the loads, one element each, of
 // which a group's lie apart.
 //
 // Serves `naive`.
 #include "common/block.cuh"
-#include "common/epilogue.cuh"
 #include "common/ptx.cuh"
+#include "group_norm/planes.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_norm_naive(const Element* x, const Element* weight, const Element* bias, Element* y, int groups,
@@ -26,11 +26,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         squares += distance * distance;
     }
     const float scale = rsqrtf(block_sum<THREADS>(squares) / count + epsilon);
+    const Planes planes(image, weight, bias);
     for (int at = threadIdx.x; at < count; at += THREADS) {
         const int pixel = at / group_channels, channel = at % group_channels;
         float value = (to_float(from[1LL * pixel * x_pitch + channel]) - mean) * scale;
-        if (HAS_WEIGHT) value *= to_float(weight[first + channel]);
-        if (HAS_BIAS) value += to_float(bias[first + channel]);
+        if (PLANE) value = planes.scaled(value, at);
+        if (HAS_WEIGHT && !PLANE) value *= to_float(weight[first + channel]);
+        if (HAS_BIAS && !PLANE) value += to_float(bias[first + channel]);
         to[1LL * pixel * y_pitch + channel] = from_float<Element>(activated<HAS_RELU>(value));
     }
 }

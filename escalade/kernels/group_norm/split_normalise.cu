@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row >= HEIGHT) return;
 
     const Channels channels(statistics, pack, channel, weight, bias);
+    const Planes planes(image, weight, bias);
     const int begin = split * per_split, here = min(per_split, pixels - begin);
     const long long first = 1LL * image * pixels + begin;
     for (int at = row; at < here; at += PACKS * HEIGHT) {
@@ -43,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < PACKS; ++i)
             if (at + i * HEIGHT < here)
-                store_pack(y + (first + at + i * HEIGHT) * y_pitch + channel, channels.normalised(loaded[i]));
+                store_pack(y + (first + at + i * HEIGHT) * y_pitch + channel,
+                           channels.normalised(loaded[i], planes, begin + at + i * HEIGHT));
     }
 }

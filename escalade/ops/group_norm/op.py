@@ -27,8 +27,8 @@ def group_norm(
 ) -> torch.Tensor:
     """Each image's groups of channels with mean 0 and variance 1, times weight, plus bias: one of both a channel.
 
-    x is [N, C, H, W]. Kernels take channels_last; images in NCHW are copied there and back. With as many groups as
-    channels it is instance normalisation. `rung` names one rung.
+    x is [N, C, H, W], in either layout. With as many groups as channels it is instance normalisation. `rung` names one
+    rung.
     """
     return torch.ops.escalade.group_norm(x, groups, weight, bias, epsilon, rung)
 
@@ -65,6 +65,7 @@ def _run(
         bias is not None,
         epsilon=epsilon,
         dtype=dtype_of("group_norm", x),
+        layout=layout_of(x),
     )
     y = empty_output(problem, x.device)
     if problem.elements == 0:
@@ -72,8 +73,8 @@ def _run(
     else:
         constants = {"weight": weight, "bias": bias}
         given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-        ready(GROUP_NORM, problem, x.device, rung).run({"x": laid_out(x, "nhwc"), **given, "y": y})
-    return y if layout_of(x) == "nhwc" else y.contiguous()
+        ready(GROUP_NORM, problem, x.device, rung).run({"x": laid_out(x, problem.layout), **given, "y": y})
+    return y
 
 
 def _fake(

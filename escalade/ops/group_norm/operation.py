@@ -6,9 +6,10 @@ from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.group_norm import reference
-from escalade.ops.group_norm.problem import LAYOUTS, GroupNormProblem
+from escalade.ops.group_norm.problem import GroupNormProblem
 from escalade.ops.group_norm.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.group_norm.rungs.groups import IN_REGISTERS, NAIVE, SPLIT
+from escalade.ops.shared.images import LAYOUTS
 
 
 class GroupNorm(Operation[GroupNormProblem]):

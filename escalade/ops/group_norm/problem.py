@@ -12,10 +12,9 @@ from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES, spell_sizes
-from escalade.ops.shared.images import Images, check_problem, read_sizes, require_32_bits
+from escalade.ops.shared.images import LAYOUTS, Images, check_problem, read_sizes, require_32_bits
 
 EPSILON = 1e-5
-LAYOUTS = ("nhwc",)
 _NAME = re.compile(
     SIZES + r"_g(?P<groups>\d+)(?P<weight>_weight)?(?P<bias>_bias)?(_eps(?P<epsilon>[0-9.e+-]+))?(?P<relu>_relu)?"
     + activation.IN_NAME
@@ -40,7 +39,7 @@ class GroupNormProblem(Images):
     layout: str = "nhwc"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
 
     def __post_init__(self) -> None:
         check_problem("group_norm", self, DTYPES, LAYOUTS)
@@ -61,7 +60,7 @@ class GroupNormProblem(Images):
 
     @staticmethod
     def parse(name: str) -> GroupNormProblem:
-        """The problem of a name such as `256_56_b32_g32_weight_bias`."""
+        """The problem of a name such as `256_56_b32_g32_weight_bias`, in NHWC."""
         plain, apart = read_pitches(name)
         found = match_name(
             _NAME,
@@ -78,7 +77,7 @@ class GroupNormProblem(Images):
 
     @property
     def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         parts = {
             "_weight": self.weight, "_bias": self.bias, f"_eps{self.epsilon!r}": self.epsilon != EPSILON,
             "_relu": self.relu,
@@ -89,6 +88,11 @@ class GroupNormProblem(Images):
     @property
     def group_channels(self) -> int:
         return self.channels // self.groups
+
+    @property
+    def row(self) -> int:
+        """Elements of a group of one image, which in NCHW lie together."""
+        return self.group_channels * self.pixels
 
     @property
     def flops(self) -> int:
@@ -103,4 +107,4 @@ class GroupNormProblem(Images):
     @property
     def rounding(self) -> float:
         """Two sums of a group, a root and a quotient."""
-        return 2.0**-24 * (4 + math.sqrt(1 + self.group_channels * self.pixels / 6))
+        return 2.0**-24 * (4 + math.sqrt(1 + self.row / 6))

@@ -55,7 +55,7 @@ def test_a_reduction_is_one_node_of_its_own(function: Function) -> None:
 )
 def test_an_image_is_reduced_as_it_lies(function: Function, converts: int) -> None:
     """Behind a layer that gives NHWC: nothing but its input is converted, and what is returned."""
-    model = Call(lambda x: function(F.avg_pool2d(x, 2, 1)))
+    model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
     x = torch.randn(2, 8, 4, 6)
     graph = capture(model, (x,))
     assert [node.op for node in optimise(graph, "fp32")].count("convert") == converts

@@ -70,17 +70,34 @@ class Span:
         }
 
 
+def _seen(problem: GroupNormProblem) -> GroupNormProblem:
+    """The problem as kernels see it. In NCHW a group lies together: it is an image whose pixels are packs, with one
+    group of as many channels."""
+    if problem.layout == "nhwc":
+        return problem
+    vector = widest_vector(problem.dtype, problem.row)
+    return replace(
+        problem, batch=problem.batch * problem.groups, channels=vector, height=problem.row // vector, width=1,
+        groups=1, layout="nhwc",
+    )  # fmt: skip
+
+
 def _constants(problem: GroupNormProblem, threads: int) -> dict[str, Constant]:
+    planes = problem.layout == "nchw" and (problem.weight or problem.bias)
     return {
         "Element": element(problem.dtype),
         "HAS_WEIGHT": problem.weight,
         "HAS_BIAS": problem.bias,
         "THREADS": threads,
+        "PLANE": problem.pixels if planes else 0,
+        "IMAGE_GROUPS": problem.groups if planes else 1,
+        "ROW_CHANNELS": problem.group_channels if planes else 1,
         **activation.constants_of(problem),
     }
 
 
 def _pitches(problem: GroupNormProblem) -> tuple[int, int]:
+    """Elements from pixel to pixel, as kernels see them."""
     return problem.x_pitch or problem.channels, problem.y_pitch or problem.channels
 
 
@@ -98,16 +115,14 @@ class Naive(Rung[GroupNormProblem]):
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
+        p = _seen(problem)
         call = KernelCall(
             Program.of("group_norm/naive.cu", "group_norm_naive", _constants(problem, config.threads)),
-            (problem.batch * problem.groups, 1, 1),
+            (p.batch * p.groups, 1, 1),
             (config.threads, 1, 1),
-            (
-                _X, *_CHANNELWISE, _Y, problem.groups, problem.group_channels, problem.pixels, *_pitches(problem),
-                float(problem.epsilon),
-            ),
+            (_X, *_CHANNELWISE, _Y, p.groups, p.group_channels, p.pixels, *_pitches(p), float(p.epsilon)),
             overlap=True,
-        )  # fmt: skip
+        )
         return Recipe((call,))
 
 
@@ -140,24 +155,24 @@ class Split(Rung[GroupNormProblem]):
         """The widest that the fewest threads reach, then by that of more."""
         found = []
         for threads in _THREADS[1:]:
-            fitting = [span for span in Span.every(problem) if span.fits(threads)]
+            fitting = [span for span in Span.every(_seen(problem)) if span.fits(threads)]
             if fitting:
                 found.append((fitting[-1], threads))
         return found
 
     def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
-        offered = []
+        offered, p = [], _seen(problem)
         for span, threads in self._spans(problem):
             for filling in (self.card.filling, self.card.filling // 2, 2 * self.card.filling):
-                wanted = ceil_div(filling, max(1, problem.batch) * span.across)
-                most = ceil_div(problem.pixels, 4 * (threads // span.packs))
+                wanted = ceil_div(filling, max(1, p.batch) * span.across)
+                most = ceil_div(p.pixels, 4 * (threads // span.packs))
                 splits = max(1, min(wanted, most, _MERGED // span.groups))
                 offered += [SplitConfig(threads, packs, span.groups, splits) for packs in (4, 2)]
         return tuple(dict.fromkeys(offered))
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
-        p = problem
+        p = _seen(problem)
         span = next(span for span in Span.every(p) if span.groups == config.groups)
         per_split = ceil_div(p.pixels, config.splits)
         splits = ceil_div(p.pixels, per_split)
@@ -180,7 +195,7 @@ class Split(Rung[GroupNormProblem]):
         normalise = KernelCall(
             Program.of(
                 "group_norm/split_normalise.cu", "group_norm_split_normalise",
-                span.constants(p, config.threads, config.packs),
+                span.constants(problem, config.threads, config.packs),
             ),
             grid,
             block,
@@ -209,28 +224,30 @@ class InRegisters(Rung[GroupNormProblem]):
     def _offered(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
         """Offers first the widest segments of a pixel that leave blocks enough; of each the fewest threads."""
         offered: list[tuple[bool, int, SpanConfig]] = []
-        for span in Span.every(problem):
-            bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
+        p = _seen(problem)
+        for span in Span.every(p):
+            bytes = span.packs * span.vector * ELEMENT_BYTES[p.dtype]
             if offered and bytes > _SEGMENT_BYTES:
                 break
-            few = problem.batch * span.across < 2 * self.card.multiprocessors
+            few = p.batch * span.across < 2 * self.card.multiprocessors
             for threads in _THREADS:
-                packs = ceil_div(problem.pixels, max(1, threads // span.packs))
+                packs = ceil_div(p.pixels, max(1, threads // span.packs))
                 if span.fits(threads) and packs * span.vector <= MOST_VALUES:
                     offered.append((few, bytes if few else -bytes, SpanConfig(threads, packs, span.groups)))
         return tuple(config for _, _, config in sorted(offered, key=lambda one: one[:2]))
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SpanConfig)
-        span = next(span for span in Span.every(problem) if span.groups == config.groups)
+        p = _seen(problem)
+        span = next(span for span in Span.every(p) if span.groups == config.groups)
         call = KernelCall(
             Program.of(
                 "group_norm/in_registers.cu", "group_norm_in_registers",
                 span.constants(problem, config.threads, config.packs),
             ),
-            (problem.batch, span.across, 1),
+            (p.batch, span.across, 1),
             (config.threads, 1, 1),
-            (_X, *_CHANNELWISE, _Y, problem.pixels, *_pitches(problem), float(problem.epsilon)),
+            (_X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon)),
             overlap=True,
         )  # fmt: skip
         return Recipe((call,))

@@ -1,0 +1,48 @@
+"""Layers over values of other ranks than an image's, and images that stay in PyTorch's order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.bench.coverage.fallbacks import planned
+from escalade.engine.compiler import compile
+
+NORMS = [
+    (torch.nn.GroupNorm(4, 8), (3, 8)),
+    (torch.nn.GroupNorm(2, 8), (2, 8, 5)),
+    (torch.nn.GroupNorm(2, 8), (2, 8, 3, 5)),
+    (torch.nn.InstanceNorm3d(4), (2, 4, 3, 2, 5)),
+    (torch.nn.BatchNorm1d(8), (3, 8)),
+    (torch.nn.BatchNorm1d(6), (3, 6, 5)),
+    (torch.nn.BatchNorm3d(4), (2, 4, 3, 2, 5)),
+    (torch.nn.MaxPool2d(3, 2, 1), (2, 4, 7, 6)),
+    (torch.nn.AvgPool2d(3, 2, 1), (2, 4, 7, 6)),
+]
+
+
+def _settled(layer: torch.nn.Module) -> torch.nn.Module:
+    """The layer with constants as training leaves them, not ones and zeros."""
+    for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+        if tensor.is_floating_point():
+            tensor.data.uniform_(0.5, 1.5) if name != "bias" else tensor.data.normal_()
+    return layer.eval()
+
+
+@pytest.mark.parametrize(("layer", "shape"), NORMS)
+def test_a_layer_by_itself_is_one_step_as_the_values_lie(
+    layer: torch.nn.Module, shape: tuple[int, ...]
+) -> None:
+    model, x = _settled(layer), torch.randn(shape)
+    engine = compile(model, x, device="twin")
+    (step,) = engine.explain(x).steps
+    assert step.rung and step.rung != "PyTorch"
+    torch.testing.assert_close(engine(x), model(x))
+
+
+def test_long_rows_are_shared_among_blocks() -> None:
+    model = _settled(torch.nn.LayerNorm((3, 64, 256)))
+    x = torch.randn(2, 3, 64, 256)
+    engine = compile(model, x, device="cpu")
+    assert [step.rung for step in planned(engine, x).steps if step.launches] == ["split"]
+    torch.testing.assert_close(engine(x), model(x))
