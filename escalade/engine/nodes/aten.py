@@ -15,6 +15,9 @@ from escalade.engine.nodes.base import Layouts, Operator, Tensors
 from escalade.engine.nodes.lowering import NHWC
 from escalade.errors import EscaladeError
 
+_FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
+"""Operators that make a tensor like another one, whatever is in it."""
+
 
 class Aten(Operator):
     """A call of one of PyTorch's operators, by name and with its arguments."""
@@ -41,6 +44,11 @@ class Aten(Operator):
 
     def is_random(self, node: Node) -> bool:
         return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
+
+    def disregarded(self, node: Node) -> frozenset[str]:
+        model = node.attributes["arguments"].get("self")
+        is_fresh = name_of(node.attributes["target"]) in _FRESH and isinstance(model, Reference)
+        return frozenset((model.role,)) if is_fresh else frozenset()
 
     def title(self, node: Node) -> str:
         return str(node.attributes["target"])

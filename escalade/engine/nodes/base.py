@@ -259,6 +259,10 @@ class Operator(ABC):
         """Whether the result is another each time."""
         return False
 
+    def disregarded(self, node: Node) -> frozenset[str]:
+        """The roles of inputs whose values do not count, only their types and sizes do."""
+        return frozenset()
+
     def title(self, node: Node) -> str:
         """What a reader calls the operation."""
         return self.name

@@ -25,11 +25,13 @@ def fold_constants(graph: Graph) -> None:
     for node in graph:
         if operator_of(node).is_random(node) or node.depends_on_batch:
             continue
-        if any(name not in graph.constants for name in node.inputs.values()):
+        unread = operator_of(node).disregarded(node)
+        read = [name for role, name in node.inputs.items() if role not in unread]
+        if any(name not in graph.constants for name in read):
             continue
-        origins = frozenset[str]().union(*(made_of[name] for name in node.inputs.values()))
+        origins = frozenset[str]().union(*(made_of[name] for name in read))
         most = max(MOST_GROWTH * sum(sizes[name] for name in origins), SMALL)
-        if origins and math.prod(node.shape) > most:  # type: ignore[arg-type]
+        if (origins or unread) and math.prod(node.shape) > most:  # type: ignore[arg-type]
             continue
         graph.constants[node.name] = _folded(graph, node)
         made_of[node.name] = origins
@@ -38,7 +40,7 @@ def fold_constants(graph: Graph) -> None:
 
 def _folded(graph: Graph, node: Node) -> torch.Tensor:
     """Summed in float64, rounded as the model rounds: each element is as near as its type allows."""
-    given = {role: graph.constants[name] for role, name in node.inputs.items()}
+    given = {role: _constant(graph, name) for role, name in node.inputs.items()}
     if node.is_floating:
         wide = {role: value.double() if value.is_floating_point() else value for role, value in given.items()}
         try:
@@ -48,3 +50,12 @@ def _folded(graph: Graph, node: Node) -> torch.Tensor:
         if result is not None and result.is_floating_point() and tuple(result.shape) == node.shape:
             return result.to(getattr(torch, node.dtype)).contiguous()
     return compute(node, given).contiguous()
+
+
+def _constant(graph: Graph, name: str) -> torch.Tensor:
+    """A constant; for a value that does not count, zeros of its type, and of its sizes if they are known."""
+    if name in graph.constants:
+        return graph.constants[name]
+    sizes = [size for size in graph.shape_of(name) if isinstance(size, int)]
+    known = len(sizes) == len(graph.shape_of(name))
+    return torch.zeros((), dtype=graph.dtype_of(name)).expand(sizes if known else ())

@@ -271,6 +271,17 @@ def test_constants_are_computed_once() -> None:
     assert ops(graph) == ["aten", "adaptive_avg_pool2d", "reshape", "pointwise"]
 
 
+def test_what_is_made_like_a_value_but_not_of_it_is_a_constant() -> None:
+    def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
+        mask = x.new_zeros(x.shape[2:])
+        mask[:2, 1:] = 1.0
+        mask[2:] = torch.full_like(x[0, 0, 2:], -3.0)
+        return (x + mask) * torch.ones_like(mask)
+
+    graph = after(run, fold_constants)
+    assert set(ops(graph)) == {"pointwise"}
+
+
 def test_what_depends_on_the_batch_or_on_chance_is_not_a_constant() -> None:
     def run(p: Parts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         token = p.n.bias.expand(x.shape[0], -1)
