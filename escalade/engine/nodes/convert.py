@@ -43,7 +43,8 @@ class Convert(Operator):
             batch, min(channels, target.shape[1]), height, width, NAMES[source.dtype], source.layout,
             NAMES[target.dtype], target.layout, target.shape[1], "scale" in node.inputs, channels,
         )  # fmt: skip
-        return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32}, pitches=_pitches(source))
+        apart = {} if source.layout == "nchw" else _APART  # whose pixels lie one behind the other
+        return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32}, pitches=apart)
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, node.attributes["layout"])
@@ -79,9 +80,8 @@ def _copied(form: Form) -> Lowered | None:
     if dtype not in DTYPES:
         return None
     problem = ConvertProblem(form.rows, form.row, 1, 1, dtype, "nhwc", dtype, "nhwc")
-    return Lowered(CONVERT, problem, pitches=_pitches(form))
+    return Lowered(CONVERT, problem, pitches=_APART)
 
 
-def _pitches(source: Form) -> dict[str, str]:
-    """An x in NHWC is a part of so many channels that are stored; other layouts have no pixels apart."""
-    return {"x": "stored_channels"} if source.layout != "nchw" else {}
+_APART = {"x": "stored_channels"}
+"""Rows of x that lie apart are parts of so many channels that are stored."""
