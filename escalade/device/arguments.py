@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from escalade.device.recipe import (
+    Addresses,
     Argument,
     Buffer,
     Im2colMap,
@@ -42,7 +43,7 @@ class ArgumentList:
             for argument, value in pairs
             if isinstance(argument, WeightsReady | ReleaseDependents)
         ]
-        self._pointers = [(argument, value) for argument, value in pairs if isinstance(argument, Buffer)]
+        self._pointers = [pointer for pair in pairs for pointer in _pointers(*pair)]
         self._maps = [
             (argument, value) for argument, value in pairs if isinstance(argument, TiledMap | Im2colMap)
         ]
@@ -112,6 +113,19 @@ class Pointers:
         return True
 
 
+def _pointers(argument: Argument, value: Any) -> list[tuple[Buffer, Any]]:
+    """The pointers in an argument's value, each with the buffer that it is to point to."""
+    if isinstance(argument, Buffer):
+        return [(argument, value)]
+    if isinstance(argument, Addresses):
+        step = ctypes.sizeof(ctypes.c_void_p)
+        return [
+            (buffer, ctypes.c_void_p.from_buffer(value, place * step))
+            for place, buffer in enumerate(argument.buffers)
+        ]
+    return []
+
+
 def _address(buffer: Buffer, buffers: Mapping[str, int]) -> int | None:
     address = buffers.get(buffer.name)
     if address is not None:
@@ -131,6 +145,8 @@ def _value(argument: Argument) -> Any:
     match argument:
         case Buffer():
             return ctypes.c_void_p()
+        case Addresses(buffers):
+            return (ctypes.c_void_p * len(buffers))()
         case TiledMap() | Im2colMap():
             return _aligned(TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT)
         case Int64(value):

@@ -48,6 +48,13 @@ class Ints:
 
 
 @dataclass(frozen=True)
+class Addresses:
+    """A struct of the addresses of many buffers, passed by value: a table that needs no memory of its own."""
+
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
 class TiledMap:
     """A tensor map for boxes of a tensor; everything innermost dimension first.
 
@@ -105,7 +112,22 @@ class ReleaseDependents:
 
 
 TensorMap = TiledMap | Im2colMap
-Argument = Buffer | int | Int64 | float | Ints | TiledMap | Im2colMap | WeightsReady | ReleaseDependents
+Argument = (
+    Buffer | Addresses | int | Int64 | float | Ints | TiledMap | Im2colMap | WeightsReady | ReleaseDependents
+)
+
+
+def _buffers_of(argument: Argument) -> tuple[Buffer, ...]:
+    """The buffers that an argument points into."""
+    match argument:
+        case Buffer():
+            return (argument,)
+        case Addresses(buffers):
+            return buffers
+        case TiledMap() | Im2colMap():
+            return (argument.buffer,)
+        case _:
+            return ()
 
 
 @dataclass(frozen=True)
@@ -135,8 +157,7 @@ class KernelCall:
     @property
     def buffers(self) -> frozenset[str]:
         """The names of the buffers that it reads or writes."""
-        places = (one.buffer if isinstance(one, TiledMap | Im2colMap) else one for one in self.arguments)
-        return frozenset(place.name for place in places if isinstance(place, Buffer))
+        return frozenset(buffer.name for one in self.arguments for buffer in _buffers_of(one))
 
 
 @dataclass(frozen=True)
@@ -234,6 +255,8 @@ class Recipe:
         def argument(one: Argument) -> Argument:
             if isinstance(one, Buffer):
                 return moved(one)
+            if isinstance(one, Addresses):
+                return Addresses(tuple(map(moved, one.buffers)))
             if isinstance(one, WeightsReady):
                 return WeightsReady(tuple(moved(Buffer(name)).name for name in one.weights))
             return replace(one, buffer=moved(one.buffer)) if isinstance(one, TiledMap | Im2colMap) else one

@@ -27,6 +27,7 @@ from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
+from escalade.ops.optimizer_step import OPTIMIZER_STEP, optimizer_step
 from escalade.ops.pad2d import PAD2D, pad2d
 from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, pixel_shuffle
 from escalade.ops.pointwise import POINTWISE, pointwise
@@ -69,6 +70,7 @@ OPERATIONS: dict[str, Operation] = {
         REDUCE,
         SOFTMAX,
         TOP_K,
+        OPTIMIZER_STEP,
     )
 }
 
@@ -105,6 +107,7 @@ __all__ = [
     "mlp",
     "mlp_backward",
     "operation",
+    "optimizer_step",
     "pad2d",
     "pixel_shuffle",
     "pointwise",

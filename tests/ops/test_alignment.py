@@ -12,6 +12,7 @@ from escalade import ops
 from escalade.device.recipe import Recipe
 from escalade.ops.calling import executables as call
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
+from escalade.ops.optimizer_step import no_progress, sgd
 
 
 def shifted(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -54,6 +55,9 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
         shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), [shifted(*s, dtype=t) for s in PARAMETERS], LAYERS,
         input_gradient=True,
     ),
+    "optimizer_step": lambda t: ops.optimizer_step(
+        sgd(), [shifted(8)], [shifted(8, dtype=t)], {}, shifted(1), no_progress()
+    ),
     "pointwise": lambda t: ops.pointwise("x * a", x=shifted(2, 8, dtype=t), a=shifted(8, dtype=t)),
     "quantise": lambda t: ops.quantise(shifted(2, 8, dtype=t), torch.ones(1)),
     "relu": lambda t: ops.relu(shifted(2, 8, dtype=t)),
@@ -70,6 +74,9 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "softmax": lambda t: ops.softmax(shifted(2, 8, dtype=t)),
     "top_k": lambda t: ops.top_k(shifted(2, 8, dtype=t), 2),
 }  # fmt: skip
+
+ANYWHERE = {"optimizer_step": {"p-0", "g-0", "y", "scalars"}}
+"""Tensors whose address a kernel looks at itself, or that it reads by single elements."""
 
 
 class Recording:
@@ -97,7 +104,8 @@ def test_kernels_are_given_aligned_memory(
     monkeypatch.setattr(Recording, "given", {}, raising=False)
     CALLS[name](dtype)
     assert Recording.given
-    assert not {tensor: address for tensor, address in Recording.given.items() if address % 16}
+    unaligned = {tensor for tensor, address in Recording.given.items() if address % 16}
+    assert unaligned == ANYWHERE.get(name, set())
 
 
 def test_every_operator_is_here() -> None:

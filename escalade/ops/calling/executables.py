@@ -27,11 +27,12 @@ class Ready:
     executable: Executable
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Runs over these tensors, on their device's current stream."""
+        """Runs over these tensors, workspaces among them or not, on their device's current stream."""
         # From PyTorch's allocator at each call: what one stream still uses, another is not given.
         workspaces = {
             workspace.name: workspace.allocate(self.executable.device)
             for workspace in self.executable.recipe.workspaces
+            if workspace.name not in tensors
         }
         self.executable.bind({**tensors, **workspaces})
         try:

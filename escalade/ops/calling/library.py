@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -35,25 +35,37 @@ def define_gradient(name: str, setup: Function | None, backward: Function) -> No
     torch.library.register_autograd(f"escalade::{name}", backward, setup_context=setup, lib=library)
 
 
-def define_in_place(schema: str, run: Function, fake: Function) -> None:
-    """An operator that overwrites its first argument and returns nothing; it has no gradient, and says so."""
+def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> None:
+    """An operator that overwrites what its schema says and returns nothing; it has no gradient, and says so, with what
+    there is `instead`."""
     name = _define(schema, run)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     packet = getattr(torch.ops.escalade, name)
+    places = [
+        place
+        for place, argument in enumerate(packet.default._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
-    def refuse_gradients(x: torch.Tensor, *rest: Any) -> None:
-        if torch.is_grad_enabled() and x.requires_grad:
+    def overwritten(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+        for place in places:
+            given = arguments[place] if place < len(arguments) else ()
+            yield from (given,) if isinstance(given, torch.Tensor) else given
+
+    def refuse_gradients(*arguments: Any) -> None:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in overwritten(arguments)):
             raise UnsupportedError(
-                f"{name} overwrites a tensor that needs a gradient; use {name.rstrip('_')}, or torch.no_grad()"
+                f"{name} overwrites a tensor that needs a gradient; use {instead}torch.no_grad()"
             )
         with torch._C._AutoDispatchBelowAutograd():
-            packet(x, *rest)
+            packet(*arguments)
 
-    def count_the_change(x: torch.Tensor, *rest: Any) -> None:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    def count_the_change(*arguments: Any) -> None:
+        for tensor in overwritten(arguments):
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
         with torch._C._AutoDispatchBelowADInplaceOrView():
-            packet(x, *rest)
+            packet(*arguments)
 
     library.impl(name, refuse_gradients, "Autograd")
     library.impl(name, count_the_change, "ADInplaceOrView")
@@ -64,8 +76,8 @@ def _define(schema: str, run: Function) -> str:
     name = schema.partition("(")[0]
 
     @wraps(run)
-    def on_cuda(x: torch.Tensor, *rest: Any) -> Any:
-        with torch.cuda.device(x.device):
+    def on_cuda(x: torch.Tensor | list[torch.Tensor], *rest: Any) -> Any:
+        with torch.cuda.device((x if isinstance(x, torch.Tensor) else x[0]).device):
             return run(x, *rest)
 
     library.impl(name, run, "CPU")

@@ -96,6 +96,29 @@ class Expression:
         more = (one + start if isinstance(one, int) else one for one in other.results)
         return Expression.of((*self.calls, *moved), (*self.results, *more))
 
+    def parted(self, names: Iterable[str]) -> tuple[Expression, tuple[str, ...], Expression]:
+        """What depends on these inputs alone and can be computed once, the names of its results, and the rest, a
+        program of those and of the other inputs."""
+        alone: set[str | int] = set(names)
+        for place, call in enumerate(self.calls):
+            if all(isinstance(one, float) or one in alone for one in call.operands):
+                alone.add(place)
+        taken = [
+            *(one for place, call in enumerate(self.calls) if place not in alone for one in call.operands),
+            *self.results,
+        ]
+        once = tuple(dict.fromkeys(one for one in taken if not isinstance(one, float) and one in alone))
+        called: dict[Operand, str] = {}
+        for one in once:
+            called[one] = _free_name(len(called), {*self.inputs, *called.values()})
+
+        def renamed(one: Operand) -> Operand:
+            return one if isinstance(one, float) else called.get(one, one)
+
+        calls = (Call(call.function, tuple(map(renamed, call.operands))) for call in self.calls)
+        rest = Expression.of(calls, map(renamed, self.results))
+        return Expression.of(self.calls, once), tuple(called.values()), rest
+
     def evaluate(self, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results by PyTorch, in the type of the inputs, which are broadcast against each other."""
         like = next(iter(inputs.values()))

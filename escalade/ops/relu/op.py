@@ -75,4 +75,9 @@ define(
     setup=_setup,
     backward=_backward,
 )
-define_in_place("relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()", _run_in_place, _fake_in_place)
+define_in_place(
+    "relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()",
+    _run_in_place,
+    _fake_in_place,
+    instead="relu, or ",
+)

@@ -75,6 +75,17 @@ def test_programs_are_put_into_each_other() -> None:
     assert IDENTITY.is_identity and not gate.is_identity
 
 
+def test_what_depends_on_some_inputs_alone_is_parted() -> None:
+    program = Expression.parse("p - rate / (1 - beta) * g, beta * t0 + rate, rate")
+    once, names, rest = program.parted(("rate", "beta"))
+    assert once.text == "rate / (1 - beta), beta, rate" and names == ("t1", "t2", "t3")
+    assert rest.text == "p - t1 * g, t2 * t0 + t3, t3"
+    x = {name: torch.randn(3, dtype=torch.float64) for name in program.inputs}
+    again = rest.evaluate({**x, **dict(zip(names, once.evaluate(x), strict=True))})
+    assert all(map(torch.equal, again, program.evaluate(x)))
+    assert Expression.parse("p - g").parted(())[2].text == "p - g"
+
+
 def test_ten_thousand_calls_are_none_too_many() -> None:
     calls = [Call("exp", ("x",)), *(Call("add", (place, 1.0)) for place in range(10_000))]
     assert len(Expression.of(calls, (10_000,)).calls) == 10_001

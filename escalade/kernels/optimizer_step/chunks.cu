@@ -1,0 +1,116 @@
+// p, state = expression(p, g, state, scalars, step) for each element of each tensor, in place or not
+//
+// A block has a chunk of one tensor and finds it by halving among the chunks' beginnings. A thread has PACKS packs of
+// VECTOR elements of every array under way before the first is used, 16 bytes each of what is fp32; a tensor that
+// begins between, as a view into a bucket of gradients does, goes by single elements. Scalars are read from memory, so
+// that a CUDA graph goes on with others, and `step` is the number of steps taken so far and one; what depends on these
+// alone (ONCE) is computed once a thread, the rest (EXPRESSION) for each element. A step whose gradients are not all finite (chunks_finite.cu has looked)
+// writes nothing but its count. What bounds it: memory, each array read and written once.
+//
+// The last block to finish, which a ticket tells, counts the step: all others have read the count by then.
+//
+// Serves `per_tensor`, `one_launch` and `vectorised`:
+//
+// | rung | TENSORS | VECTOR |
+// | --- | --- | --- |
+// | `per_tensor` | 1, a launch each | 1 |
+// | `one_launch` | all | 1 |
+// | `vectorised` | all | 4 |
+//
+// chunks.cuh has the table of tensors.
+#include "common/expression.cuh"
+#include "optimizer_step/chunks.cuh"
+
+struct Uniform {  // what is the same for every element
+    float at[UNIFORMS];
+};
+
+__device__ __forceinline__ Uniform computed_once(const float* scalars, float step) {
+    Uniform uniform;
+    ONCE
+    return uniform;
+}
+
+// COUNT packs of WIDTH elements from the chunk's element `from` on, of which there are `end`.
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ void update(const Addresses& addresses, const Chunk& chunk, int from, int end,
+                                       const float* scalars, float step) {
+    Pack<float, WIDTH> values[COUNT][READ];
+    Pack<Gradient, WIDTH> gradient[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int at = from + (i * THREADS + threadIdx.x) * WIDTH;
+        if (at + WIDTH > end) continue;
+#pragma unroll
+        for (int array = 0; array < READ; ++array) {
+            const void* source = addresses.read[chunk.tensor][array];
+            if (array == GRADIENT)
+                gradient[i] = load_pack<Gradient, WIDTH>(static_cast<const Gradient*>(source) + chunk.begin + at);
+            else
+                values[i][array] = load_pack<float, WIDTH>(static_cast<const float*>(source) + chunk.begin + at);
+        }
+    }
+    const Uniform uniform = computed_once(scalars, step);  // while the loads are under way
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int at = from + (i * THREADS + threadIdx.x) * WIDTH;
+        if (at + WIDTH > end) continue;
+        Pack<float, WIDTH> results[EXPRESSION_RESULTS];
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) {
+            float array[READ];
+#pragma unroll
+            for (int a = 0; a < READ; ++a) array[a] = a == GRADIENT ? to_float(gradient[i].at[e]) : values[i][a].at[e];
+            const float in[EXPRESSION_INPUTS] = {INPUTS};
+            float out[EXPRESSION_RESULTS];
+            evaluate(out, in);
+#pragma unroll
+            for (int r = 0; r < EXPRESSION_RESULTS; ++r) results[r].at[e] = out[r];
+        }
+#pragma unroll
+        for (int r = 0; r < EXPRESSION_RESULTS; ++r)
+            store_pack(static_cast<float*>(addresses.written[chunk.tensor][r]) + chunk.begin + at, results[r]);
+        if constexpr (HAS_COPY) {
+            Pack<Copy, WIDTH> copy;
+            from_floats(copy, results[0].at);
+            store_pack(static_cast<Copy*>(addresses.written[chunk.tensor][WRITTEN - 1]) + chunk.begin + at, copy);
+        }
+    }
+}
+
+__device__ __forceinline__ bool all_aligned(const Addresses& addresses, int tensor) {
+    bool aligned = true;
+#pragma unroll
+    for (int array = 0; array < READ; ++array) aligned &= is_aligned(addresses.read[tensor][array]);
+#pragma unroll
+    for (int array = 0; array < WRITTEN; ++array) aligned &= is_aligned(addresses.written[tensor][array]);
+    return aligned;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    optimizer_step_chunks(const __grid_constant__ Addresses addresses, const __grid_constant__ Chunks chunks,
+                          const float* scalars, const float* counts, float* counted, Meeting* meeting) {
+    wait_for_previous_launch();
+    const float taken = counts[0], skipped = counts[1];
+    const bool skips = CHECKED && meeting->not_finite != 0;
+    if (!skips) {
+        const Chunk chunk(chunks);
+        const float step = taken + 1.f;
+        if (VECTOR > 1 && all_aligned(addresses, chunk.tensor)) {
+            const int whole = chunk.count / VECTOR * VECTOR;
+            update<VECTOR, PACKS>(addresses, chunk, 0, whole, scalars, step);
+            if (whole < chunk.count) update<1, 1>(addresses, chunk, whole, chunk.count, scalars, step);
+        } else {
+#pragma unroll 1
+            for (int from = 0; from < chunk.count; from += THREADS * PACKS)
+                update<1, PACKS>(addresses, chunk, from, chunk.count, scalars, step);
+        }
+    }
+    if (!COUNTS) return;
+    __syncthreads();  // the block has read the counts
+    if (threadIdx.x == 0 && take_ticket(&meeting->tickets, gridDim.x) == gridDim.x - 1) {
+        counted[0] = taken + (skips ? 0.f : 1.f);
+        counted[1] = skipped + (skips ? 1.f : 0.f);
+        if (CHECKED) meeting->not_finite = 0;
+    }
+}

@@ -1,0 +1,43 @@
+// not_finite = 1 if any element of any gradient is an infinity or a NaN
+//
+// The launch in front of a checked step, over the same chunks. It reads the gradients alone, which the step then finds
+// in L2 if they fit there. What bounds it: memory, each gradient read once.
+//
+// Serves `per_tensor`, `one_launch` and `vectorised`. chunks.cuh has the table of tensors.
+#include "optimizer_step/chunks.cuh"
+
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ bool finite(const Gradient* gradient, int from, int end) {
+    Pack<Gradient, WIDTH> packs[COUNT] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int at = from + (i * THREADS + threadIdx.x) * WIDTH;
+        if (at + WIDTH <= end) packs[i] = load_pack<Gradient, WIDTH>(gradient + at);
+    }
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) {
+            const float value = to_float(packs[i].at[e]);
+            all &= value - value == 0.f;  // a NaN of an infinity, too
+        }
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    optimizer_step_chunks_finite(const __grid_constant__ Addresses addresses, const __grid_constant__ Chunks chunks,
+                                 Meeting* meeting) {
+    wait_for_previous_launch();
+    const Chunk chunk(chunks);
+    const Gradient* gradient = static_cast<const Gradient*>(addresses.read[chunk.tensor][GRADIENT]) + chunk.begin;
+    bool all = true;
+    if (VECTOR > 1 && is_aligned(gradient)) {
+        const int whole = chunk.count / VECTOR * VECTOR;
+        all = finite<VECTOR, PACKS>(gradient, 0, whole) && finite<1, 1>(gradient, whole, chunk.count);
+    } else {
+        for (int from = 0; from < chunk.count; from += THREADS * PACKS)
+            all &= finite<1, PACKS>(gradient, from, chunk.count);
+    }
+    if (!all) atomicMax(&meeting->not_finite, 1u);
+}

@@ -1,0 +1,1 @@
+"""The rungs of optimizer_step, a module a family."""
