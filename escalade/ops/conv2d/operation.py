@@ -19,6 +19,7 @@ from escalade.ops.conv2d.rungs import (
     grouped,
     implicit_gemm,
     ragged,
+    sm90_narrow,
     sm90_persistent,
     sm90_split,
     sm90_streamed_window,
@@ -30,7 +31,15 @@ from escalade.ops.conv2d.rungs import (
 )
 from escalade.ops.shared.images import LAYOUTS
 
-HOPPER = ("stem", "window", "streamed_window", "overlapped_store", "swapped_operands", "cluster_split_k")
+HOPPER = (
+    "stem",
+    "narrow",
+    "window",
+    "streamed_window",
+    "overlapped_store",
+    "swapped_operands",
+    "cluster_split_k",
+)
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
@@ -96,6 +105,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *sm90_persistent.RUNGS,
             *sm90_window.RUNGS,
             *sm90_streamed_window.RUNGS,
+            *sm90_narrow.RUNGS,
             *sm90_split.RUNGS,
             *stem.RUNGS,
             *winograd.RUNGS,

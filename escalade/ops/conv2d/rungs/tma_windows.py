@@ -116,6 +116,12 @@ class Windows:
             (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
+    def window_map(self, buffer: Buffer, columns: int, rows: int, images: int = 1) -> TiledMap:
+        """A slab of the pixels of a window, which may begin and end outside of the image."""
+        sizes = self.channels, self.image[1], self.image[0], self.batch
+        strides = pixel_strides(self.pitch * self.element_bytes, self.image)
+        return TiledMap(buffer, self.dtype, sizes, (self.slab, columns, rows, images), strides=strides)
+
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
         """The tensor map of an image in which the output pixels lie apart: so many of them, which TMA walks alike."""
         step_h, step_w, offset_h, offset_w, height, width = placement.values
@@ -148,6 +154,11 @@ class Windows:
                 *self.dilation, 1, *self.output,
             )
         )  # fmt: skip
+
+
+def pixel_strides(pitch: int, size: tuple[int, int]) -> tuple[int, ...]:
+    """Bytes from column to column, row to row and image to image, of pixels so many bytes apart; nothing if dense."""
+    return (pitch, size[1] * pitch, size[0] * size[1] * pitch) if pitch else ()
 
 
 def shortcut_shape(shortcut: Windows | None) -> Ints:

@@ -11,6 +11,7 @@ from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.job import Job, JobRung
+from escalade.ops.conv2d.rungs.tma_windows import pixel_strides
 
 FILTERS = 64
 """Filters of a tile: the rows of a product."""
@@ -132,11 +133,7 @@ class Tiling:
 
     @property
     def window_map(self) -> TiledMap:
-        """A slab of a window, which may begin and end outside of the image."""
-        w, (rows, columns) = self.job.windows, self.window
-        sizes = w.channels, w.image[1], w.image[0], w.batch
-        strides = _strides(w.pitch * w.element_bytes, w.image)
-        return TiledMap(Buffer("x"), w.dtype, sizes, (w.slab, columns, rows, self.images), strides=strides)
+        return self.job.windows.window_map(Buffer("x"), self.window[1], self.window[0], self.images)
 
     def weight_map(self, weight: Buffer) -> TiledMap:
         return self.job.windows.weight_map(weight, self.job.filters, FILTERS)
@@ -147,7 +144,7 @@ class Tiling:
         job, w = self.job, self.job.windows
         sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (w.slab, *self.box, self.images)
         if job.placement == UNPLACED:
-            strides = _strides(job.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
+            strides = pixel_strides(job.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
             return TiledMap(Buffer(buffer), w.dtype, sizes, box, strides=strides)
         step_h, step_w, offset_h, offset_w, height, width = job.placement.values
         pixel = job.filters * w.element_bytes
@@ -171,11 +168,6 @@ class Tiling:
                 self.filter_tiles, self.job.shortcut_channels,
             )
         )  # fmt: skip
-
-
-def _strides(pitch: int, size: tuple[int, int]) -> tuple[int, ...]:
-    """Bytes from column to column, row to row and image to image, of pixels so many bytes apart; nothing if dense."""
-    return (pitch, size[1] * pitch, size[0] * size[1] * pitch) if pitch else ()
 
 
 def tilings_of(job: Job) -> Iterator[Tiling]:

@@ -1,0 +1,298 @@
+// y[n][h][w][k] = finish(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
+//                                            * weight[k][r][s][c])                              (conv2d/finish.cuh)
+//
+// For few filters, stride 1, NHWC. With pixels as rows and 32 filters as columns a product reads its rows from shared
+// memory for longer than it multiplies; with filters as rows half of the product is empty. Here the columns are the
+// filters of all FILTER_WIDTH taps of a row of the filter, and the rows are the pixels of a window, numbered across
+// its rows:
+//   part[v][s][k] = sum over r, c of window[v + r * DILATION_H * WINDOW_WIDTH][c] * weight[k][r][s][c]
+// A pixel is then read FILTER_HEIGHT times only, and the parts are added up, each from s * DILATION_W pixels further,
+// on their way through shared memory: y[v][k] = finish(sum over s of part[v + s * DILATION_W][s][k]).
+// Blocks stay: all weights lie in shared memory from the first tile to the last. Every warpgroup that multiplies has
+// tiles, windows and a thread that copies them of its own, so that it waits for no other.
+// What bounds it: the reads of shared memory, 16 + WGMMA_N / 4 cycles a step of WGMMA_N / 2, and those of the parts.
+//
+// Serves `narrow`.
+#include "common/conv_shape.cuh"
+#include "common/ring.cuh"
+#include "common/wgmma_widths.cuh"  // before what uses them
+#include "conv2d/finish.cuh"
+#include "conv2d/products.cuh"
+
+constexpr int THREADS = CONSUMERS * (128 + 32);  // a warpgroup that multiplies, and a warp that copies
+constexpr int ROW_BYTES = 128;                   // channels of a pixel, or of a filter's tap: what the swizzle spans
+constexpr int STEP_BYTES = 32, STEPS = ROW_BYTES / STEP_BYTES;
+constexpr int SLAB = ROW_BYTES / sizeof(Element), SLABS = (CHANNELS + SLAB - 1) / SLAB;
+constexpr int LAST_STEPS = ((CHANNELS - (SLABS - 1) * SLAB) * int(sizeof(Element)) + STEP_BYTES - 1) / STEP_BYTES;
+constexpr int PADDED = (FILTERS + 7) / 8 * 8;  // filters of a tap, in columns
+constexpr int ROW_WEIGHT_BYTES = WGMMA_N * ROW_BYTES, WEIGHT_ROWS = SLABS * FILTER_HEIGHT;
+static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a row of taps is one product wide");
+
+constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
+constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W;
+constexpr int WINDOW_BYTES = (TILE_ROWS + REACH_H) * WINDOW_WIDTH * ROW_BYTES;
+constexpr int BLOCKS = (TILE_ROWS * WINDOW_WIDTH + 63) / 64;  // of 64 rows of the product
+constexpr int READ_BYTES = (BLOCKS * 64 + REACH_H * WINDOW_WIDTH) * ROW_BYTES;
+constexpr int STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
+
+// Parts leave for STAGED filters at a time. The pitch keeps the rows apart that lanes write at once.
+constexpr int STAGED = PADDED % 16 ? 8 : 16;
+constexpr int STAGED_PITCH = FILTER_WIDTH * STAGED + (FILTER_WIDTH * STAGED % 16 ? 0 : 8);
+constexpr int STAGED_BYTES = (BLOCKS * 64 * STAGED_PITCH * 4 + 1023) / 1024 * 1024;
+constexpr int WHOLE = 16 / sizeof(Output);  // results that one store takes, unless VECTOR is less
+static_assert(VECTOR <= WHOLE && FILTERS % VECTOR == 0, "stores are aligned");
+
+using Windows = Ring<STAGES, STAGE_BYTES>;
+using Sums = float[BLOCKS][WGMMA_N / 2];
+
+struct Memory {  // addresses in shared memory
+    u32 weights;       // slab by slab, row of taps by row
+    u32 windows;       // rings, one a consumer
+    u32 staged;        // parts, likewise
+    u32 weights_full;  // barriers: one for each row of taps of a slab
+
+    static constexpr int WINDOWS_AT = WEIGHT_ROWS * ROW_WEIGHT_BYTES;
+    static constexpr int STAGED_AT = WINDOWS_AT + CONSUMERS * STAGES * STAGE_BYTES;
+    static constexpr int WEIGHTS_FULL_AT = STAGED_AT + CONSUMERS * STAGED_BYTES;
+    static constexpr int RINGS_AT = WEIGHTS_FULL_AT + 8 * WEIGHT_ROWS;
+
+    __device__ __forceinline__ explicit Memory(u32 start)
+        : weights(start), windows(start + WINDOWS_AT), staged(start + STAGED_AT),
+          weights_full(start + WEIGHTS_FULL_AT) {}
+
+    __device__ __forceinline__ Windows ring(int consumer) const {
+        return Windows(windows + consumer * STAGES * STAGE_BYTES, weights + RINGS_AT + consumer * STAGES * 16);
+    }
+    __device__ __forceinline__ void init_barriers() const {
+        for (int row = 0; row < WEIGHT_ROWS; ++row) barrier_init(weights_full + row * 8, 1);
+        for (int consumer = 0; consumer < CONSUMERS; ++consumer) ring(consumer).init(4);
+    }
+};
+
+// Zeros where no copy arrives but products read.
+__device__ __forceinline__ void clear_gaps(const Memory& memory) {
+    const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (READ_BYTES > WINDOW_BYTES)
+        for (int stage = 0; stage < CONSUMERS * STAGES; ++stage)
+            for (int byte = WINDOW_BYTES + threadIdx.x * 16; byte < READ_BYTES; byte += THREADS * 16)
+                store_shared(memory.windows + stage * STAGE_BYTES + byte, zeros);
+    constexpr int FILLED = FILTER_WIDTH * PADDED * ROW_BYTES;
+    if (ROW_WEIGHT_BYTES > FILLED)
+        for (int row = 0; row < WEIGHT_ROWS; ++row)
+            for (int byte = FILLED + threadIdx.x * 16; byte < ROW_WEIGHT_BYTES; byte += THREADS * 16)
+                store_shared(memory.weights + row * ROW_WEIGHT_BYTES + byte, zeros);
+    fence_async_proxy();
+}
+
+// The tiles of one consumer. Few tiles go to as many blocks.
+struct Work {
+    const ConvShape& shape;
+    const int column_tiles, row_tiles, tiles, first, step;
+
+    struct Tile {
+        int image, row, column;  // of the first output pixel
+    };
+
+    __device__ __forceinline__ Work(const ConvShape& shape, int consumer)
+        : shape(shape), column_tiles((shape.output_width + TILE_COLUMNS - 1) / TILE_COLUMNS),
+          row_tiles((shape.output_height + TILE_ROWS - 1) / TILE_ROWS),
+          tiles(column_tiles * row_tiles * shape.batch), first(consumer * gridDim.x + blockIdx.x),
+          step(CONSUMERS * gridDim.x) {}
+
+    __device__ __forceinline__ Tile tile(int index) const {
+        return {index / column_tiles / row_tiles, index / column_tiles % row_tiles * TILE_ROWS,
+                index % column_tiles * TILE_COLUMNS};
+    }
+};
+
+// ------------------------------------------------------------------ copies, by one thread of each copying warp
+
+__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory) {
+    for (int row = 0; row < WEIGHT_ROWS; ++row) {
+        const u32 full = memory.weights_full + row * 8;
+        barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
+        for (int s = 0; s < FILTER_WIDTH; ++s)
+            tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
+                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, 0);
+    }
+}
+
+// Weights need not wait for the launch in front if they are ready; otherwise the first window comes before them.
+__device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
+                                             const Memory& memory, const Work& work, int consumer,
+                                             bool weights_ready) {
+    const bool has_weights = consumer == 0;
+    if (has_weights && weights_ready) copy_weights(weight_map, memory);
+    wait_for_previous_launch();
+    Windows ring = memory.ring(consumer);
+    for (int index = work.first; index < work.tiles; index += work.step) {
+        const Work::Tile tile = work.tile(index);
+        for (int slab = 0; slab < SLABS; ++slab, ring.next()) {
+            ring.wait_empty();
+            barrier_expect(ring.full(ring.stage), WINDOW_BYTES);
+            tma_load_4d(ring.address(), window_map, ring.full(ring.stage), slab * SLAB,
+                        tile.column - work.shape.pad_w, tile.row - work.shape.pad_h, tile.image);
+            if (has_weights && !weights_ready && index == work.first && slab == 0) copy_weights(weight_map, memory);
+        }
+    }
+}
+
+// ------------------------------------------------------------------ products
+
+template <int COUNT>
+__device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, u32 window, int slab) {
+    u64 pixels = operand_descriptor(window);
+    u64 weights = operand_descriptor(memory.weights + slab * FILTER_HEIGHT * ROW_WEIGHT_BYTES);
+#pragma unroll 1
+    for (int r = 0; r < FILTER_HEIGHT; ++r) {
+        barrier_wait(memory.weights_full + (slab * FILTER_HEIGHT + r) * 8, 0);  // passed at once after the first tile
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k)
+#pragma unroll
+            for (int block = 0; block < BLOCKS; ++block)
+                multiply<Element>(sums[block], pixels + (block * 64 * ROW_BYTES >> 4) + k * STEP<false>,
+                                  weights + k * STEP<false>, slab || r || k);
+        wgmma_commit();
+        pixels += DILATION_H * WINDOW_WIDTH * ROW_BYTES >> 4;
+        weights += ROW_WEIGHT_BYTES >> 4;
+    }
+}
+
+// A slab is released when the next one's products have been issued, so that the tensor cores always have work.
+__device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, Windows& ring) {
+    constexpr int WHOLE_SLABS = LAST_STEPS == STEPS ? SLABS : SLABS - 1;
+    constexpr int SLAB_GROUPS = FILTER_HEIGHT < 7 ? FILTER_HEIGHT : 7;  // more are not counted
+#pragma unroll 1
+    for (int slab = 0; slab < WHOLE_SLABS; ++slab, ring.next()) {
+        ring.wait_full();
+        multiply_slab<STEPS>(sums, memory, ring.address(), slab);
+        wgmma_wait<SLAB_GROUPS>();
+        if (slab) ring.release((ring.stage + STAGES - 1) % STAGES);
+    }
+    if constexpr (WHOLE_SLABS < SLABS) {
+        ring.wait_full();
+        multiply_slab<LAST_STEPS>(sums, memory, ring.address(), WHOLE_SLABS);
+        wgmma_wait<SLAB_GROUPS>();
+        if (WHOLE_SLABS) ring.release((ring.stage + STAGES - 1) % STAGES);
+        ring.next();
+    }
+    wgmma_wait<0>();
+    ring.release((ring.stage + STAGES - 1) % STAGES);
+}
+
+// ------------------------------------------------------------------ parts to results
+
+// Two neighbouring columns of a lane's rows, from the first of the STAGED filters of every tap on.
+__device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int first) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float* const to = staged + (16 * warp + lane / 4) * STAGED_PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block)
+#pragma unroll
+        for (int s = 0; s < FILTER_WIDTH; ++s)
+#pragma unroll
+            for (int j = 0; j < STAGED / 8; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float* pair = &sums[block][4 * ((s * PADDED + first) / 8 + j) + 2 * half];
+                    store_pack(to + (64 * block + 8 * half) * STAGED_PITCH + s * STAGED + j * 8,
+                               Pack<float, 2>{pair[0], pair[1]});
+                }
+}
+
+// The sums of 8 filters of a pixel. Lanes of neighbouring eights begin with the other half, for the banks.
+__device__ __forceinline__ void add_parts(float (&sums)[8], const float* from, bool other) {
+    float4 halves[2] = {};
+#pragma unroll
+    for (int s = 0; s < FILTER_WIDTH; ++s)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float4 part = *reinterpret_cast<const float4*>(
+                from + s * (DILATION_W * STAGED_PITCH + STAGED) + (half != other ? 4 : 0));
+            halves[half].x += part.x, halves[half].y += part.y, halves[half].z += part.z, halves[half].w += part.w;
+        }
+    const float4 low = other ? halves[1] : halves[0], high = other ? halves[0] : halves[1];
+    sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
+    sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
+}
+
+struct Store {
+    const Finish& finish;
+    Output* y;
+    const ConvShape& shape;
+
+    // 8 filters of one pixel, as far as they exist.
+    __device__ __forceinline__ void eight(const float (&sums)[8], int filter, long long pixel) const {
+#pragma unroll
+        for (int i = 0; i < 8; i += VECTOR) {
+            if (FILTERS % 8 && filter + i >= FILTERS) return;
+            Pack<Bias, VECTOR> bias = {};
+            Pack<Element, VECTOR> residual = {};
+            if (HAS_BIAS) bias = load_pack<Bias, VECTOR>(finish.bias + filter + i);
+            if (HAS_RESIDUAL) residual = load_pack<Element, VECTOR>(finish.residual + pixel * FILTERS + filter + i);
+            float results[VECTOR];
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                results[e] = finish.value(sums[i + e], to_float(bias.at[e]), 1.f, to_float(residual.at[e]));
+            Pack<Output, VECTOR> pack;
+            from_floats(pack, results);
+            store_pack(y + pixel * Y_STEP + filter + i, pack);
+        }
+    }
+
+    __device__ __forceinline__ void tile(const Sums& sums, float* staged, const Work::Tile& tile, int consumer) const {
+        constexpr int EIGHTS = STAGED / 8;
+#pragma unroll
+        for (int first = 0; first < PADDED; first += STAGED) {
+            warpgroup_sync(consumer);  // the parts before have been read
+            stage_parts(staged, sums, first);
+            warpgroup_sync(consumer);
+            for (int i = threadIdx.x % 128; i < TILE_ROWS * TILE_COLUMNS * EIGHTS; i += 128) {
+                const int eight_here = i % EIGHTS, row = i / EIGHTS / TILE_COLUMNS, column = i / EIGHTS % TILE_COLUMNS;
+                if (tile.row + row >= shape.output_height || tile.column + column >= shape.output_width) continue;
+                float all[8];
+                add_parts(all, staged + (row * WINDOW_WIDTH + column) * STAGED_PITCH + eight_here * 8, eight_here % 2);
+                const long long image_row = 1LL * tile.image * shape.output_height + tile.row + row;
+                eight(all, first + eight_here * 8, image_row * shape.output_width + tile.column + column);
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    conv2d_sm90_narrow(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
+                       const Bias* __restrict__ bias, const Element* __restrict__ residual, Output* __restrict__ y,
+                       ConvShape shape, int weights_ready, int release_dependents) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Memory memory(shared_address(shared_memory));
+    if (threadIdx.x == 0) {
+        memory.init_barriers();
+        fence_barrier_init();
+        prefetch_map(window_map);
+        prefetch_map(weight_map);
+    }
+    clear_gaps(memory);
+    __syncthreads();
+
+    if (threadIdx.x >= CONSUMERS * 128) {
+        const int consumer = threadIdx.x / 32 - CONSUMERS * 4;
+        if (threadIdx.x % 32 == 0) {
+            copy_windows(window_map, weight_map, memory, Work(shape, consumer), consumer, weights_ready);
+            if (release_dependents && consumer == 0) let_next_launch_start();
+        }
+    } else {
+        const int consumer = threadIdx.x / 128;
+        const Work work(shape, consumer);
+        const Finish finish{bias, nullptr, nullptr, residual, FILTERS};
+        const Store store{finish, y, shape};
+        float* const staged = reinterpret_cast<float*>(shared_memory + Memory::STAGED_AT + consumer * STAGED_BYTES);
+        Windows ring = memory.ring(consumer);
+        wait_for_previous_launch();
+        for (int index = work.first; index < work.tiles; index += work.step) {
+            Sums sums;
+            multiply_window(sums, memory, ring);
+            store.tile(sums, staged, work.tile(index), consumer);
+        }
+    }
+}

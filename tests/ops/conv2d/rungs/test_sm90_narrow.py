@@ -1,0 +1,56 @@
+"""Few filters: columns of several taps, odd sizes and strides of results on the twin, tiles that follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.ops.base.rung import Config
+from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d.rungs.sm90_narrow import RUNGS, Narrow, NarrowConfig
+from tests.support import check
+
+CPU = torch.device("cpu")
+CONV2D = Conv2d()
+(RUNG,) = RUNGS
+
+
+def half(*sizes: Any, **rest: Any) -> Conv2dProblem:
+    return Conv2dProblem(*sizes, **{"dtype": "fp16", "layout": "nhwc", **rest})
+
+
+@dataclass(frozen=True)
+class OneBlock(Narrow):
+    """So that every warpgroup has several tiles."""
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        recipe = super().recipe(problem, config)
+        *before, call = recipe.steps
+        assert isinstance(call, KernelCall)
+        return replace(recipe, steps=(*before, replace(call, grid=(1, 1, 1))))
+
+
+PROBLEMS = {
+    "part_of_a_buffer": (
+        half(2, 128, 9, 7, 32, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, y_pitch=48),
+        NarrowConfig(4, 7, 2, 2),
+    ),
+    "odd_filters": (half(1, 72, 6, 9, 21, 3, 3, padding=(1, 1), bias=True), NarrowConfig(3, 5, 3, 3)),
+    "dilation": (
+        half(1, 16, 9, 12, 10, 3, 5, padding=(2, 4), dilation=(2, 2), residual=True, x_pitch=24),
+        NarrowConfig(5, 12, 2, 2),
+    ),
+    "bf16": (half(2, 64, 5, 6, 48, 1, 1, dtype="bf16", relu=True), NarrowConfig(5, 6, 2, 2)),
+    "tf32": (half(1, 36, 6, 5, 12, 3, 3, dtype="tf32", bias=True, residual=True), NarrowConfig(4, 3, 2, 2)),
+}
+
+
+@pytest.mark.parametrize(("problem", "config"), PROBLEMS.values(), ids=PROBLEMS)
+def test_small_odd_sizes(problem: Conv2dProblem, config: NarrowConfig, seed: int) -> None:
+    assert RUNG.supports(problem) is None
+    rung = OneBlock(RUNG.name, RUNG.summary, RUNG.below, RUNG.predicted_gain)
+    check(CONV2D, rung, problem, config, CPU, seed)
