@@ -5,8 +5,8 @@
 // What bounds it: memory.
 //
 // Serves `tensor_core`, `half_storage`, `fused_epilogue`, `tensor_core_split`, `tma_wgmma`, `producer_consumer`,
-// `persistent`, `overlapped_store`, `swapped_operands`, `cluster_multicast`, `cluster_split_k`, `streamed_window` and
-// `wgmma_split`, where their operands need it. conv2d_input_gradient and linear launch it through those rungs.
+// `persistent`, `overlapped_store`, `swapped_operands`, `cluster_multicast`, `cluster_split_k`, `streamed_window`,
+// `narrow` and `wgmma_split`, where their operands need it. conv2d_input_gradient and linear launch it through those rungs.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
