@@ -12,7 +12,7 @@
 // tiles, windows and a thread that copies them of its own, so that it waits for no other.
 // What bounds it: the reads of shared memory, 16 + WGMMA_N / 4 cycles a step of WGMMA_N / 2, and those of the parts.
 //
-// Serves `narrow`.
+// Serves `narrow`. Read finish.cuh (the epilogue) and products.cuh first.
 #include "common/conv_shape.cuh"
 #include "common/ring.cuh"
 #include "common/wgmma_widths.cuh"  // before what uses them
