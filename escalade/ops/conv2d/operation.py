@@ -19,6 +19,7 @@ from escalade.ops.conv2d.rungs import (
     grouped,
     implicit_gemm,
     ragged,
+    resident,
     sm90_narrow,
     sm90_persistent,
     sm90_split,
@@ -43,9 +44,9 @@ HOPPER = (
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "fp16": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "bf16": (*HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "tf32": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "fp16": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "bf16": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
 """Rungs by dtype and layout, from the fastest known to the one that can do everything."""
@@ -75,7 +76,7 @@ LARGE_FILTER = ("fft_fused", "fft")
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
 tensor cores an estimate."""
-WORTH_CONVERTING = (*HOPPER, "persistent", "ragged", "fused_epilogue", "grouped")
+WORTH_CONVERTING = (*HOPPER, "persistent", "resident", "ragged", "fused_epilogue", "grouped")
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
 
@@ -101,6 +102,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *tensor_core.RUNGS,
             *fused_epilogue.RUNGS,
             *ragged.RUNGS,
+            *resident.RUNGS,
             *sm90_wgmma.RUNGS,
             *sm90_persistent.RUNGS,
             *sm90_window.RUNGS,

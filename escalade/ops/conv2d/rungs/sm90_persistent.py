@@ -52,6 +52,9 @@ TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
 END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
 """Cycles from one tile's products to the next one's where nothing else is multiplied meanwhile: so many, and for every
 result."""
+UNEVEN_CYCLES_A_SUM = {64: 0.12, 128: 0.35, 256: 0.35}
+"""Cycles more for every result, by a tile's filters, where those of the problem are no multiple: 480to80_14 and
+672to112_14 have tiles of 64, 24to72_56, 40to120_28, 104to104_28 and 208to208_14 of 128."""
 STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
@@ -175,6 +178,8 @@ class PersistentConfig(Config):
                 end += OVER_RING_CYCLES
         if self.cluster > 1:  # they wait for each other
             products, copies = 1.08 * products, 1.08 * copies
+        if filters % self.filters:
+            end += UNEVEN_CYCLES_A_SUM.get(self.filters, 0.0) * sums
         return rounds * (ceil_div(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
 
 

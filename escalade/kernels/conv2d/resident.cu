@@ -1,0 +1,261 @@
+// y[pixel][filter] = activated(sum over k of x[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
+//
+// 1x1 filters without padding, where memory and latency are what counts. A block of threads brings its column of the
+// weights, all of k, to shared memory once. From there on its warps go their own ways, without a barrier: each takes tiles
+// of TILE pixels, whose channels go from global memory straight to the registers of mma.sync, 16 bytes a lane, and whose
+// results go straight to y, 16 bytes a lane: the weights are packed so that both orders fit (conv2d/resident.cuh). As soon
+// as a block of channels is multiplied, the one DEPTH blocks ahead takes its registers, past the end of a tile too. So
+// copies, products and epilogues of different warps overlap by themselves.
+// What bounds it: memory, or the epilogue where results are many and their activation is dear.
+//
+// Serves `resident`.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/mma_tile.cuh"
+#include "common/pairs.cuh"
+#include "conv2d/resident.cuh"
+
+constexpr int THREADS = WARPS * 32;
+constexpr int TILE = PIXEL_BLOCKS * 8;                  // pixels of a warp's tile
+constexpr int ROWS = PIXEL_BLOCKS * 2;                  // of whose results a lane has some
+constexpr int RESULT_WORDS = FILTER_BLOCKS * 2 / WORD;  // for each of them
+constexpr int COLUMN_FILTERS = FILTER_BLOCKS * 16, COLUMNS = (FILTERS + COLUMN_FILTERS - 1) / COLUMN_FILTERS;
+using Slot = u32[PIXEL_BLOCKS][4];  // what a lane has of a block of channels: of one pixel in eight
+using Sums = float[PIXEL_BLOCKS][FILTER_BLOCKS][4];
+
+// Where a lane's pixels of a tile begin in x, in units of 16 bytes. Behind the last pixel it is that one again.
+struct Source {
+    u32 pixels[PIXEL_BLOCKS];
+
+    __device__ __forceinline__ Source(int tile, const ConvShape& shape, int all) {
+#pragma unroll
+        for (int i = 0; i < PIXEL_BLOCKS; ++i) {
+            u32 pixel = min(tile * TILE + i * 8 + static_cast<int>(threadIdx.x) % 32 / 4, all - 1);
+#ifdef STRIDED
+            const u32 line = pixel / shape.output_width, image = line / shape.output_height;
+            pixel = (image * shape.height + line % shape.output_height * shape.stride_h) * shape.width +
+                    pixel % shape.output_width * shape.stride_w;
+#endif
+            pixels[i] = pixel * (X_STEP / LANE);
+        }
+    }
+};
+
+// A lane's channels of a block; zeros behind the last, if there may be such (PARTIAL).
+template <int WORDS, bool PARTIAL>
+__device__ __forceinline__ void load(Slot& slot, const Element* x, const Source& source, int block) {
+    const int channel = block * BLOCK + threadIdx.x % 4 * (WORDS * WORD);
+    const bool exists = !PARTIAL || channel < CHANNELS;
+#pragma unroll
+    for (int i = 0; i < PIXEL_BLOCKS; ++i) {
+        const Element* const from = x + 1ULL * source.pixels[i] * LANE + (exists ? channel : 0);
+        const Pack<u32, WORDS> pack = load_pack<u32, WORDS>(reinterpret_cast<const u32*>(from));
+#pragma unroll
+        for (int word = 0; word < WORDS; ++word) slot[i][word] = exists ? pack.at[word] : 0;
+    }
+}
+
+// Whether a block may reach beyond the channels, as all that take the same slot.
+__host__ __device__ constexpr bool is_partial(int block) { return (block + 1) * BLOCK > CHANNELS; }
+
+// The block of a slot in a tile's first round.
+template <int SLOT>
+__device__ __forceinline__ void load_first(Slot& slot, const Element* x, const Source& source) {
+    constexpr bool halved = HALF && SLOT == BLOCKS - 1;
+    load<halved ? 2 : 4, halved ? CHANNELS % (BLOCK / 2) != 0 : is_partial(SLOT)>(slot, x, source, SLOT);
+}
+
+// A block of channels of all pixels by all filters, from the weights of its first step on.
+template <int COUNT>
+__device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32* weights) {
+    const int lane = anew(threadIdx.x % 32);  // or weights would be read long before, and kept
+#pragma unroll
+    for (int step = 0; step < COUNT; ++step) {
+        u32 b[PIXEL_BLOCKS][2];
+#pragma unroll
+        for (int i = 0; i < PIXEL_BLOCKS; ++i)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const u32 word = slot[i][2 * step + e];
+                b[i][e] = sizeof(Element) == 4 ? to_tf32(__uint_as_float(word)) : word;
+            }
+#pragma unroll
+        for (int j = 0; j < FILTER_BLOCKS; ++j) {
+            const Pack<u32, 4> a = load_pack<u32, 4>(weights + step * STEP_WORDS + (j * 32 + lane) * 4);
+#pragma unroll
+            for (int i = 0; i < PIXEL_BLOCKS; ++i) multiply_add<Element>(sums[i][j], a.at, b[i]);
+        }
+    }
+}
+
+// All slots of a round, one after the other, and what comes next into each of them.
+template <bool LAST, int SLOT = 0>
+__device__ __forceinline__ void take_round(Sums& sums, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
+                                           const Source& source, int next_block) {
+    if constexpr (SLOT < DEPTH) {
+        multiply<HALF && SLOT == BLOCKS - 1 ? 1 : 2>(sums, slots[SLOT], weights + 2 * SLOT * STEP_WORDS);
+        if constexpr (LAST) load_first<SLOT>(slots[SLOT], x, source);
+        else load<4, is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], x, source, next_block + SLOT);
+        take_round<LAST, SLOT + 1>(sums, slots, weights, x, source, next_block);
+    }
+}
+
+template <int SLOT = 0>
+__device__ __forceinline__ void fill(Slot (&slots)[DEPTH], const Element* x, const Source& source) {
+    if constexpr (SLOT < DEPTH) {
+        load_first<SLOT>(slots[SLOT], x, source);
+        fill<SLOT + 1>(slots, x, source);
+    }
+}
+
+// Where a lane's results go: 2 * WIDTH neighbouring filters of each group of WIDTH blocks, of two pixels in eight.
+struct Target {
+    int left, first_filter;
+    long long at;
+
+    __device__ __forceinline__ Target(int tile, int all, int first_filter) : first_filter(first_filter) {
+        const int pixel = tile * TILE + threadIdx.x % 4 * 2;
+        left = all - pixel, at = 1LL * pixel * Y_STEP + first_filter;
+    }
+
+    template <int FIRST>
+    __device__ __forceinline__ static int filter() {
+        return FIRST * 16 + threadIdx.x % 32 / 4 * (2 * width_from(FIRST));
+    }
+
+    template <int FIRST>
+    __device__ __forceinline__ bool has(int row) const {
+        return row / 2 * 8 + row % 2 < left &&
+               (FILTERS % COLUMN_FILTERS == 0 || first_filter + filter<FIRST>() < FILTERS);
+    }
+
+    template <int FIRST>
+    __device__ __forceinline__ long long place(int row) const {
+        return at + (row / 2 * 8 + row % 2) * Y_STEP + filter<FIRST>();
+    }
+};
+
+// The sums before the first product: the bias.
+template <int FIRST = 0>
+__device__ __forceinline__ void begin(Sums& sums, const float* biases) {
+    if constexpr (FIRST < FILTER_BLOCKS) {
+        constexpr int WIDTH = width_from(FIRST);
+        Pack<float, 2 * WIDTH> values = {};
+        if (HAS_BIAS) values = load_pack<float, 2 * WIDTH>(biases + Target::filter<FIRST>());
+#pragma unroll
+        for (int i = 0; i < PIXEL_BLOCKS; ++i)
+#pragma unroll
+            for (int e = 0; e < 4 * WIDTH; ++e) sums[i][FIRST + e / 4][e % 4] = values.at[e / 2];
+        begin<FIRST + WIDTH>(sums, biases);
+    }
+}
+
+using Residuals = u32[ROWS][RESULT_WORDS];
+
+template <int FIRST = 0>
+__device__ __forceinline__ void read_residuals(Residuals& residuals, const Element* residual, const Target& target) {
+    if constexpr (FIRST < FILTER_BLOCKS) {
+        constexpr int WORDS = width_from(FIRST) * 2 / WORD;
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            Pack<u32, WORDS> pack = {};
+            if (target.has<FIRST>(row))
+                pack = load_pack<u32, WORDS>(reinterpret_cast<const u32*>(residual + target.place<FIRST>(row)));
+#pragma unroll
+            for (int word = 0; word < WORDS; ++word) residuals[row][FIRST * 2 / WORD + word] = pack.at[word];
+        }
+        read_residuals<FIRST + width_from(FIRST)>(residuals, residual, target);
+    }
+}
+
+// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
+template <class Stored = Element>
+__device__ __forceinline__ void to_words(u32* words, float low, float high) {
+    if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(low, high);
+    else words[0] = __float_as_uint(low), words[1] = __float_as_uint(high);
+}
+
+template <class Stored = Element>
+__device__ __forceinline__ float2 from_words(const u32* words) {
+    if constexpr (sizeof(Stored) == 2) return unpack_pair<Stored>(words[0]);
+    else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
+}
+
+template <int WORDS>
+__device__ __forceinline__ void store(Element* to, const Pack<u32, WORDS>& pack) {
+    if constexpr (WORDS == 4) store_16(to, make_uint4(pack.at[0], pack.at[1], pack.at[2], pack.at[3]));
+    else store_pack(reinterpret_cast<u32*>(to), pack);
+}
+
+template <int FIRST = 0>
+__device__ __forceinline__ void finish(const Sums& sums, const Residuals& residuals, Element* y, const Target& target) {
+    if constexpr (FIRST < FILTER_BLOCKS) {
+        constexpr int WIDTH = width_from(FIRST), WORDS = WIDTH * 2 / WORD;
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            Pack<u32, WORDS> pack;
+#pragma unroll
+            for (int block = 0; block < WIDTH; ++block) {
+                const float(&four)[4] = sums[row / 2][FIRST + block];
+                float2 other = {};
+                if (HAS_RESIDUAL) other = from_words(&residuals[row][(FIRST + block) * 2 / WORD]);
+                to_words(&pack.at[block * 2 / WORD], activated<HAS_RESIDUAL, HAS_RELU>(four[row % 2], other.x),
+                         activated<HAS_RESIDUAL, HAS_RELU>(four[row % 2 + 2], other.y));
+            }
+            if (target.has<FIRST>(row)) store<WORDS>(y + target.place<FIRST>(row), pack);
+        }
+        finish<FIRST + WIDTH>(sums, residuals, y, target);
+    }
+}
+
+__device__ __forceinline__ void copy_weights(u32* weights, const u32* packed) {
+#pragma unroll 4
+    for (int word = threadIdx.x * 4; word < COLUMN_WORDS; word += THREADS * 4)
+        copy_async_16(shared_address(weights + word), packed + word, true);
+    copy_async_commit();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_resident(const Element* __restrict__ x, const u32* __restrict__ packed, const Element* __restrict__ bias,
+                    const Element* __restrict__ residual, Element* __restrict__ y, ConvShape shape, int weights_ready,
+                    int release_dependents) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), COLUMN_WORDS);
+    float* const biases = shared_part(reinterpret_cast<float*>(shared_memory) + COLUMN_WORDS, COLUMN_FILTERS);
+    const int column = blockIdx.x % COLUMNS, first_filter = column * COLUMN_FILTERS;
+    const int pixels = shape.batch * shape.output_height * shape.output_width, tiles = (pixels + TILE - 1) / TILE;
+    const int stride = gridDim.x / COLUMNS * WARPS;
+    int tile = blockIdx.x / COLUMNS * WARPS + threadIdx.x / 32;
+
+    packed += 1LL * column * COLUMN_WORDS;
+    if (weights_ready) copy_weights(weights, packed);
+    wait_for_previous_launch();
+    if (!weights_ready) copy_weights(weights, packed);
+    Source now(tile, shape, pixels);
+    Slot slots[DEPTH];
+    fill(slots, x, now);
+    if (HAS_BIAS) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < COLUMN_FILTERS; i += THREADS)
+            biases[i] = first_filter + i < FILTERS ? to_float(bias[first_filter + i]) : 0.f;
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    if (release_dependents) let_next_launch_start();
+
+#pragma unroll 1
+    for (; tile < tiles; tile += stride) {
+        const Source next(tile + stride, shape, pixels);
+        const Target target(tile, pixels, first_filter);
+        Residuals residuals;
+        if (HAS_RESIDUAL) read_residuals(residuals, residual, target);
+        Sums sums;
+        begin(sums, biases);
+#pragma unroll 1
+        for (int round = 0; round < ROUNDS - 1; ++round)
+            take_round<false>(sums, slots, weights + round * 2 * DEPTH * STEP_WORDS, x, now, (round + 1) * DEPTH);
+        take_round<true>(sums, slots, weights + (ROUNDS - 1) * 2 * DEPTH * STEP_WORDS, x, next, 0);
+        finish(sums, residuals, y, target);
+        now = next;
+    }
+}

@@ -1,0 +1,320 @@
+"""1x1 filters where memory counts: weights stay in shared memory, pixels and results pass by registers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from escalade.device.program import Constant, Macro, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady, Workspace
+from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
+from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.expressions import Expression
+
+DTYPES = ("fp16", "bf16", "tf32")
+BLOCK_BYTES = 64
+"""Bytes of a pixel's channels that a block of them has: 16 for each of four lanes."""
+PIXELS, FILTERS = 8, 16
+"""Pixels and filters of an mma.sync."""
+MOST_SUMS = 96
+"""Registers of a thread that hold sums."""
+MOST_SLOTS = 64
+"""Registers of a thread that hold channels which are under way."""
+MOST_RESIDUALS = 48
+"""Registers of a thread that hold residuals."""
+OTHER_REGISTERS = 44
+"""Registers of a thread besides: addresses, counters, and the weights that are multiplied."""
+MOST_THREADS = 2048
+"""Threads of a multiprocessor."""
+MOST_CONFIGS = 16
+
+START_CLOCKS = 1200.0
+"""Clocks from the launch to the first loads, and from the last results to the end."""
+LATENCY = 900.0
+"""Clocks from a load of x to its use, where nothing else hides them."""
+SHARED_RATE = 128.0
+"""Bytes of shared memory that a multiprocessor reads in a clock."""
+SCHEDULERS = 4
+"""Instructions that a multiprocessor issues in a clock."""
+SPECIAL_LANES = 16
+"""Results of a multiprocessor's special-function units in a clock."""
+STORED = 1.0
+"""Instructions for each result, besides its activation: it is packed and stored with others."""
+SPECIAL = {
+    "silu": 2,
+    "sigmoid": 2,
+    "exp": 1,
+    "tanh": 2,
+    "gelu": 2,
+    "gelu_tanh": 2,
+    "mish": 2,
+    "log": 1,
+    "elu": 1,
+}
+"""Special functions that one call of a function takes, of those that networks have between layers."""
+CALL, SPECIAL_CALL = 4.0, 1.0
+"""Instructions of a call of a function, and those for each special function in it."""
+BESIDES = 4.0
+"""The part of other units' work, over the warps of a multiprocessor, that does not lie under that of the busiest one:
+each of four schedulers has a fourth of the warps to choose from."""
+
+
+@dataclass(frozen=True)
+class ResidentConfig(Config):
+    pixel_blocks: int
+    """Blocks of 8 pixels of a warp's tile."""
+    filter_blocks: int
+    """Blocks of 16 filters whose weights a block of threads has."""
+    depth: int
+    """Blocks of channels that a warp has under way."""
+    warps: int
+    blocks_per_sm: int = 1
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What follows from a problem and a config; the same sums as in the kernel."""
+
+    problem: Conv2dProblem
+    config: ResidentConfig
+
+    @property
+    def columns(self) -> int:
+        """Parts of the filters, each for blocks of its own."""
+        return ceil_div(self.problem.filters, FILTERS * self.config.filter_blocks)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the products of a tile: two for each block of channels, but for half a block at the end."""
+        blocks, rest = _blocks(self.problem), _row_bytes(self.problem) % BLOCK_BYTES
+        rounds = ceil_div(blocks, self.config.depth)
+        half = rounds == 1 and 0 < rest <= BLOCK_BYTES // 2
+        return 2 * rounds * self.config.depth - half
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a column: four registers of a warp for each step and block of filters."""
+        return self.steps * self.config.filter_blocks * 32 * 16
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.weight_bytes + self.config.filter_blocks * FILTERS * 4
+
+    @property
+    def registers(self) -> int:
+        """An estimate of a thread's."""
+        c = self.config
+        area = c.pixel_blocks * c.filter_blocks
+        residuals = area * self.problem.element_bytes if self.problem.residual else 0
+        return 4 * area + 4 * c.pixel_blocks * c.depth + residuals + 4 * c.pixel_blocks + OTHER_REGISTERS
+
+    def fitting_blocks(self, card: Card) -> int:
+        """Blocks of a multiprocessor."""
+        threads = self.config.warps * 32
+        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_registers = card.registers // (threads * ceil_div(self.registers, 8) * 8)
+        return min(by_memory, by_registers, MOST_THREADS // threads)
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.problem.output_pixels, PIXELS * self.config.pixel_blocks)
+
+    def turns(self, card: Card) -> int:
+        """Tiles that each warp takes, so that all blocks run at once."""
+        rows = max(1, card.multiprocessors * self.config.blocks_per_sm // self.columns)
+        return ceil_div(self.tiles, rows * self.config.warps)
+
+    def grid(self, card: Card) -> int:
+        return ceil_div(self.tiles, self.turns(card) * self.config.warps) * self.columns
+
+    def clocks(self, card: Card) -> float:
+        """Clocks of the busiest multiprocessor: its busiest unit, or a warp that waits for all its tiles."""
+        p, c = self.problem, self.config
+        products = self.steps * c.pixel_blocks * c.filter_blocks
+        results = 4 * c.pixel_blocks * c.filter_blocks
+        instructions, special = _activation(p.activation)
+        x_bytes = PIXELS * c.pixel_blocks * _row_bytes(p)
+        y_bytes = PIXELS * c.pixel_blocks * c.filter_blocks * FILTERS * p.element_bytes
+        issued = (
+            products
+            + self.steps * (c.filter_blocks + c.pixel_blocks)
+            + results * (STORED + instructions)
+            + 60
+        )
+        units = (
+            products * PIXELS * FILTERS * BLOCK_BYTES / 4 / card.rates.mma_products,
+            self.weight_bytes / SHARED_RATE,
+            issued / SCHEDULERS,
+            results * 32 * special / SPECIAL_LANES,
+            (x_bytes + y_bytes * (2 if p.residual else 1)) / card.rates.copies.mma_ring.together,
+        )
+        blocks, turns = ceil_div(self.grid(card), card.multiprocessors), self.turns(card)
+        tile = max(units) + BESIDES * (sum(units) - max(units)) / (blocks * c.warps)
+        rounds = ceil_div(_blocks(p), c.depth)
+        alone = turns * (issued + SCHEDULERS * units[0]) + LATENCY * (1 + turns * (rounds - 1))
+        weights = blocks * self.weight_bytes / card.rates.copies.mma_ring.together
+        return START_CLOCKS + weights + max(blocks * c.warps * turns * tile, alone)
+
+
+def _row_bytes(p: Conv2dProblem) -> int:
+    return p.channels * p.element_bytes
+
+
+def _blocks(p: Conv2dProblem) -> int:
+    """Blocks of channels."""
+    return ceil_div(_row_bytes(p), BLOCK_BYTES)
+
+
+def _depth(blocks: int, most: int) -> int:
+    """Blocks of channels under way: all, or of the larger half of what registers hold that which pads them least."""
+    if blocks <= most:
+        return blocks
+    return min(range(most, most // 2, -1), key=lambda depth: ceil_div(blocks, depth) * depth)
+
+
+@lru_cache(256)
+def _activation(text: str) -> tuple[float, float]:
+    """Instructions and special functions of an activation, about."""
+    if not text:
+        return 1.0, 0.0
+    calls = [call.function for call in Expression.parse(text).calls]
+    special = sum(SPECIAL.get(name, 0) for name in calls)
+    return CALL * len(calls) + SPECIAL_CALL * special, special
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
+    all_n, blocks = ceil_div(p.filters, FILTERS), _blocks(p)
+    found = {}
+    for filter_blocks in sorted({ceil_div(all_n, columns) for columns in range(1, all_n + 1)}):
+        for pixel_blocks in (1, 2, 4, 8):
+            if 4 * pixel_blocks * filter_blocks > MOST_SUMS:
+                continue
+            if p.residual and pixel_blocks * filter_blocks * p.element_bytes > MOST_RESIDUALS:
+                continue
+            depth = _depth(blocks, MOST_SLOTS // (4 * pixel_blocks))
+            for warps in (4, 8):
+                config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
+                fitting = _Tiling(p, config).fitting_blocks(card)
+                if fitting:
+                    config = replace(config, blocks_per_sm=fitting)
+                    found[config] = _Tiling(p, config).clocks(card)
+    ordered = sorted(found, key=lambda config: found[config])
+    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    default = (small or ordered)[:1]
+    return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
+
+
+@dataclass(frozen=True)
+class Resident(Conv2dRung):
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, name = problem, self.name
+        if sentence := self.only_nhwc(p):
+            return sentence
+        if p.dtype not in DTYPES:
+            return f"{name} takes {', '.join(DTYPES)}, not {p.dtype}"
+        if p.taps > 1 or p.padding != (0, 0):
+            return f"{name} takes 1x1 filters without padding; overlapped_store takes others"
+        if _row_bytes(p) % VECTOR_BYTES or p.filters * p.element_bytes % VECTOR_BYTES:
+            return (
+                f"{name} moves {VECTOR_BYTES} bytes at once, which do not divide {p.channels} channels or "
+                f"{p.filters} filters of {p.element_bytes} bytes; ragged takes any"
+            )
+        if p.y_pitch and p.residual:
+            return f"{name} reads a residual as y lies, dense"
+        if p.batch < 1:
+            return f"{name} takes a batch of 1 or more"
+        if not _best_first(p, self.card):
+            return (
+                f"{name} has the weights of {p.channels} channels in the {self.card.shared_bytes} bytes of a block's "
+                "shared memory, and these do not fit; overlapped_store takes any"
+            )
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        """The first fits every card, if one does."""
+        return _best_first(problem, self.card)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, ResidentConfig)
+        return _Tiling(problem, config).clocks(self.card)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        """Pixels that a stride passes over are not read."""
+        return self.card.microseconds(self.clocks(problem, config), problem.bytes)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, ResidentConfig)
+        p, tiling = problem, _Tiling(problem, config)
+        packing: dict[str, Constant] = {
+            "Element": element(p.dtype),
+            "CHANNELS": p.channels,
+            "FILTER_BLOCKS": config.filter_blocks,
+            "DEPTH": config.depth,
+        }
+        constants: dict[str, Constant] = {
+            **packing,
+            **({"STRIDED": Macro("")} if p.stride != (1, 1) else {}),
+            "FILTERS": p.filters,
+            "X_STEP": p.x_pitch or p.channels,
+            "Y_STEP": p.y_pitch or p.filters,
+            "PIXEL_BLOCKS": config.pixel_blocks,
+            "WARPS": config.warps,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            **arguments.epilogue_constants(p),
+        }
+        packed = tiling.columns * tiling.weight_bytes
+        steps = (
+            KernelCall(
+                Program.of("conv2d/resident_weights.cu", "conv2d_resident_weights", packing),
+                (ceil_div(packed // p.element_bytes, 256), 1, 1),
+                (256, 1, 1),
+                (Buffer("weight"), Buffer("packed_weight"), p.filters, tiling.columns),
+                weights_only=True,
+                overlap=True,
+            ),
+            KernelCall(
+                Program.of("conv2d/resident.cu", "conv2d_resident", constants),
+                (tiling.grid(self.card), 1, 1),
+                (config.warps * 32, 1, 1),
+                (
+                    Buffer("x"),
+                    Buffer("packed_weight"),
+                    Buffer("bias", optional=True),
+                    Buffer("residual", optional=True),
+                    Buffer("y"),
+                    arguments.shape(p),
+                    WeightsReady(("packed_weight", "bias")),
+                    ReleaseDependents(),
+                ),
+                shared_bytes=tiling.shared_bytes,
+                overlap=True,
+            ),
+        )
+        return Recipe(steps, (Workspace("packed_weight", packed),))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return product_tolerance(problem, super().tolerance(problem, peer_error))
+
+
+# Predictions for 16to96_112_k1s1 at batch 32 in fp16 with SiLU, 1.2 GFLOP and 90 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Resident(
+        "resident",
+        "1x1 filters whose weights stay in shared memory: warps without barriers, whose pixels come to registers and "
+        "whose results leave them 16 bytes a lane, by weights packed to match",
+        below="fused_epilogue",
+        # 21 us of bytes and, beside them, 21 us of special functions, against 87 us of tiles in shared memory.
+        predicted_gain=3.0,
+    ),
+)
