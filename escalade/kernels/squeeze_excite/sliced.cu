@@ -14,10 +14,14 @@
 // rounded on the way, and sums are always taken in the same order. What bounds it: one round trip for x and one between
 // the blocks; x from memory where it is large.
 //
-// Serves `sliced`. common/pixel_sums.cuh has the sums, products.cuh the products of both layers, layers.cuh what
-// follows each.
+// Serves `sliced`. common/pixel_sums.cuh has the sums, products.cuh the products of both layers, tensor_products.cuh those
+// for many images (TENSOR_CORES), layers.cuh what follows each.
 #include "squeeze_excite/layers.cuh"
+#if TENSOR_CORES
+#include "squeeze_excite/tensor_products.cuh"
+#else
 #include "squeeze_excite/products.cuh"
+#endif
 #include "common/pixel_sums.cuh"
 #if CLUSTER > 1
 #include "common/hopper.cuh"
@@ -48,6 +52,39 @@ __device__ __forceinline__ void stage(Element* to, int to_pitch, const Element* 
     }
 }
 
+// What a layer multiplies: rows of `depth` values, one an image.
+struct Factors {
+#if TENSOR_CORES
+    Halves at;
+    int pitch;
+
+    __device__ __forceinline__ static Factors taken(unsigned char*& next, int depth) {
+        const int pitch = spread(depth);
+        Element* high = take<Element>(next, IMAGES * pitch);
+        return {{high, take<Element>(next, IMAGES * pitch)}, pitch};
+    }
+    __device__ __forceinline__ void store(int image, int k, float value) const { at.store(image * pitch + k, value); }
+    template <int COUNT, int LANES_OF_A_ROW, class Found>
+    __device__ __forceinline__ void times(const Element* weight, int weight_pitch, int rows, int depth,
+                                          Found found) const {
+        multiply_by_mma(weight, weight_pitch, rows, depth, at, pitch, found);
+    }
+#else
+    float* at;
+    int pitch;
+
+    __device__ __forceinline__ static Factors taken(unsigned char*& next, int depth) {
+        return {take<float>(next, IMAGES * depth), depth};
+    }
+    __device__ __forceinline__ void store(int image, int k, float value) const { at[image * pitch + k] = value; }
+    template <int COUNT, int LANES_OF_A_ROW, class Found>
+    __device__ __forceinline__ void times(const Element* weight, int weight_pitch, int rows, int depth,
+                                          Found found) const {
+        multiply<COUNT, LANES_OF_A_ROW>(weight, weight_pitch, rows, depth / COUNT, at, pitch, found);
+    }
+#endif
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     squeeze_excite_sliced(const Element* __restrict__ x, const Element* __restrict__ weight,
                           const Element* __restrict__ bias, const Element* __restrict__ gate_weight,
@@ -56,10 +93,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
     float* sums_of_groups = take<float>(next, IMAGES * SUMS * WIDTH);
-    float* means = take<float>(next, IMAGES * WIDTH);    // of this block's pixels alone
+    const Factors means = Factors::taken(next, WIDTH);   // of this block's pixels alone
     float* found = take<float>(next, IMAGES * HIDDEN);   // products of this block
     float* pushed = take<float>(next, CLUSTER > 1 ? CLUSTER * IMAGES * HIDDEN : 0);  // of all blocks
-    float* hidden = take<float>(next, IMAGES * HIDDEN);
+    const Factors hidden = Factors::taken(next, HIDDEN);
     Element* columns_of_weight = take<Element>(next, SQUEEZED * WEIGHT_PITCH);
     Element* rows_of_gate = take<Element>(next, SHARE * SQUEEZED);
     Element* some_bias = take<Element>(next, SQUEEZED);
@@ -106,12 +143,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         float sum = 0.f;
 #pragma unroll 16
         for (int i = 0; i < SUMS; ++i) sum += sums_of_groups[(image * SUMS + i) * WIDTH + channel];
-        means[at] = sum * (1.f / PIXELS);
+        means.store(image, channel, sum * (1.f / PIXELS));
     }
     copy_async_wait<1>();
     __syncthreads();
-    multiply<VECTOR, TEAM>(columns_of_weight, WEIGHT_PITCH, SQUEEZED, columns, means, WIDTH,
-                           [&](int row, int image, float sum) { found[image * HIDDEN + row] = sum; });
+    means.times<VECTOR, TEAM>(columns_of_weight, WEIGHT_PITCH, SQUEEZED, columns * VECTOR,
+                              [&](int row, int image, float sum) { found[image * HIDDEN + row] = sum; });
     __syncthreads();
 
 #if CLUSTER > 1
@@ -132,15 +169,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     __syncthreads();  // biases were copied by all threads
 #pragma unroll 1
     for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS) {
-        const int feature = at % HIDDEN;
+        const int image = at / HIDDEN, feature = at % HIDDEN;
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < CLUSTER; ++i) sum += parts[i * IMAGES * HIDDEN + at];
-        if (feature < SQUEEZED) hidden[at] = squeezed(sum, some_bias, feature);
+        if (feature < SQUEEZED) hidden.store(image, feature, squeezed(sum, some_bias, feature));
     }
     __syncthreads();
-    multiply<SQUEEZED_VECTOR, GATE_TEAM>(
-        rows_of_gate, SQUEEZED, channels, FEATURE_UNITS, hidden, HIDDEN,
+    hidden.times<SQUEEZED_VECTOR, GATE_TEAM>(
+        rows_of_gate, SQUEEZED, channels, SQUEEZED,
         [&](int row, int image, float sum) {
             if (first_image + image < batch)
                 y[1LL * (first_image + image) * CHANNELS + first_channel + row] = gated(sum, some_gate_bias, row);

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
@@ -71,12 +72,27 @@ def test_pixels_may_lie_apart(rung: Rung[SqueezeExciteProblem], seed: int) -> No
     check(SQUEEZE_EXCITE, rung, problem, config, torch.device("cpu"), seed)
 
 
-@pytest.mark.parametrize(("slices", "parts", "images"), [(1, 8, 1), (3, 2, 2), (8, 1, 4)])
-def test_blocks_share_slices_parts_and_images(slices: int, parts: int, images: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [SlicedConfig(256, 1, 1, 8), SlicedConfig(256, 2, 3, 2), SlicedConfig(256, 4, 8, 1, True)],
+    ids=str,
+)
+def test_blocks_share_slices_parts_and_images(config: SlicedConfig, seed: int) -> None:
     """Slices that no power of two divides, the last narrower, and fewer images than a cluster takes."""
     problem = SqueezeExciteProblem(3, 120, 3, 5, 6, dtype="fp16")
-    config = SlicedConfig(256, images, slices, parts)
     check(SQUEEZE_EXCITE, SLICED, problem, config, torch.device("cpu"), seed)
+
+
+def test_hidden_features_may_be_beyond_16_bits(seed: int) -> None:
+    problem = SqueezeExciteProblem(4, 16, 2, 2, 4, bias=False, gate_bias=False, hidden="x", dtype="fp16")
+    inputs = SQUEEZE_EXCITE.inputs(problem, torch.device("cpu"), seed)
+    inputs["x"].fill_(4.0)
+    inputs["weight"].fill_(60000.0)
+    inputs["gate_weight"].fill_(0.1)[::2].neg_()
+    y = torch.empty(4, 16, dtype=torch.float16)
+    recipe = SLICED.recipe(problem, SlicedConfig(256, 4, 1, 1, True))
+    Executable(recipe, torch.device("cpu")).bind({**inputs, "y": y})()
+    assert torch.equal(y, SQUEEZE_EXCITE.reference(problem, inputs).to(torch.float16))
 
 
 def test_what_does_not_fit_is_said() -> None:
@@ -97,7 +113,7 @@ def test_what_does_not_fit_is_said() -> None:
         ("1152_7_b1_s48", "sliced", True),
         ("96_56_b32_s4", "sliced", True),
         ("240_28_b256_s10", "sliced", True),
-        ("1152_7_b256_s288", "cluster", False),
+        ("1152_7_b256_s288", "sliced", False),
         ("20000_1_b1_s4000", "naive", False),
     ],
 )

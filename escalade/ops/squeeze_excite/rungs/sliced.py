@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED
-from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared.pixel_sums import PixelSums
@@ -15,6 +17,8 @@ from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
 
 _WARP = 32
+_MMA_DEPTH = 16
+"""Products that a tensor core adds up at once."""
 _MOST_BLOCKS = 8
 """Blocks of a cluster on every card that has clusters."""
 _MOST_CONFIGS = 24
@@ -33,6 +37,8 @@ TURN_US = 0.4
 """Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
 LAYERS_US = 1.0
 """Microseconds besides products: sums that meet, barriers, shuffles, activations, the store."""
+PUSHED = 32.0
+"""Bytes that a block gets from others of its cluster in a clock."""
 EXCHANGE_US = 0.7
 """Microseconds in which the blocks of a cluster start together, and push what each has found to all."""
 
@@ -46,6 +52,8 @@ class SlicedConfig(Config):
     """Slices of the channels."""
     parts: int
     """Parts of the pixels."""
+    tensor_cores: bool = False
+    """Whether the layers' products are theirs, for up to eight images at once."""
 
     @property
     def cluster(self) -> int:
@@ -78,23 +86,24 @@ class SlicedConfig(Config):
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
         packs = self.width(p) // vector
         team = self.team(p.squeezed, packs)
-        while team < 8 and packs % 8 != team:
+        while packs % 2 == 0 if self.tensor_cores else team < 8 and packs % 8 != team:
             packs += 1
         return packs * vector
+
+    def factors_bytes(self, problem: SqueezeExciteProblem, depth: int) -> int:
+        """Shared memory for what a layer multiplies: fp32, or two elements a value for tensor cores."""
+        if not self.tensor_cores:
+            return self.images * depth * 4
+        return self.images * (ceil_div(depth, _MMA_DEPTH) * _MMA_DEPTH + 8) * 2 * ELEMENT_BYTES[problem.dtype]
 
     def shared_bytes(self, problem: SqueezeExciteProblem) -> int:
         """Sums, means, squeezed features and weights, each up to whole accesses."""
         p, size, hidden = problem, ELEMENT_BYTES[problem.dtype], ceil_div(problem.squeezed, 4) * 4
         width, share = self.width(p), self.share(p)
-        floats = [
-            width * self.pixel_sums(p).sums,
-            width,
-            hidden,
-            hidden * (self.cluster if self.cluster > 1 else 0),
-            hidden,
-        ]
+        floats = [width * self.pixel_sums(p).sums, hidden, hidden * (self.cluster if self.cluster > 1 else 0)]
         elements = [p.squeezed * self.weight_pitch(p), share * p.squeezed, p.squeezed, share]
         pieces = [4 * self.images * count for count in floats] + [size * count for count in elements]
+        pieces += [self.factors_bytes(p, width), self.factors_bytes(p, hidden)]
         return sum(ceil_div(piece, VECTOR_BYTES) * VECTOR_BYTES for piece in pieces)
 
     def clusters(self, problem: SqueezeExciteProblem) -> int:
@@ -120,15 +129,18 @@ class Sliced(Rung[SqueezeExciteProblem]):
 
     def _offered(self, problem: SqueezeExciteProblem) -> list[SlicedConfig]:
         p = problem
+        pairs = ELEMENT_BYTES[p.dtype] == 2 and p.channels % 2 == 0 and p.squeezed % 2 == 0
         return [
             config
             for slices in range(1, _MOST_BLOCKS + 1)
             for parts in (1, 2, 4, 8)
             if slices * parts <= _MOST_BLOCKS and parts <= p.pixels
-            for images in (1, 2, 4)
+            for images in ((1, 2, 4, 8) if pairs else (1, 2, 4))
             if images == 1 or images <= p.batch
             for threads in (512, 256)
-            if (config := SlicedConfig(threads, images, slices, parts)).pixel_sums(p).groups
+            if (config := SlicedConfig(threads, images, slices, parts, pairs and images > 2))
+            .pixel_sums(p)
+            .groups
             if (slices - 1) * config.width(p) < p.channels
             if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
         ]
@@ -149,7 +161,10 @@ class Sliced(Rung[SqueezeExciteProblem]):
         weights = (config.width(p) + config.share(p)) * p.squeezed
         clocks = (pixels + weights) * size / rates.copies.loads
         read = config.pixel_sums(p).slots * widest_vector(p.dtype, p.channels)
-        clocks += (2 * read + (1.5 + 1.5 * config.images) * weights) / LANES
+        product = 1.75 if config.tensor_cores else 1.5 + 1.5 * config.images
+        clocks += (2 * read + product * weights) / LANES
+        if config.cluster > 1:
+            clocks += config.cluster * config.images * p.squeezed * 4 / PUSHED
         moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
         steps = (
             config.pixel_sums(p).waits(resident) * TURN_US
@@ -173,6 +188,8 @@ class Sliced(Rung[SqueezeExciteProblem]):
             "SLICES": config.slices,
             "PARTS": config.parts,
             "CLUSTER": Macro(str(config.cluster)),
+            "TENSOR_CORES": Macro(str(int(config.tensor_cores))),
+            "LARGEST": torch.finfo(STORAGE[p.dtype]).max,
             "WIDTH": width,
             "SHARE": share,
             "WEIGHT_PITCH": config.weight_pitch(p),

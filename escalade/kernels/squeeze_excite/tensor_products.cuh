@@ -1,0 +1,59 @@
+// The products of a layer with the rows of up to eight images on tensor cores, by all THREADS threads of a block. Rows are
+// fp32: each value is the sum of two Elements, which are multiplied one after the other.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/mma_tile.cuh"
+
+// Elements from row to row of `depth` values: rows of different images lie in different banks.
+__device__ constexpr int spread(int depth) { return (depth + 15) / 16 * 16 + 8; }
+
+struct Halves {
+    Element *high, *low;
+
+    __device__ __forceinline__ void store(int at, float value) const {
+        const bool finite = fabsf(value) < __uint_as_float(0x7f800000);
+        high[at] = from_float<Element>(finite ? within(value) : value);
+        low[at] = from_float<Element>(finite ? within(value - to_float(high[at])) : 0.f);
+    }
+
+private:
+    // What is beyond the largest Element becomes that one: an infinite half would leave a NaN of the other.
+    __device__ __forceinline__ static float within(float value) { return fminf(fmaxf(value, -LARGEST), LARGEST); }
+};
+
+// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]. A warp has 16 rows
+// at once; behind the last row the last again.
+template <class Found>
+__device__ __forceinline__ void multiply_by_mma(const Element* weight, int pitch, int rows, int depth,
+                                                const Halves& values, int stride, Found found) {
+    static_assert(IMAGES <= 8, "a product has eight columns");
+    const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
+    const auto pair = [](const Element* from, bool inside) {
+        return inside ? *reinterpret_cast<const u32*>(from) : 0u;
+    };
+#pragma unroll 1
+    for (int first = threadIdx.x / 32 * 16; first < rows; first += THREADS / 32 * 16) {
+        const Element* upper = weight + min(first + group, rows - 1) * pitch;
+        const Element* lower = weight + min(first + group + 8, rows - 1) * pitch;
+        const Element *high = values.high + group * stride, *low = values.low + group * stride;
+        float sums[2][4] = {};
+#pragma unroll 2
+        for (int step = 0; step < depth; step += 16) {
+            const int k = step + 2 * member;
+            const bool here = k < depth, there = k + 8 < depth;
+            const u32 a[4] = {pair(upper + k, here), pair(lower + k, here), pair(upper + k + 8, there),
+                              pair(lower + k + 8, there)};
+            const bool image = group < IMAGES;
+            const u32 highs[2] = {pair(high + k, image && here), pair(high + k + 8, image && there)};
+            const u32 lows[2] = {pair(low + k, image && here), pair(low + k + 8, image && there)};
+            multiply_add<Element>(sums[0], a, highs);
+            multiply_add<Element>(sums[1], a, lows);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = first + group + i / 2 * 8, image = 2 * member + i % 2;
+            if (row < rows && image < IMAGES) found(row, image, sums[0][i] + sums[1][i]);
+        }
+    }
+}
