@@ -27,6 +27,7 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import Constants, require_finite
 from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
+from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.streaming import stream
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
@@ -292,7 +293,8 @@ class Engine:
                     plan = planned(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, self._output_types)
-                return BufferedCalls(KernelProgram(plan, constants, device), self._output_types)
+                kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
+                return BufferedCalls(kind(plan, constants, device), self._output_types)
             except CompileError as error:
                 failed = _failing(plan, error)
                 if failed is None or failed in self._avoid:

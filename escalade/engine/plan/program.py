@@ -68,7 +68,7 @@ class Kernels:
             self._values = Values(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device))
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-            _compile_together(plan, device)
+            compile_together(plan, device)
             self._numbers = [number for number, step in enumerate(plan.steps) if not step.is_alias]
             steps = [plan.steps[number] for number in self._numbers]
             self.calls = [
@@ -382,7 +382,7 @@ def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _compile_together(plan: Plan, device: torch.device) -> None:
+def compile_together(plan: Plan, device: torch.device) -> None:
     """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
     recipes = [step.recipe for step in plan.steps if step.recipe]
     programs = list(dict.fromkeys(program for recipe in recipes for program in recipe.programs))

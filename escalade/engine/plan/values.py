@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.caller import ALIGNMENT
@@ -75,17 +76,7 @@ class Values:
 
     def formed(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """A value of the type and in the order that the plan has for it, copied only if it is not."""
-        form = self._plan.forms[name]
-        size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
-        strides = form.view(torch.empty(size, dtype=torch.uint8, device="meta"), 0).stride()
-        lies_so = all(
-            found == wanted or size <= 1
-            for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
-        )
-        if lies_so and value.dtype is form.dtype and not value.data_ptr() % ALIGNMENT:
-            return value
-        memory = torch.empty(size, dtype=torch.uint8, device=value.device)
-        return form.view(memory, 0).copy_(value)
+        return in_form(self._plan.forms[name], value)
 
     def keep(self, step: Step, result: torch.Tensor) -> None:
         """What a step of PyTorch's has given, in the type that the plan has for it."""
@@ -105,3 +96,22 @@ class Values:
 
     def _is_in_arena(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() == self.arena.untyped_storage().data_ptr()
+
+
+def in_form(form: Form, value: torch.Tensor) -> torch.Tensor:
+    """A value of that type and in that order, copied only if it is not."""
+    size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
+    strides = form.view(torch.empty(size, dtype=torch.uint8, device="meta"), 0).stride()
+    lies_so = all(
+        found == wanted or size <= 1
+        for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
+    )
+    if lies_so and value.dtype is form.dtype and not value.data_ptr() % ALIGNMENT:
+        return value
+    return empty(form, value.device).copy_(value)
+
+
+def empty(form: Form, device: torch.device) -> torch.Tensor:
+    """Memory of its own for a value of that form."""
+    size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
+    return form.view(torch.empty(size, dtype=torch.uint8, device=device), 0)

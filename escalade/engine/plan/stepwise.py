@@ -1,0 +1,182 @@
+"""A plan run step by step over the caller's tensors: where PyTorch's steps read or write so much of the caller's that
+copies, which a CUDA graph would need, take longer than launching each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import cached_property
+
+import torch
+
+from escalade.device.packing import Prepared
+from escalade.device.recipe import Recipe
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Input
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.lowering import STORED
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import ConstantForm, Plan, Step
+from escalade.engine.plan.program import KernelProgram, Program, compile_together
+from escalade.engine.plan.values import empty, in_form
+from escalade.ops.base.card import Card
+
+_STEP_US = 30.0
+"""Microseconds, about, that the host takes for a step by itself."""
+_Tensors = MutableMapping[str, torch.Tensor]
+_Run = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
+"""Gives a step's result, of the values so far and of what lasts from call to call."""
+
+
+def pays_stepwise(plan: Plan, card: Card) -> bool:
+    """Whether the copies of inputs and results that the plan would make as a CUDA graph take longer than its steps one
+    by one."""
+    steps = [step for step in plan.steps if not step.is_alias]
+    if not plan.fallbacks or any(form.pitch for form in plan.forms.values()):
+        return False
+    if any(step.is_alias and step.node.inputs.keys() != {"x"} for step in plan.steps):
+        return False  # values that lie within another
+    ends = [given.name for given in plan.graph.inputs] + [
+        name for name in plan.graph.outputs if name in plan.forms
+    ]
+    copied = sum(plan.forms[name].bytes for name in ends if name not in plan.outside)
+    return card.microseconds(0, 2 * copied) > _STEP_US * len(steps)
+
+
+class SteppedProgram:
+    """The steps one after another, each value where PyTorch's allocator puts it, until its last reader."""
+
+    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
+        self.plan = plan
+        self._device = device
+        self._shared = constants
+        self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+        self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
+        compile_together(plan, device)
+        self._images = {given.name for given in plan.graph.inputs}
+        self._runs = [self._run(step) for step in plan.steps]
+        self._ends = self._last_readers()
+        if device.type == "cuda":  # weights are packed, for every stream
+            torch.cuda.current_stream(device).synchronize()
+
+    @cached_property
+    def _own(self) -> Program:
+        return KernelProgram(self.plan, self._shared, self._device)
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return self._own.inputs
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        return self._own.outputs
+
+    def run(self) -> None:
+        self._own.run()
+
+    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        return self._over(tensors, types, self._lasting)
+
+    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        fresh = {name: each.allocate(self._device) for name, each in self.plan.lasting.items() if each.zeroed}
+        return self._over(tensors, types, {**self._lasting, **fresh})
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        for tensor in (*self._lasting.values(), *self._constants.values()):
+            tensor.record_stream(stream)
+
+    def _over(
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        lasting: Mapping[str, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        plan, given = self.plan, self.plan.graph.inputs
+        values = {entry.name: self._given(entry, t) for entry, t in zip(given, tensors, strict=True)}
+        for number, (step, run) in enumerate(zip(plan.steps, self._runs, strict=True)):
+            values[step.node.name] = run(values, lasting)
+            for name in self._ends.get(number, ()):
+                del values[name]
+        others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
+        results = []
+        for name, dtype in zip(plan.graph.outputs, types, strict=True):
+            result = self._output(name, values).to(dtype)
+            if result.untyped_storage().data_ptr() in others:
+                result = result.clone()
+            others.add(result.untyped_storage().data_ptr())
+            results.append(result)
+        return results
+
+    def _given(self, entry: Input, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().resolve_neg().to(self.plan.forms[entry.name].dtype)
+
+    def _output(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if name in self.plan.graph.constants:
+            return self._constants[ConstantForm(name, STORED)]
+        return in_form(self.plan.forms[name], values[name])
+
+    def _last_readers(self) -> dict[int, list[str]]:
+        """The values that nobody reads behind the step of each number."""
+        last = {given.name: -1 for given in self.plan.graph.inputs}
+        for number, step in enumerate(self.plan.steps):
+            last[step.node.name] = number
+            last.update((name, number) for name in step.node.inputs.values() if name in last)
+        ends: dict[int, list[str]] = {}
+        for name, number in last.items():
+            if name not in self.plan.graph.outputs:
+                ends.setdefault(number, []).append(name)
+        return ends
+
+    def _run(self, step: Step) -> _Run:
+        constants = {
+            role: self._constants[step.constant(role)]
+            for role, name in step.node.inputs.items()
+            if name in self.plan.graph.constants
+        }
+        values = {role: name for role, name in step.node.inputs.items() if role not in constants}
+        if step.recipe is None:
+            return self._in_pytorch(step, constants, values)
+        return self._by_kernels(step, step.recipe, constants, values)
+
+    def _in_pytorch(self, step: Step, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
+        stored, form = STORAGE[self.plan.dtype], self.plan.forms[step.node.name]
+
+        def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            given = {
+                role: values[name].to(stored)
+                if name in self._images and values[name].is_floating_point()
+                else values[name]
+                for role, name in roles.items()
+            }
+            with own_arithmetic(self.plan.dtype, self._device):
+                return compute(step.node, {**constants, **given}).to(form.dtype)
+
+        return run
+
+    def _by_kernels(self, step: Step, recipe: Recipe, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
+        prepared = Prepared(
+            recipe,
+            self._device,
+            step.node.source or step.node.name,
+            weights_stay=step.has_weights_ready(self.plan.graph.constants),
+        )
+        forms = self.plan.forms
+        kept = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}
+        prepared.pack(
+            {**constants, **{n: self._lasting[name] for n, name in kept.items() if name in self._lasting}}
+        )
+
+        def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            for name in roles.values():
+                values[name] = in_form(forms[name], values[name])
+            result = empty(forms[step.node.name], self._device)
+            tensors = {**constants, **{role: values[name] for role, name in roles.items()}, "y": result}
+            for workspace in recipe.workspaces:
+                lasts = lasting.get(kept[workspace.name])
+                tensors[workspace.name] = workspace.allocate(self._device) if lasts is None else lasts
+            prepared.executable.bind(tensors)()
+            prepared.executable.release()
+            return result
+
+        return run

@@ -1,0 +1,49 @@
+"""Plans whose copies would take longer than their steps one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.engine.compiler import compile
+from escalade.engine.plan import stepwise
+from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
+from escalade.ops.base.card import H200
+
+
+class Mixed(torch.nn.Module):
+    """Kernels in front of PyTorch's steps and behind them, views of inputs, and one result for two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv3d(2, 8, 3, padding=1)
+        self.layer = torch.nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(self.conv(torch.tanh(x)))
+        rows = self.layer(y.cumsum(2)) * 2
+        return rows, rows, x.transpose(1, 2), y.argmax(1), self.layer.weight * 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_steps_one_by_one_give_what_the_model_does(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setattr(stepwise, "_STEP_US", 0.0)
+    model, x = Mixed().eval(), torch.randn(2, 2, 3, 4, 6)
+    engine = compile(model, x, dtype=dtype, device="twin")
+    assert isinstance(engine.program(x), SteppedProgram)
+    for given in (x, x[:1], x.flip(0).transpose(3, 4).contiguous().transpose(3, 4)):
+        found, expected = engine(given), model(given)
+        torch.testing.assert_close(found[:3], expected[:3], rtol=1e-2, atol=1e-2)
+        assert len({result.data_ptr() for result in (given, *found)}) == 6  # nobody's but the caller's
+
+
+def test_copies_that_cost_little_are_made_for_a_graph() -> None:
+    small, large = torch.zeros(4, 4), torch.zeros(1).expand(4096, 4096)
+    for x, expected in ((small, False), (large, True)):
+        engine = compile(_Product(), (x, x), device="cpu")
+        assert pays_stepwise(engine.plan(x, x), H200) is expected
+
+
+class _Product(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
