@@ -88,6 +88,9 @@ class BatchNorm(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts.of_all(given)
 
+    def scaled_axis(self, node: Node) -> int:
+        return 1
+
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Values of any rank are images of channels whose pixels are all that follows."""
         form = forms.value(node.name)

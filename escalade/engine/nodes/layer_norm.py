@@ -115,6 +115,9 @@ class LayerNorm(Operator):
             return activate(node, y if bias is None else y + bias)
         return activate(node, F.layer_norm(x, x.shape[-1:], weight, bias, epsilon))
 
+    def scaled_axis(self, node: Node) -> int:
+        return 1 if node.attributes.get("of_channels") else len(node.shape) - 1
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
         features = form.shape[1 if node.attributes.get("of_channels") else -1]

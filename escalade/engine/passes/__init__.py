@@ -69,6 +69,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
 def _fuse(graph: Graph, dtype: str) -> None:
     recognise_shuffles(graph)
     sink_permutes(graph)
+    fold_batch_norm(graph)  # a bias that the model adds itself, before it is one node with what follows
     join_recognised(graph)
     fold_padding(graph)
     fold_batch_norm(graph)

@@ -1,4 +1,4 @@
-"""BatchNorm, and whatever else scales channels, folded into the convolution or linear layer in front of it."""
+"""BatchNorm, and whatever else scales channels, folded into the convolution, linear layer or norm in front of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scaled_axis(layer: Node) -> int | None:
 
 def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:
     """Folds in float64, so that it adds no rounding of its own."""
-    weight = graph.constants[layer.inputs["weight"]]
+    weight = graph.constants[layer.inputs["weight"]] if "weight" in layer.inputs else torch.ones_like(scale)
     folded = operator_of(layer).scaled_weight(layer, weight, scale)
     if "bias" in layer.inputs:
         shift = shift + graph.constants[layer.inputs["bias"]].double() * scale

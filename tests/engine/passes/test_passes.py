@@ -54,6 +54,26 @@ def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
     assert ops(graph).count("batch_norm") == 1
 
 
+@pytest.mark.parametrize(
+    ("run", "layers"),
+    [
+        (lambda p, x: torch.tanh((p.first(x) - p.first.bias.view(8, 1, 1)) * 3), ["few_channels"]),
+        (lambda p, x: p.m(p.first(x).relu()) * p.first.bias.view(8, 1, 1), ["few_channels", "batch_norm"]),
+        (
+            lambda p, x: F.group_norm(p.first(x), 2) + p.first.bias.view(8, 1, 1),
+            ["few_channels", "group_norm"],
+        ),
+    ],
+)
+def test_what_a_model_adds_itself_is_folded_into_the_layer_in_front(
+    run: Callable[..., Any], layers: list[str]
+) -> None:
+    graph = graph_of(run)
+    optimised = optimise(graph, "fp32")
+    assert [op for op in ops(optimised) if op != "convert"] == layers
+    same_results(graph, optimised)
+
+
 def test_folding_two_norms_of_one_weight_keeps_them_apart() -> None:
     graph = after(lambda p, x: p.n(p.a(p.first(x))) + p.m(p.a(p.first(x))), fold_batch_norm)
     weights = {node.inputs["weight"] for node in graph if node.op == "conv2d"}
