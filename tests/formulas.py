@@ -88,6 +88,29 @@ def relu(x: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
     return torch.where(x > limit, limit, x)
 
 
+def max_pool_gradient(
+    x: torch.Tensor, gradient: torch.Tensor, size: int, stride: int, padding: int, *, mask: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the input of a maximum, and the place of each in its window: the first of equals, the last of NaNs.
+
+    With a mask no gradient goes to what is not positive, and its place is 255.
+    """
+    best = torch.full(gradient.shape, -math.inf, dtype=torch.float64)
+    places = torch.full(gradient.shape, -1)
+    taps = list(_windows(x.double(), (size, size), (stride, stride), (padding, padding)))
+    for r, s, seen, inside in taps:
+        better = inside & ((places < 0) | (seen > best) | seen.isnan())
+        best, places = torch.where(better, seen, best), torch.where(better, r * size + s, places)
+    if mask:
+        places = torch.where(best <= 0, 255, places)
+    high, wide = (length + 2 * padding for length in x.shape[2:])
+    padded = torch.zeros(*x.shape[:2], high, wide, dtype=torch.float64)
+    for r, s, _, _ in taps:
+        of_tap = padded[:, :, r : high - size + r + 1 : stride, s : wide - size + s + 1 : stride]
+        of_tap += torch.where(places == r * size + s, gradient.double(), 0.0)
+    return padded[:, :, padding : high - padding, padding : wide - padding], places.to(torch.uint8)
+
+
 def max_pool(
     x: torch.Tensor, size: int, stride: int, padding: int = 0, ceil_mode: bool = False
 ) -> torch.Tensor:

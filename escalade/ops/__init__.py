@@ -25,6 +25,7 @@ from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
+from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, max_pool2d_backward
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
 from escalade.ops.optimizer_step import OPTIMIZER_STEP, optimizer_step
@@ -54,6 +55,7 @@ OPERATIONS: dict[str, Operation] = {
         BATCH_NORM,
         BATCH_STATISTICS,
         MAX_POOL2D,
+        MAX_POOL2D_BACKWARD,
         AVG_POOL2D,
         ADAPTIVE_AVG_POOL2D,
         SQUEEZE_EXCITE,
@@ -104,6 +106,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "max_pool2d",
+    "max_pool2d_backward",
     "mlp",
     "mlp_backward",
     "operation",

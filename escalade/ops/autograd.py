@@ -1,4 +1,4 @@
-"""The gradients of operators that Escalade has further operators for: what ties `conv2d` and `mlp` to theirs.
+"""The gradients of operators that Escalade has further operators for: what ties `conv2d`, `mlp` and pools to theirs.
 
 It stands above both sides, so that an operator and its gradient need not import each other. An operator whose gradient
 is a few lines of PyTorch has it in its own `op.py`.
@@ -87,7 +87,22 @@ def _gradient_of_reconstruction(
     return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)
 
 
+def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, *ctx.windows, _ = inputs
+    ctx.save_for_backward(x)
+
+
+def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """By x, in which the places of the maxima are found again: keeping them would slow every forward pass."""
+    (x,) = ctx.saved_tensors
+    grad_x = torch.ops.escalade.max_pool2d_backward(
+        gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc"
+    )
+    return grad_x, None, None, None, None, None
+
+
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
+    define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
     define_gradient("mlp", _setup_mlp, _mlp_backward)

@@ -3,13 +3,10 @@
 // The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
 // that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
 //
-// Serves `naive`. largest.cuh has the maximum, by two elements at once in 16 bits.
+// Serves `naive`. largest.cuh has the maximum, by two elements at once in 16 bits, windows.cuh the windows' sizes.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
-
-struct Windows {  // filled by escalade/ops/max_pool2d/rungs/naive.py, in this order
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-};
+#include "max_pool2d/windows.cuh"
 
 extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
     wait_for_previous_launch();

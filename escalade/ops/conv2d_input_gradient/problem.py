@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED
-from escalade.ops.conv2d.gradient_problem import GradientProblem
+from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 _MASK = "_mask"
 
 
 @dataclass(frozen=True)
-class Conv2dInputGradientProblem(GradientProblem):
+class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     """dx of y = conv2d(x, weight), from `gradient`, which is that of y, and `weight`; the result is buffer `y`.
 
     With a mask, which is x as it came out of a ReLU, dx is zero where the mask is not positive: what the ReLU's own

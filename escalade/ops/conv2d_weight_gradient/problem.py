@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES
-from escalade.ops.conv2d.gradient_problem import GradientProblem
+from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 
 @dataclass(frozen=True)
-class Conv2dWeightGradientProblem(GradientProblem):
+class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
     """y[k][r][s][c] = sum over output pixels p of gradient[p][k] * x[window(p, r, s)][c], for a convolution `forward`.
 
     Buffers are x and `gradient`, that of the convolution's result, and y, which is stored as its weights are: in layout

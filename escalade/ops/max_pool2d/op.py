@@ -65,19 +65,4 @@ def _fake(
     return empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, *ctx.settings, _ = inputs
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """PyTorch's own, which finds the places of the maxima again: keeping them would slow every forward pass."""
-    (x,) = ctx.saved_tensors
-    kernel, stride, padding, ceil_mode = ctx.settings
-    window = (kernel, stride, padding, [1, 1], ceil_mode)
-    _, places = torch.ops.aten.max_pool2d_with_indices(x, *window)
-    grad_x = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *window, places)
-    return grad_x, None, None, None, None, None
-
-
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+define(_SCHEMA, _run, _fake)

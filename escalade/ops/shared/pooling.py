@@ -1,8 +1,8 @@
-"""What the poolings share: a shape that kernels take, and how tensors of PyTorch reach them."""
+"""What the poolings and their gradients share: a shape that kernels take, and how tensors of PyTorch reach them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,11 +10,19 @@ import torch
 from escalade.device.program import Constant
 from escalade.device.recipe import Ints
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import element
+from escalade.ops.base.dtypes import NAMES, element
 from escalade.ops.base.operation import Operation
+from escalade.ops.base.problem import Problem
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import require_rung
-from escalade.ops.shared.images import ImageProblem, empty_images, laid_out, stored_images
+from escalade.ops.shared.images import (
+    MEMORY_FORMAT,
+    ImageProblem,
+    empty_images,
+    laid_out,
+    layout_of,
+    stored_images,
+)
 
 
 class Pooling(ImageProblem, Protocol):
@@ -71,3 +79,62 @@ def run(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str 
         return y
     ready(operation, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
     return y
+
+
+# --- their gradients
+
+
+def backward_layout(gradient: torch.Tensor, channels_last: bool | None) -> str:
+    """The layout that is asked for, or the gradient's, which one pixel does not tell."""
+    if channels_last is None:
+        return layout_of(gradient)
+    return "nhwc" if channels_last else "nchw"
+
+
+def check_gradient(operation: str, gradient: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """What can be said of tensors without their sizes, which may be symbols while a program is traced."""
+    if gradient.dim() != 4:
+        raise UnsupportedError(
+            f"gradient has {gradient.dim()} dimensions; {operation} takes 4: [N, C, OH, OW]"
+        )
+    if gradient.dtype not in NAMES:
+        raise UnsupportedError(
+            f"gradient is {gradient.dtype}; {operation} takes float32, float16 and bfloat16"
+        )
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != gradient.device:
+            raise UnsupportedError(
+                f"gradient is on {gradient.device} but {name} on {tensor.device}; move them to one device"
+            )
+
+
+def empty_gradient(gradient: torch.Tensor, size: Sequence[int], channels_last: bool | None) -> torch.Tensor:
+    """Room for the gradient of images of that size: what tracing is told of an operator."""
+    memory_format = MEMORY_FORMAT[backward_layout(gradient, channels_last)]
+    return torch.empty(
+        (*gradient.shape[:2], *size),
+        dtype=gradient.dtype, device=gradient.device, memory_format=memory_format,
+    )  # fmt: skip
+
+
+def run_backward(
+    operation: Operation[Any],
+    problem: Problem,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, tuple[int, ...]],
+    rung: str | None,
+) -> torch.Tensor:
+    """The gradient of x, from tensors of these sizes; strided ones are copied first."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.shape != sizes[name]:
+            raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
+    (device,) = {tensor.device for tensor in tensors.values() if tensor is not None}
+    dx = operation.output(problem, device)
+    if problem.batch == 0:
+        require_rung(operation, rung)
+        return dx
+    given = {
+        name: None if tensor is None else laid_out(tensor, problem.layout) for name, tensor in tensors.items()
+    }
+    ready(operation, problem, device, rung).run({**given, "y": dx})
+    return dx

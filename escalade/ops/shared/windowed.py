@@ -17,7 +17,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
-from escalade.ops.base.grid import blocks
+from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.base.windows import touched
@@ -118,6 +118,12 @@ class WindowedImages(Images, ABC):
         rows, columns = (touched(*size) for size in sizes)
         read = self.batch * self.channels * rows * columns
         return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
+
+
+def sharing(p: WindowedImages) -> int:
+    """Windows that see one pixel, at most."""
+    down, along = (ceil_div(kernel, stride) for kernel, stride in zip(p.kernel, p.stride, strict=True))
+    return down * along if p.dilations == (1, 1) else p.kernel[0] * p.kernel[1]
 
 
 def read_windows(found: re.Match[str]) -> dict[str, Any]:

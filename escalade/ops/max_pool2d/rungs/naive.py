@@ -11,6 +11,12 @@ from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import pooling
 
 
+def windows(problem: MaxPool2dProblem) -> Ints:
+    """`Windows` of kernels/max_pool2d/windows.cuh."""
+    p = problem
+    return Ints((*p.kernel, *p.stride, *p.padding, *p.dilation))
+
+
 class Naive(Rung[MaxPool2dProblem]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
@@ -26,12 +32,7 @@ class Naive(Rung[MaxPool2dProblem]):
             Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (
-                Buffer("x"),
-                Buffer("y"),
-                pooling.shape(p),
-                Ints((*p.kernel, *p.stride, *p.padding, *p.dilation)),
-            ),
+            (Buffer("x"), Buffer("y"), pooling.shape(p), windows(p)),
             overlap=True,
         )
         return Recipe((call,))

@@ -1,26 +1,27 @@
-"""What the gradients of a convolution have in common as problems."""
+"""What the gradients of an operation have in common as problems."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Generic
 
 from escalade.ops.base.checks import require
-from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.base.problem import P
 
 
 @dataclass(frozen=True)
-class GradientProblem:
-    """A gradient of a convolution `forward`, whose tensors are stored and laid out as this one's."""
+class GradientProblem(Generic[P]):
+    """A gradient of the operation `forward`, whose tensors are stored and laid out as this one's."""
 
-    forward: Conv2dProblem
+    forward: P
     dtype: str = ""
-    """The dtype; empty: the convolution's, which otherwise follows."""
+    """The dtype; empty: that of `forward`, which otherwise follows."""
     layout: str = ""
-    """The layout; empty: the convolution's, which otherwise follows."""
+    """The layout; empty: that of `forward`, which otherwise follows."""
 
     def follow(self, operation: str, dtypes: tuple[str, ...]) -> None:
         """Makes dtype and layout the same here and in `forward`; called by `__post_init__`."""
-        f = self.forward
+        f: Any = self.forward
         forward = replace(f, dtype=self.dtype or f.dtype, layout=self.layout or f.layout)
         require(operation, "dtype", forward.dtype, dtypes)
         for name, value in (("forward", forward), ("dtype", forward.dtype), ("layout", forward.layout)):
@@ -28,7 +29,7 @@ class GradientProblem:
 
     @property
     def name(self) -> str:
-        """Short and stable, the convolution's (dtype and layout stand apart)."""
+        """Short and stable, that of `forward` (dtype and layout stand apart)."""
         return self.forward.name
 
     @property

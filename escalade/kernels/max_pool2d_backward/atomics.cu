@@ -1,0 +1,36 @@
+// sums[n][c][h][w] += dy[n][c][oh][ow], where x[n][c][h][w] is the largest of the window at (oh, ow)
+//
+// The foot of the ladder: one thread an output finds the place of its window's maximum, in x or in what the forward pass
+// has stored (STORED), and adds to the sum there. Where windows overlap, the order of additions, and with it the last
+// bit, is another in every run. What bounds it: atomics, and loads of single elements; sums are in fp32, and a second
+// launch rounds them.
+//
+// Serves `atomics`. max_pool2d/largest_place.cuh has PyTorch's rule for the place of a maximum.
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "max_pool2d/largest_place.cuh"
+
+extern "C" __global__ void max_pool2d_backward_atomics(const Element* gradient, const Element* x,
+                                                       const unsigned char* places, float* sums, PoolShape shape,
+                                                       Windows windows) {
+    wait_for_previous_launch();
+    const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= outputs) return;
+
+    const PoolPlace place = pool_place<NHWC>(at, shape);
+    const long long plane = pool_plane<NHWC>(place, shape);
+    const int step = NHWC ? shape.channels : 1;
+    int from;
+    if constexpr (STORED) {
+        from = places[at];
+        if (from == NOWHERE) return;
+    } else {
+        const Largest largest = largest_in_window(x + plane, step, place.row, place.column, shape, windows);
+        if (MASK && largest.is_cut_off()) return;
+        from = largest.place;
+    }
+    const int row = place.row * windows.stride_h - windows.pad_h + from / windows.kernel_w * windows.dilation_h;
+    const int column = place.column * windows.stride_w - windows.pad_w + from % windows.kernel_w * windows.dilation_w;
+    atomicAdd(sums + plane + (row * shape.width + column) * step, to_float(gradient[at]));
+}

@@ -1,0 +1,29 @@
+// dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose largest is x[n][c][h][w]
+//
+// One thread an input looks at the windows that see it, finds the place of the maximum of each again, and adds up, in a
+// fixed order and in fp32, the gradients of those where it is itself: no atomics, so every run gives the same bits. What
+// bounds it: instructions, for the maximum of a window is found by every pixel of it.
+//
+// Serves `gathered`. gather.cuh goes through the windows that see a pixel, max_pool2d/largest_place.cuh has PyTorch's
+// rule for the place of a maximum.
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "max_pool2d/largest_place.cuh"
+#include "max_pool2d_backward/gather.cuh"
+
+extern "C" __global__ void max_pool2d_backward_gathered(const Element* gradient, const Element* x, Element* dx,
+                                                        PoolShape shape, Windows windows) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
+
+    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(pixel, shape);
+    const Element* gradients = gradient + output_plane<NHWC>(pixel, shape);
+    const int step = NHWC ? shape.channels : 1;
+    dx[at] = from_float<Element>(gather(pixel, shape, windows, [&](int output_row, int output_column, int tap) {
+        const Largest largest = largest_in_window(plane, step, output_row, output_column, shape, windows);
+        const bool mine = largest.place == tap && !(MASK && largest.is_cut_off());
+        return mine ? to_float(gradients[(output_row * shape.output_width + output_column) * step]) : 0.f;
+    }));
+}

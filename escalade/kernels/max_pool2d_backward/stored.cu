@@ -1,0 +1,26 @@
+// dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose stored place is that of (h, w)
+//
+// As gathered.cu, but the forward pass has kept the place of each maximum in its window, one byte an output: x is not
+// read, and no maximum is found again. What bounds it: the divisions that find a pixel's place, and loads of single
+// elements.
+//
+// Serves `stored`. gather.cuh goes through the windows that see a pixel.
+#include "common/elements.cuh"
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "max_pool2d_backward/gather.cuh"
+
+extern "C" __global__ void max_pool2d_backward_stored(const Element* gradient, const unsigned char* places, Element* dx,
+                                                      PoolShape shape, Windows windows) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
+
+    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const long long outputs = output_plane<NHWC>(pixel, shape);
+    const int step = NHWC ? shape.channels : 1;
+    dx[at] = from_float<Element>(gather(pixel, shape, windows, [&](int output_row, int output_column, int tap) {
+        const long long output = outputs + (output_row * shape.output_width + output_column) * step;
+        return places[output] == tap ? to_float(gradient[output]) : 0.f;
+    }));
+}
