@@ -10,6 +10,7 @@ from escalade.ops import autograd
 from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, adaptive_avg_pool2d
 from escalade.ops.add import ADD, add
 from escalade.ops.avg_pool2d import AVG_POOL2D, avg_pool2d
+from escalade.ops.avg_pool2d_backward import AVG_POOL2D_BACKWARD, avg_pool2d_backward
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -57,6 +58,7 @@ OPERATIONS: dict[str, Operation] = {
         MAX_POOL2D,
         MAX_POOL2D_BACKWARD,
         AVG_POOL2D,
+        AVG_POOL2D_BACKWARD,
         ADAPTIVE_AVG_POOL2D,
         SQUEEZE_EXCITE,
         UPSAMPLE2D,
@@ -96,6 +98,7 @@ __all__ = [
     "adaptive_avg_pool2d",
     "add",
     "avg_pool2d",
+    "avg_pool2d_backward",
     "batch_norm",
     "batch_statistics",
     "conv2d",

@@ -93,7 +93,7 @@ def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """By x, in which the places of the maxima are found again: keeping them would slow every forward pass."""
+    """The places of the maxima are found again in x: keeping them would slow every forward pass."""
     (x,) = ctx.saved_tensors
     grad_x = torch.ops.escalade.max_pool2d_backward(
         gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc"
@@ -101,8 +101,39 @@ def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, None, None, None, None, None
 
 
+def _setup_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, *ctx.windows, _ = inputs
+    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
+
+
+def _avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    grad_x = torch.ops.escalade.avg_pool2d_backward(gradient, ctx.size, *ctx.windows, ctx.channels_last)
+    return grad_x, *(None,) * 7
+
+
+def _setup_adaptive_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, ctx.output, _ = inputs
+    ctx.save_for_backward(x)
+
+
+def _adaptive_avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Windows that divide the image evenly are those of `avg_pool2d`; the others are left to PyTorch, which of x looks
+    at the shape alone."""
+    (x,) = ctx.saved_tensors
+    size = x.shape[2:]
+    if any(size[d] % ctx.output[d] for d in (0, 1)):
+        return torch.ops.aten._adaptive_avg_pool2d_backward(gradient, x), None, None
+    window = [size[d] // ctx.output[d] for d in (0, 1)]
+    grad_x = torch.ops.escalade.avg_pool2d_backward(
+        gradient, size, window, window, [0, 0], False, True, 0, layout_of(x) == "nhwc"
+    )
+    return grad_x, None, None
+
+
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
+    define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
+    define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
     define_gradient("mlp", _setup_mlp, _mlp_backward)

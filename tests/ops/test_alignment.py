@@ -28,6 +28,7 @@ PARAMETERS = [torch.Size(size) for size in MlpProblem(2, parse_layers(LAYERS)).s
 
 CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "avg_pool2d": lambda t: ops.avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
+    "avg_pool2d_backward": lambda t: ops.avg_pool2d_backward(shifted(2, 8, 3, 3, dtype=t), 6, 2),
     "adaptive_avg_pool2d": lambda t: ops.adaptive_avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
     "add": lambda t: ops.add(shifted(2, 8, 6, 6, dtype=t), shifted(2, 8, 6, 6, dtype=t)),
     "batch_norm": lambda t: ops.batch_norm(

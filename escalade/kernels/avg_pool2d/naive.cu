@@ -3,14 +3,11 @@
 // The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
 // that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
 //
-// Serves `naive`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+// Serves `naive`. divisor.cuh has PyTorch's rule for what a sum is divided by, windows.cuh the windows' sizes.
 #include "avg_pool2d/divisor.cuh"
+#include "avg_pool2d/windows.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
-
-struct Windows {  // filled by escalade/ops/avg_pool2d/rungs/naive.py, in this order
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
-};
 
 extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
     wait_for_previous_launch();

@@ -48,17 +48,4 @@ def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> to
     return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0])
-
-
-def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """PyTorch's own; of x it looks at the shape alone."""
-    (x,) = ctx.saved_tensors
-    return torch.ops.aten._adaptive_avg_pool2d_backward(gradient, x), None, None
-
-
-define(
-    "adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _run, _fake, setup=_setup,
-    backward=_backward,
-)  # fmt: skip
+define("adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _run, _fake)

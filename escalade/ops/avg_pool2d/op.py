@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from escalade.errors import UnsupportedError
 from escalade.ops.avg_pool2d.operation import AVG_POOL2D
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.base.dtypes import dtype_of
@@ -38,16 +37,12 @@ def avg_pool2d(
     has x's layout), anything else is copied first. `rung` names one rung of the ladder instead of the
     chosen one.
     """
-    if divisor_override is not None and divisor_override < 1:
-        raise UnsupportedError(
-            f"divisor_override of {divisor_override}: avg_pool2d takes at least 1, or None"
-        )
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
     padding = pooling.two(padding, "padding")
     return torch.ops.escalade.avg_pool2d(
-        x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override or 0, rung
-    )
+        x, kernel, stride, padding, ceil_mode, count_include_pad, pooling.divisor("avg_pool2d", divisor_override), rung
+    )  # fmt: skip
 
 
 def _run(
@@ -83,17 +78,4 @@ def _fake(
     return empty_pooled("avg_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, *ctx.settings, _ = inputs
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """PyTorch's own; of x it looks at the shape alone."""
-    (x,) = ctx.saved_tensors
-    *window, divisor = ctx.settings
-    grad_x = torch.ops.aten.avg_pool2d_backward(gradient, x, *window, divisor or None)
-    return grad_x, *(None,) * 7
-
-
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+define(_SCHEMA, _run, _fake)

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d_backward.problem import NOWHERE, MaxPool2dBackwardProblem
-from escalade.ops.shared.images import MEMORY_FORMAT, empty_images, stored_images
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import MEMORY_FORMAT
+from escalade.ops.shared.pooling import empty_input as empty_output
+
+__all__ = ["empty_output", "exact", "from_places", "peer", "random_inputs"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -20,15 +24,10 @@ def random_inputs(
 ) -> dict[str, torch.Tensor]:
     """`indices` are what PyTorch's forward pass keeps; only the peer reads them."""
     f = problem.forward
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*size: int) -> torch.Tensor:
-        return stored_images(problem, torch.randn(size, generator=generator, device=device))
-
-    x = normal(f.batch, f.channels, f.height, f.width)
+    x = pooling.random_inputs(f, device, seed)["x"]
     indices = _indices(f, x)
     kept = {"places": to_places(f, indices)} if problem.stored else {"x": x}
-    return {"gradient": normal(*indices.shape), **kept, "indices": indices}
+    return {"gradient": pooling.random_gradient(problem, device, seed + 1), **kept, "indices": indices}
 
 
 def _indices(f: MaxPool2dProblem, x: torch.Tensor) -> torch.Tensor:
@@ -70,11 +69,6 @@ def from_places(
     rows = top + taps.div(kernel[1], rounding_mode="floor") * dilation[0]
     columns = left + taps % kernel[1] * dilation[1]
     return torch.where(counts, rows * width + columns, 0), counts
-
-
-def empty_output(problem: MaxPool2dBackwardProblem, device: torch.device) -> torch.Tensor:
-    f = problem.forward
-    return empty_images(problem, (f.batch, f.channels, f.height, f.width), device)
 
 
 def exact(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:

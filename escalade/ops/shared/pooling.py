@@ -71,6 +71,13 @@ def two(value: int | Sequence[int], what: str) -> list[int]:
     return values
 
 
+def divisor(operation: str, override: int | None) -> int:
+    """PyTorch's `divisor_override` as problems have it: 0 for none."""
+    if override is not None and override < 1:
+        raise UnsupportedError(f"divisor_override of {override}: {operation} takes at least 1, or None")
+    return override or 0
+
+
 def run(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> torch.Tensor:
     """The result, in x's layout; a strided x is copied first."""
     y = empty_output(problem, x.device)
@@ -82,6 +89,27 @@ def run(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str 
 
 
 # --- their gradients
+
+
+class PoolingGradient(Problem, Protocol):
+    """The gradient of a pooling's input."""
+
+    @property
+    def forward(self) -> Pooling: ...
+
+
+def random_gradient(problem: PoolingGradient, device: torch.device, seed: int) -> torch.Tensor:
+    """A gradient of the pooling's result."""
+    f = problem.forward
+    generator = torch.Generator(device=device).manual_seed(seed)
+    size = (f.batch, f.channels, f.output_height, f.output_width)
+    return stored_images(problem, torch.randn(size, generator=generator, device=device))
+
+
+def empty_input(problem: PoolingGradient, device: torch.device) -> torch.Tensor:
+    """Room for the gradient of the pooling's input."""
+    f = problem.forward
+    return empty_images(problem, (f.batch, f.channels, f.height, f.width), device)
 
 
 def backward_layout(gradient: torch.Tensor, channels_last: bool | None) -> str:

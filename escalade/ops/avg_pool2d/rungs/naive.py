@@ -11,6 +11,17 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.shared import pooling
 
 
+def rules(problem: AvgPool2dProblem) -> dict[str, Constant]:
+    """What kernels/avg_pool2d/divisor.cuh leaves open."""
+    return {"COUNT_PADDING": problem.count_padding, "DIVISOR": problem.divisor}
+
+
+def windows(problem: AvgPool2dProblem) -> Ints:
+    """`Windows` of kernels/avg_pool2d/windows.cuh."""
+    p = problem
+    return Ints((*p.kernel, *p.stride, *p.padding))
+
+
 class Naive(Rung[AvgPool2dProblem]):
     def supports(self, problem: AvgPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
@@ -21,17 +32,12 @@ class Naive(Rung[AvgPool2dProblem]):
     def recipe(self, problem: AvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         p = problem
-        constants: dict[str, Constant] = {
-            **pooling.constants(p),
-            "NHWC": p.layout == "nhwc",
-            "COUNT_PADDING": p.count_padding,
-            "DIVISOR": p.divisor,
-        }
+        constants: dict[str, Constant] = {**pooling.constants(p), **rules(p), "NHWC": p.layout == "nhwc"}
         call = KernelCall(
             Program.of("avg_pool2d/naive.cu", "avg_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p), Ints((*p.kernel, *p.stride, *p.padding))),
+            (Buffer("x"), Buffer("y"), pooling.shape(p), windows(p)),
             overlap=True,
         )
         return Recipe((call,))

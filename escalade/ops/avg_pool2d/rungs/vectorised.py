@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
+from escalade.ops.avg_pool2d.rungs.naive import rules
 from escalade.ops.shared import windowed
 
 
@@ -11,8 +12,7 @@ class Vectorised(windowed.VectorisedWindows[AvgPool2dProblem]):
     source = "avg_pool2d/vectorised.cu"
 
     def constants(self, problem: AvgPool2dProblem) -> dict[str, Constant]:
-        rules: dict[str, Constant] = {"COUNT_PADDING": problem.count_padding, "DIVISOR": problem.divisor}
-        return windowed.constants(problem) | rules
+        return windowed.constants(problem) | rules(problem)
 
 
 # Predictions for 288 channels of 35 x 35, 3 x 3 windows, batch 32, fp16: 45 MB, 11 us.

@@ -1,0 +1,6 @@
+// The windows of a mean, where they are no constants.
+#pragma once
+
+struct Windows {  // filled by escalade/ops/avg_pool2d/rungs/naive.py, in this order
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
