@@ -10,7 +10,8 @@
 // zero, join the others in fp32.
 //
 // Where groups have fewer channels than a unit, or no multiple of it, a BUNDLE of them is multiplied as one, with zeros where
-// filter and channel are not of the same group. A zero times a NaN or an infinity of another group is a NaN: every NaN
+// filter and channel are not of the same group. The last block may have fewer groups than others (!BUNDLES_ALIGNED), and
+// zeros in the place of the rest. A zero times a NaN or an infinity of another group is a NaN: every NaN
 // is summed anew from its own group before it is stored.
 //
 // Serves `grouped`.
@@ -103,6 +104,9 @@ __device__ __forceinline__ bool is_between(int value, int end) {
     return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
 }
 
+// Whether the last block has a channel, or a filter, of this number.
+__device__ __forceinline__ bool exists(int number, int all) { return BUNDLES_ALIGNED || number < all; }
+
 // A weight as it is multiplied, and what is left of it then.
 template <class T>
 __device__ __forceinline__ T rounded(T value, T&) { return value; }
@@ -115,7 +119,8 @@ __device__ __forceinline__ float rounded<float>(float value, float& low) {
 
 // The weights of the block as lanes hold them: fragments[bundle][step][block of 8 filters][lane], two registers each; the
 // low parts of split ones follow behind all high ones.
-__device__ __forceinline__ void stage_weights(Element* fragments, const Element* weight, int first_filter) {
+__device__ __forceinline__ void stage_weights(Element* fragments, const Element* weight, int first_filter,
+                                              const ConvShape& shape) {
     constexpr int VECTOR = GROUP_CHANNELS % UNIT == 0 ? UNIT
                            : GROUP_CHANNELS % 4 == 0  ? 4
                            : GROUP_CHANNELS % 2 == 0  ? 2
@@ -126,7 +131,8 @@ __device__ __forceinline__ void stage_weights(Element* fragments, const Element*
     for (int i = threadIdx.x; i < BLOCK_FILTERS * STEPS * 2 * PARTS; i += THREADS) {
         const int unit = i / PARTS % (STEPS * 2), filter = i / PARTS / (STEPS * 2);
         const int in_unit = i % PARTS * VECTOR, channel = unit % UNITS * UNIT + in_unit;
-        const bool theirs = filter % WIDTH / GROUP_FILTERS == channel / GROUP_CHANNELS && unit < DEEP;
+        const bool theirs = filter % WIDTH / GROUP_FILTERS == channel / GROUP_CHANNELS && unit < DEEP &&
+                            exists(first_filter + filter, shape.filters);
         const long long at = (1LL * (first_filter + filter) * TAPS + unit / UNITS) * GROUP_CHANNELS;
         Pack<Element, VECTOR> pack = {};
         if (theirs) pack = load_pack<Element, VECTOR>(weight + at + channel % GROUP_CHANNELS);
@@ -158,7 +164,8 @@ __device__ __forceinline__ void copy_window(u32 stage, const Element* x, Tile ti
     for (int place = thread % ACROSS; place < LINE; place += ACROSS) {
         const int unit = place % BLOCK_UNITS, window_column = place / BLOCK_UNITS;
         const int column = tile.column * STRIDE_W - shape.pad_w + window_column;
-        const bool column_inside = is_between(column, shape.width);
+        const bool column_inside =
+            is_between(column, shape.width) && exists(first_channel + unit * UNIT, shape.channels);
         const Element* const top = x + (1LL * tile.image * shape.height + first_row) * row_size +
                                    (1LL * column * shape.channels + first_channel + unit * UNIT);
         const u32 target = stage + unit * PLANE_BYTES + column_in_window(window_column) * 16;
@@ -216,7 +223,7 @@ __device__ __forceinline__ void restore_nans(unsigned char* results, const Eleme
         const int filter = i % BLOCK_FILTERS;
         const Pixel output = Pixel::of(i / BLOCK_FILTERS, tile, shape);
         Result& result = *result_at(results, i / BLOCK_FILTERS, filter);
-        if (!output.exists || is_number(result)) continue;
+        if (!output.exists || is_number(result) || !exists(first_filter + filter, shape.filters)) continue;
         result = result_of(own_sum(x, weight, output, first_filter + filter, shape),
                            HAS_BIAS ? to_float(bias[first_filter + filter]) : 0.f);
     }
@@ -282,13 +289,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int bundle = warp % BUNDLES, first_pixel = warp / BUNDLES * 16;  // and on from there in steps of PIXEL_STEP
 
-    const int channel_blocks = shape.channels / (BLOCK_UNITS * UNIT);
+    const int channel_blocks = (shape.channels + BLOCK_UNITS * UNIT - 1) / (BLOCK_UNITS * UNIT);
     const int first_filter = blockIdx.x % channel_blocks * BLOCK_FILTERS;
     const int first_channel = blockIdx.x % channel_blocks * BLOCK_UNITS * UNIT;
     const int tiles = tile_count(shape);
 
     if (!weights_ready) wait_for_previous_launch();
-    stage_weights(fragments, weight, first_filter);
+    stage_weights(fragments, weight, first_filter, shape);
     if (threadIdx.x < ZERO_BYTES / 4) reinterpret_cast<u32*>(shared_memory + WEIGHT_BYTES)[threadIdx.x] = 0;
 
     // What a lane reads for ldmatrix: a pixel of each block of 16, and one of the two units of a step.
@@ -372,6 +379,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (HAS_BIAS) {
 #pragma unroll
             for (int j = 0; j < TILES_N; ++j) {
+                if (!exists(first_filter + lane_filter + j * 8, shape.filters)) continue;
                 const Pack<Element, 2> pair = load_pack<Element, 2>(bias + first_filter + lane_filter + j * 8);
                 biases[j][0] = to_float(pair.at[0]), biases[j][1] = to_float(pair.at[1]);
             }
@@ -405,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int i = thread_number(); i < PIXELS * CHUNKS; i += THREADS) {
             const int filter = i % CHUNKS * UNIT;
             const Pixel output = Pixel::of(i / CHUNKS, tile, shape);
-            if (!output.exists) continue;
+            if (!output.exists || !exists(first_filter + filter, shape.filters)) continue;
             const long long at = output.output * shape.filters + first_filter + filter;
             store_pack(y + at, finished(result_at(results, i / CHUNKS, filter), residual, at));
         }

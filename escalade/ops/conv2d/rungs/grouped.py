@@ -131,7 +131,8 @@ class _Tiling:
 
     @property
     def channel_blocks(self) -> int:
-        return self.problem.channels // (self.config.bundles * self.bundle.channels)
+        """Blocks that share the groups; the last one may have fewer than others."""
+        return ceil_div(self.problem.channels, self.config.bundles * self.bundle.channels)
 
     @property
     def tiles(self) -> int:
@@ -225,7 +226,8 @@ def _candidates(p: Conv2dProblem, card: Card) -> list[GroupedConfig]:
     for bundles in range(1, count + 1):
         wide = bundles * bundle.channels * p.element_bytes > MOST_CHANNEL_BYTES
         wide |= bundles * bundle.filters * p.element_bytes > MOST_FILTER_BYTES
-        if count % bundles or bundles > WARPS or (wide and bundles > 1):
+        even = bundles == ceil_div(count, ceil_div(count, bundles))
+        if not even or bundles > WARPS or (wide and bundles > 1):
             continue
         for warps_m in {WARPS // bundles, max(1, WARPS // 2 // bundles)}:
             sums = SUMS if _products(p) == 1 else SUMS // 2
@@ -322,6 +324,7 @@ class Grouped(Conv2dRung):
             "GROUP_FILTERS": p.group_filters,
             "BUNDLE": tiling.bundle.groups,
             "BUNDLES": config.bundles,
+            "BUNDLES_ALIGNED": p.groups % (tiling.bundle.groups * config.bundles) == 0,
             "WARPS_M": config.warps_m,
             "TILES_M": config.tiles_m,
             "TILE_IMAGES": config.images,

@@ -91,6 +91,14 @@ def test_tiles_of_any_size(config: GroupedConfig, seed: int) -> None:
     check(CONV2D, RUNG, problem, config, CPU, seed)
 
 
+def test_the_last_block_may_have_fewer_groups(seed: int) -> None:
+    problem = grouped(40, 80, 6, 3, 5, batch=2, stride=2, bias=True, residual=True)
+    config = GroupedConfig(1, 3, 2, 6, bundles=3, warps_m=1, tiles_m=1)
+    offered = {one.bundles for one in RUNG.configs(problem) if isinstance(one, GroupedConfig)}
+    assert offered > {1, 5}, "two blocks, of three groups and of two"
+    check(CONV2D, RUNG, problem, config, CPU, seed, TwinOptions(checks=True))
+
+
 def test_blocks_that_walk_over_many_tiles_use_two_stages_without_a_race(seed: int) -> None:
     """Copies as late as allowed; so many channels that there is one block for each."""
     problem = grouped(1088, 1088, 2, 3, 136, batch=3, bias=True)
