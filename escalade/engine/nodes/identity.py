@@ -30,6 +30,14 @@ def _to(node: Node, call: AtenCall, graph: Graph) -> Recognised:
     return x if x not in graph.constants and graph.dtype_of(x).is_floating_point else None
 
 
+def _copied(node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    """What is written over all of another value, in the plan's own type as that one."""
+    x = call.value("src")
+    if x is None or x in graph.constants or not node.is_floating or graph.shape_of(x) != node.shape:
+        return None
+    return x if graph.dtype_of(x).is_floating_point else None
+
+
 IDENTITIES: dict[str, Recogniser] = {
     **dict.fromkeys(("dropout", "dropout2d", "feature_dropout", "native_dropout"), _dropout),
     **dict.fromkeys(
@@ -38,5 +46,6 @@ IDENTITIES: dict[str, Recogniser] = {
     "broadcast_tensors": _broadcast,
     "to": _to,
     "_to_copy": _to,
+    "copy": _copied,
 }
 """What recognises each, by the name of PyTorch's operator."""
