@@ -8,7 +8,8 @@
 //   part[v][s][k] = sum over r, c of window[v + r * DILATION_H * WINDOW_WIDTH][c] * weight[k][r][s][c]
 // A pixel is then read FILTER_HEIGHT times only, and the parts are added up, each from s * DILATION_W pixels further,
 // on their way through shared memory: y[v][k] = finish(sum over s of part[v + s * DILATION_W][s][k]).
-// Blocks stay: all weights lie in shared memory from the first tile to the last. Every warpgroup that multiplies has
+// Blocks stay: all weights of their filters lie in shared memory from the first tile to the last. Where that has no room
+// for all FILTERS, blocks side by side have a part of them each. Every warpgroup that multiplies has
 // tiles, windows and a thread that copies them of its own, so that it waits for no other.
 // What bounds it: the reads of shared memory, 16 + WGMMA_N / 4 cycles a step of WGMMA_N / 2, and those of the parts.
 //
@@ -24,7 +25,8 @@ constexpr int ROW_BYTES = 128;                   // channels of a pixel, or of a
 constexpr int STEP_BYTES = 32, STEPS = ROW_BYTES / STEP_BYTES;
 constexpr int SLAB = ROW_BYTES / sizeof(Element), SLABS = (CHANNELS + SLAB - 1) / SLAB;
 constexpr int LAST_STEPS = ((CHANNELS - (SLABS - 1) * SLAB) * int(sizeof(Element)) + STEP_BYTES - 1) / STEP_BYTES;
-constexpr int PADDED = (FILTERS + 7) / 8 * 8;  // filters of a tap, in columns
+constexpr int FILTER_PARTS = (FILTERS + PADDED - 1) / PADDED;  // of PADDED filters, a multiple of 8: columns of a tap
+constexpr bool PADS = FILTERS % PADDED != 0;
 constexpr int ROW_WEIGHT_BYTES = WGMMA_N * ROW_BYTES, WEIGHT_ROWS = SLABS * FILTER_HEIGHT;
 static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a row of taps is one product wide");
 
@@ -96,9 +98,11 @@ struct Work {
     __device__ __forceinline__ Work(const ConvShape& shape, int consumer)
         : shape(shape), column_tiles((shape.output_width + TILE_COLUMNS - 1) / TILE_COLUMNS),
           row_tiles((shape.output_height + TILE_ROWS - 1) / TILE_ROWS),
-          tiles(column_tiles * row_tiles * shape.batch), first(consumer * gridDim.x + blockIdx.x),
-          step(CONSUMERS * gridDim.x) {}
+          tiles(column_tiles * row_tiles * shape.batch),
+          first(consumer * (gridDim.x / FILTER_PARTS) + blockIdx.x / FILTER_PARTS),
+          step(CONSUMERS * (gridDim.x / FILTER_PARTS)) {}
 
+    __device__ __forceinline__ static int first_filter() { return blockIdx.x % FILTER_PARTS * PADDED; }
     __device__ __forceinline__ Tile tile(int index) const {
         return {index / column_tiles / row_tiles, index / column_tiles % row_tiles * TILE_ROWS,
                 index % column_tiles * TILE_COLUMNS};
@@ -113,7 +117,7 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
         barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
         for (int s = 0; s < FILTER_WIDTH; ++s)
             tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
-                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, 0);
+                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
     }
 }
 
@@ -226,7 +230,7 @@ struct Store {
     __device__ __forceinline__ void eight(const float (&sums)[8], int filter, long long pixel) const {
 #pragma unroll
         for (int i = 0; i < 8; i += VECTOR) {
-            if (FILTERS % 8 && filter + i >= FILTERS) return;
+            if (PADS && filter + i >= FILTERS) return;
             Pack<Bias, VECTOR> bias = {};
             Pack<Element, VECTOR> residual = {};
             if (HAS_BIAS) bias = load_pack<Bias, VECTOR>(finish.bias + filter + i);
@@ -254,7 +258,7 @@ struct Store {
                 float all[8];
                 add_parts(all, staged + (row * WINDOW_WIDTH + column) * STAGED_PITCH + eight_here * 8, eight_here % 2);
                 const long long image_row = 1LL * tile.image * shape.output_height + tile.row + row;
-                eight(all, first + eight_here * 8, image_row * shape.output_width + tile.column + column);
+                eight(all, Work::first_filter() + first + eight_here * 8, image_row * shape.output_width + tile.column + column);
             }
         }
     }

@@ -27,6 +27,8 @@ BLOCK = 64
 STEP_BYTES = 32
 """Bytes of channels of a product."""
 STORE_BYTES = 16
+EIGHT = 8
+"""Filters of a tap, and of a part, are a multiple."""
 MOST_CONSUMERS, LEAST_CONSUMERS = 4, 2
 CONSUMER_THREADS = 128 + 32
 """A warpgroup that multiplies, and the warp that copies for it."""
@@ -54,6 +56,8 @@ class NarrowConfig(Config):
     """Warpgroups that multiply, each with tiles of its own."""
     stages: int
     """Windows in shared memory, of a slab of channels each, for every one of them."""
+    parts: int = 1
+    """Blocks that share the filters of a tile."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,18 @@ class _Tiling:
     problem: Conv2dProblem
     rows: int
     columns: int
+    parts: int = 1
+
+    @property
+    def padded(self) -> int:
+        """Filters of a block: the columns of a tap."""
+        return ceil_div(ceil_div(self.problem.filters, self.parts), EIGHT) * EIGHT
+
+    @property
+    def width(self) -> int:
+        """Columns of a product; 0 if a row of taps has more."""
+        columns = self.problem.filter_width * self.padded
+        return next((width for width in WIDTHS if width >= columns), 0)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -98,12 +114,12 @@ class _Tiling:
 
     @property
     def weight_bytes(self) -> int:
-        return self.slabs * self.problem.filter_height * _width(self.problem) * ROW_BYTES
+        return self.slabs * self.problem.filter_height * self.width * ROW_BYTES
 
     @property
     def staged_bytes(self) -> int:
         """The parts of 16 filters, or of 8, of all pixels, with gaps for the banks."""
-        filters = 8 if _padded(self.problem) % 16 else 16
+        filters = EIGHT if self.padded % (2 * EIGHT) else 2 * EIGHT
         pitch = self.problem.filter_width * filters
         pitch += 0 if pitch % 16 else 8
         return ceil_div(self.blocks * BLOCK * pitch * 4, 1024) * 1024
@@ -115,7 +131,7 @@ class _Tiling:
     def stages(self, consumers: int, card: Card) -> int:
         """Stages of each consumer, as many as there is room for; 0 if shared memory or registers do not hold a tile."""
         registers = card.registers // (consumers * CONSUMER_THREADS) // 8 * 8
-        if self.blocks * _width(self.problem) // 2 + OTHER_REGISTERS > registers:
+        if self.blocks * self.width // 2 + OTHER_REGISTERS > registers:
             return 0
         fitting = (n for n in range(MOST_STAGES, 1, -1) if self.shared_bytes(consumers, n) <= HOPPER_SHARED)
         return next(fitting, 0)
@@ -123,27 +139,17 @@ class _Tiling:
     def clocks(self, consumers: int, card: Card) -> float:
         """Tensor cores, shared memory and L2 are the multiprocessor's; where tiles are few, a warpgroup waits for what
         it does itself."""
-        p, width = self.problem, _width(self.problem)
+        p, width, multiprocessors = self.problem, self.width, card.multiprocessors // self.parts
         steps = p.filter_height * ceil_div(p.channels * p.element_bytes, STEP_BYTES)
         products = self.blocks * steps * width / 2 * POWER
         operands = self.blocks * steps * (BLOCK + width) * STEP_BYTES
-        parts = 2 * self.blocks * BLOCK * p.filter_width * _padded(p) * 4
+        parts = 2 * self.blocks * BLOCK * p.filter_width * self.padded * 4
         windows = self.slabs * self.window_bytes
         rate = card.rates.copies.tma_window
         busy = max(products, (operands + parts + windows) / SHARED_RATE, windows / rate)
-        together = ceil_div(self.tiles, card.multiprocessors) * busy
-        alone = ceil_div(self.tiles, card.multiprocessors * consumers) * (products + END_CYCLES)
+        together = ceil_div(self.tiles, multiprocessors) * busy
+        alone = ceil_div(self.tiles, multiprocessors * consumers) * (products + END_CYCLES)
         return START_CYCLES + (windows + self.weight_bytes) / rate + max(together + END_CYCLES, alone)
-
-
-def _padded(p: Conv2dProblem) -> int:
-    """Columns of the filters of a tap."""
-    return ceil_div(p.filters, 8) * 8
-
-
-def _width(p: Conv2dProblem) -> int:
-    """Columns of a product; 0 if a row of taps has more."""
-    return next((width for width in WIDTHS if width >= p.filter_width * _padded(p)), 0)
 
 
 def _vector(p: Conv2dProblem) -> int:
@@ -154,18 +160,26 @@ def _vector(p: Conv2dProblem) -> int:
 
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
-    """The cheapest of every number of consumers and blocks."""
+    """The cheapest of every number of consumers and blocks, with as few parts of the filters as have room."""
     found: dict[tuple[int, int], tuple[float, NarrowConfig]] = {}
-    for columns in sorted({ceil_div(p.output_width, pieces) for pieces in range(1, p.output_width + 1)}):
-        for rows in range(1, p.output_height + 1):
-            tiling = _Tiling(p, rows, columns)
-            if tiling.stages(LEAST_CONSUMERS, card) == 0 or max(tiling.window) > MOST_IN_BOX:
-                break
-            for consumers in range(LEAST_CONSUMERS, MOST_CONSUMERS + 1):
-                if stages := tiling.stages(consumers, card):
-                    clocks, key = tiling.clocks(consumers, card), (consumers, tiling.blocks)
-                    if key not in found or clocks < found[key][0]:
-                        found[key] = clocks, NarrowConfig(rows, columns, consumers, stages)
+    cuts = sorted({ceil_div(p.output_width, pieces) for pieces in range(1, p.output_width + 1)})
+    for parts in range(1, ceil_div(p.filters, EIGHT) + 1):
+        for columns in cuts:
+            for rows in range(1, p.output_height + 1):
+                tiling = _Tiling(p, rows, columns, parts)
+                if (
+                    not tiling.width
+                    or max(tiling.window) > MOST_IN_BOX
+                    or tiling.stages(LEAST_CONSUMERS, card) == 0
+                ):
+                    break
+                for consumers in range(LEAST_CONSUMERS, MOST_CONSUMERS + 1):
+                    if stages := tiling.stages(consumers, card):
+                        clocks, key = tiling.clocks(consumers, card), (consumers, tiling.blocks)
+                        if key not in found or clocks < found[key][0]:
+                            found[key] = clocks, NarrowConfig(rows, columns, consumers, stages, parts)
+        if found:
+            break
     return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
 
 
@@ -189,11 +203,8 @@ class Narrow(Conv2dRung):
             return f"{name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         if p.stride != (1, 1):
             return f"{name} takes stride 1, not {p.stride}; overlapped_store takes any up to 8"
-        if p.filters > MOST_FILTERS or not _width(p):
-            return (
-                f"{name} takes up to {MOST_FILTERS} filters, and {WIDTHS[-1]} with those of all taps of a row; "
-                f"streamed_window takes multiples of 64, overlapped_store any"
-            )
+        if p.filters > MOST_FILTERS:
+            return f"{name} takes up to {MOST_FILTERS} filters, not {p.filters}; overlapped_store takes any"
         copied = COPY_BYTES // p.element_bytes
         if p.channels % copied:
             return f"{name} takes multiples of {copied} channels, not {p.channels}; ragged takes any"
@@ -201,8 +212,8 @@ class Narrow(Conv2dRung):
             return f"{name} counts tiles in 32 bits, from one on; {p.output_pixels} output pixels are beyond"
         if not _best_first(p, self.card):
             return (
-                f"{name} keeps all weights in shared memory, and two windows for each of two warpgroups; those of "
-                f"{p.name} are more than {HOPPER_SHARED // 1024} KiB. overlapped_store takes any"
+                f"{name} keeps the weights of {EIGHT} filters in shared memory, and two windows for each of two "
+                f"warpgroups; those of {p.name} are more than {HOPPER_SHARED // 1024} KiB. overlapped_store takes any"
             )
         return None
 
@@ -211,12 +222,13 @@ class Narrow(Conv2dRung):
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, NarrowConfig)
-        return _Tiling(problem, config.rows, config.columns).clocks(config.consumers, self.card)
+        tiling = _Tiling(problem, config.rows, config.columns, config.parts)
+        return tiling.clocks(config.consumers, self.card)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, NarrowConfig)
         p, windows = problem, Windows.of(problem)
-        tiling = _Tiling(p, config.rows, config.columns)
+        tiling = _Tiling(p, config.rows, config.columns, config.parts)
         conversions = [rounded("weight", p.filters * p.taps, p.channels)] if p.dtype == "tf32" else []
         weight = Buffer(conversions[0].name if conversions else "weight")
         constants: dict[str, Constant] = {
@@ -224,13 +236,14 @@ class Narrow(Conv2dRung):
             "Element": element(p.dtype),
             "CHANNELS": p.channels,
             "FILTERS": p.filters,
-            "FILTERS_ALIGNED": p.filters % 8 == 0,
+            "FILTERS_ALIGNED": p.filters % EIGHT == 0,
             "FILTERS_EVEN": p.filters % 2 == 0,
             "FILTER_HEIGHT": p.filter_height,
             "FILTER_WIDTH": p.filter_width,
             "DILATION_H": p.dilation[0],
             "DILATION_W": p.dilation[1],
-            "WGMMA_N": _width(p),
+            "WGMMA_N": tiling.width,
+            "PADDED": tiling.padded,
             "TILE_ROWS": config.rows,
             "TILE_COLUMNS": config.columns,
             "CONSUMERS": config.consumers,
@@ -240,11 +253,11 @@ class Narrow(Conv2dRung):
         }
         call = KernelCall(
             Program.of("conv2d/sm90_narrow.cu", "conv2d_sm90_narrow", constants),
-            (min(tiling.tiles, self.card.multiprocessors), 1, 1),
+            (min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts, 1, 1),
             (config.consumers * CONSUMER_THREADS, 1, 1),
             (
                 windows.window_map(Buffer("x"), tiling.window[1], tiling.window[0]),
-                windows.weight_map(weight, p.filters, _padded(p)),
+                windows.weight_map(weight, p.filters, tiling.padded),
                 Buffer("bias", optional=True),
                 Buffer("residual", optional=True),
                 Buffer("y"),

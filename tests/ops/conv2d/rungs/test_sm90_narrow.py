@@ -28,10 +28,11 @@ class OneBlock(Narrow):
     """So that every warpgroup has several tiles."""
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, NarrowConfig)
         recipe = super().recipe(problem, config)
         *before, call = recipe.steps
         assert isinstance(call, KernelCall)
-        return replace(recipe, steps=(*before, replace(call, grid=(1, 1, 1))))
+        return replace(recipe, steps=(*before, replace(call, grid=(config.parts, 1, 1))))
 
 
 PROBLEMS = {
@@ -39,7 +40,10 @@ PROBLEMS = {
         half(2, 128, 9, 7, 32, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True, y_pitch=48),
         NarrowConfig(4, 7, 2, 2),
     ),
-    "odd_filters": (half(1, 72, 6, 9, 21, 3, 3, padding=(1, 1), bias=True), NarrowConfig(3, 5, 3, 3)),
+    "odd_filters_in_parts": (
+        half(1, 72, 6, 9, 21, 3, 3, padding=(1, 1), bias=True),
+        NarrowConfig(3, 5, 3, 3, parts=2),
+    ),
     "dilation": (
         half(1, 16, 9, 12, 10, 3, 5, padding=(2, 4), dilation=(2, 2), residual=True, x_pitch=24),
         NarrowConfig(5, 12, 2, 2),
