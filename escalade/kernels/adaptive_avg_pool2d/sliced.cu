@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #endif
     wait_for_previous_launch();
 
-    sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, image, batch, columns, pixels, x_pitch);
+    sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, image, batch, columns, pixels, x_pitch,
+              [] {});
     __syncthreads();
     Element* means = y + 1LL * image * y_pitch + slice * WIDTH;
 #pragma unroll 1

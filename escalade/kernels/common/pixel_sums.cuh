@@ -19,44 +19,54 @@ __device__ __forceinline__ T* take(unsigned char*& next, int count) {
     return start;
 }
 
-// A thread's sums over its pixels, GROUPS apart.
-__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group, int count,
-                                           int x_pitch) {
-#pragma unroll 1
-    for (int pixel = group; pixel < count; pixel += GROUPS * AHEAD) {
-        Values loaded[AHEAD];
+// The next AHEAD pixels of a thread, GROUPS apart, all under way at once; nothing behind the last.
+__device__ __forceinline__ void load_pixels(Values (&loaded)[AHEAD], const Element* column, int pixel, int count,
+                                            int x_pitch) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-            loaded[i] = {};
-            if (pixel + i * GROUPS < count)
-                loaded[i] = load_pack<Element, VECTOR>(column + (pixel + i * GROUPS) * x_pitch);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i)
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+    for (int i = 0; i < AHEAD; ++i) {
+        loaded[i] = {};
+        if (pixel + i * GROUPS < count)
+            loaded[i] = load_pack<Element, VECTOR>(column + (pixel + i * GROUPS) * x_pitch);
     }
 }
 
+__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Values (&loaded)[AHEAD]) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+}
+
 // Sums over this block's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES threads side by side have the
-// packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp.
+// packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp. All threads
+// call `meanwhile` when their first loads are under way.
+template <class Meanwhile>
 __device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
-                                          int columns, int pixels, int x_pitch) {
+                                          int columns, int pixels, int x_pitch, Meanwhile meanwhile) {
     const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
-    if (image >= IMAGES) return;
-    const long long pixel = 1LL * min(first_image + image, batch - 1) * PIXELS;  // behind the last the last again
+    x += 1LL * min(first_image + image, batch - 1) * PIXELS * x_pitch;  // behind the last image the last again
 #pragma unroll 1
     for (int first = 0; first < COLUMNS; first += LANES) {  // as often for all lanes of a warp
         const int column = first + threadIdx.x % LANES;
+        const int count = image < IMAGES && column < columns ? pixels : 0;
+        const Element* here = x + column * VECTOR;
         float sums[VECTOR] = {};
-        if (column < columns) sum_pixels(sums, x + pixel * x_pitch + column * VECTOR, group, pixels, x_pitch);
+        Values loaded[AHEAD];
+        load_pixels(loaded, here, group, count, x_pitch);
+        if (first == 0) meanwhile();
+        add_pixels(sums, loaded);
+#pragma unroll 1
+        for (int pixel = group + GROUPS * AHEAD; pixel < count; pixel += GROUPS * AHEAD) {
+            load_pixels(loaded, here, pixel, count, x_pitch);
+            add_pixels(sums, loaded);
+        }
         if (SHUFFLED)
 #pragma unroll
             for (int distance = LANES; distance < 32; distance *= 2)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) sums[e] += __shfl_xor_sync(ALL_LANES, sums[e], distance);
         const int sum = SHUFFLED ? group * LANES / 32 : group;
-        if (column >= COLUMNS || (SHUFFLED && threadIdx.x % 32 >= LANES)) continue;
+        if (image >= IMAGES || column >= COLUMNS || (SHUFFLED && threadIdx.x % 32 >= LANES)) continue;
         float* to = sums_of_groups + (image * SUMS + sum) * WIDTH + column * VECTOR;
 #pragma unroll
         for (int e = 0; e < VECTOR; e += FLOATS) {

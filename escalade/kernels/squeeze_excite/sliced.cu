@@ -4,7 +4,8 @@
 // The first layer is linear in the pixels, too: whoever has summed some pixels of some channels can multiply these sums
 // with its columns of the weight, and only the products have to meet. So the blocks of a cluster have IMAGES images in
 // SLICES slices of channels and PARTS parts of pixels, and each block
-//   1. starts the copies of all weights that it will need into shared memory;
+//   1. starts the copies of all weights that it will need into shared memory: ahead of the end of the launch in front
+//      where it may be there so EARLY, behind its first loads of pixels elsewhere;
 //   2. sums the pixels of its part and slice, up to AHEAD loads under way in each thread;
 //   3. multiplies the sums with its columns of the first weight: a part of every squeezed feature;
 //   4. pushes these into the shared memory of every block of the cluster;
@@ -118,16 +119,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     }
     cluster_arrive_relaxed();
 #endif
-    if (!weights_ready) wait_for_previous_launch();
-    stage<VECTOR, COLUMNS>(columns_of_weight, WEIGHT_PITCH, weight + slice * WIDTH, CHANNELS, SQUEEZED, columns);
-    copy_async_commit();
     constexpr int FEATURE_UNITS = SQUEEZED / SQUEEZED_VECTOR;
-    stage<GATE_UNIT, SHARE * SQUEEZED / GATE_UNIT>(rows_of_gate, 0, gate_weight + first_channel * SQUEEZED, 0, 1,
-                                                   channels * SQUEEZED / GATE_UNIT);
-    if (HAS_BIAS) stage<SQUEEZED_VECTOR, FEATURE_UNITS>(some_bias, 0, bias, 0, 1, FEATURE_UNITS);
-    if (HAS_GATE_BIAS)
-        stage<VECTOR, SHARE / VECTOR>(some_gate_bias, 0, gate_bias + first_channel, 0, 1, channels / VECTOR);
-    copy_async_commit();
+    const auto stage_weights = [&] {
+        stage<VECTOR, COLUMNS>(columns_of_weight, WEIGHT_PITCH, weight + slice * WIDTH, CHANNELS, SQUEEZED, columns);
+        copy_async_commit();
+        stage<GATE_UNIT, SHARE * SQUEEZED / GATE_UNIT>(rows_of_gate, 0, gate_weight + first_channel * SQUEEZED, 0, 1,
+                                                       channels * SQUEEZED / GATE_UNIT);
+        if (HAS_BIAS) stage<SQUEEZED_VECTOR, FEATURE_UNITS>(some_bias, 0, bias, 0, 1, FEATURE_UNITS);
+        if (HAS_GATE_BIAS)
+            stage<VECTOR, SHARE / VECTOR>(some_gate_bias, 0, gate_bias + first_channel, 0, 1, channels / VECTOR);
+        copy_async_commit();
+    };
+    if (EARLY) {
+        if (!weights_ready) wait_for_previous_launch();
+        stage_weights();
+    }
     if (HIDDEN > SQUEEZED)
 #pragma unroll 1
         for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS)
@@ -135,7 +141,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     wait_for_previous_launch();  // if it was done before, it is over at once
 
     sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, first_image, batch, columns, pixels,
-              x_pitch);
+              x_pitch, [&] {
+                  if (!EARLY) stage_weights();
+              });
     __syncthreads();
 #pragma unroll 1
     for (int at = threadIdx.x; at < IMAGES * WIDTH; at += THREADS) {

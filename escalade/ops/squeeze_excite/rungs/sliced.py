@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.program import Constant, Macro, Program
-from escalade.device.recipe import KernelCall, Recipe, WeightsReady
+from escalade.device.recipe import FEW_BLOCKS, FILLING_BYTES, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -178,12 +178,14 @@ class Sliced(Rung[SqueezeExciteProblem]):
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
         width, share = config.width(p), config.share(p)
         squeezed_vector = widest_vector(p.dtype, p.squeezed)
+        blocks, shared_bytes = config.clusters(p) * config.cluster, config.shared_bytes(p)
         choices: dict[str, Constant] = {
             **constants(p, config.threads),
             **config.pixel_sums(p).constants,
             "VECTOR": vector,
             "SQUEEZED_VECTOR": squeezed_vector,
             "GATE_UNIT": widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
+            "EARLY": blocks <= FEW_BLOCKS or shared_bytes > FILLING_BYTES,
             "IMAGES": config.images,
             "SLICES": config.slices,
             "PARTS": config.parts,
@@ -198,10 +200,10 @@ class Sliced(Rung[SqueezeExciteProblem]):
         }
         call = KernelCall(
             Program.of("squeeze_excite/sliced.cu", "squeeze_excite_sliced", choices),
-            (config.clusters(p) * config.cluster, 1, 1),
+            (blocks, 1, 1),
             (config.threads, 1, 1),
             (*BUFFERS, p.batch, x_pitch(p), WeightsReady(("weight", "bias", "gate_weight", "gate_bias"))),
-            shared_bytes=config.shared_bytes(p),
+            shared_bytes=shared_bytes,
             cluster=(config.cluster, 1, 1),
             overlap=True,
         )
