@@ -5,7 +5,8 @@
 // of TILE pixels, whose channels go from global memory straight to the registers of mma.sync, 16 bytes a lane, and whose
 // results go straight to y, 16 bytes a lane: the weights are packed so that both orders fit (conv2d/resident.cuh). As soon
 // as a block of channels is multiplied, the one DEPTH blocks ahead takes its registers, past the end of a tile too. So
-// copies, products and epilogues of different warps overlap by themselves.
+// copies, products and epilogues of different warps overlap by themselves. A prologue is done with a block of channels in
+// those registers, right before its products.
 // What bounds it: memory, or the epilogue where results are many and their activation is dear.
 //
 // Serves `resident`.
@@ -13,6 +14,9 @@
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
+#ifdef PROLOGUE
+#include "common/prologue.cuh"
+#endif
 #include "conv2d/resident.cuh"
 
 constexpr int THREADS = WARPS * 32;
@@ -20,17 +24,24 @@ constexpr int TILE = PIXEL_BLOCKS * 8;                  // pixels of a warp's ti
 constexpr int ROWS = PIXEL_BLOCKS * 2;                  // of whose results a lane has some
 constexpr int RESULT_WORDS = FILTER_BLOCKS * 2 / WORD;  // for each of them
 constexpr int COLUMN_FILTERS = FILTER_BLOCKS * 16, COLUMNS = (FILTERS + COLUMN_FILTERS - 1) / COLUMN_FILTERS;
+#ifdef PROLOGUE
+constexpr int ALL_CHANNELS = ROUNDS * DEPTH * BLOCK;  // those of the last round too that do not exist
+#else
+constexpr int ALL_CHANNELS = 0;
+#endif
 using Slot = u32[PIXEL_BLOCKS][4];  // what a lane has of a block of channels: of one pixel in eight
 using Sums = float[PIXEL_BLOCKS][FILTER_BLOCKS][4];
 
 // Where a lane's pixels of a tile begin in x, in units of 16 bytes. Behind the last pixel it is that one again.
 struct Source {
     u32 pixels[PIXEL_BLOCKS];
+    u32 gates[PIXEL_BLOCKS];  // of their images, likewise
 
     __device__ __forceinline__ Source(int tile, const ConvShape& shape, int all) {
 #pragma unroll
         for (int i = 0; i < PIXEL_BLOCKS; ++i) {
             u32 pixel = min(tile * TILE + i * 8 + static_cast<int>(threadIdx.x) % 32 / 4, all - 1);
+            gates[i] = pixel / (shape.output_height * shape.output_width) * (CHANNELS / LANE);
 #ifdef STRIDED
             const u32 line = pixel / shape.output_width, image = line / shape.output_height;
             pixel = (image * shape.height + line % shape.output_height * shape.stride_h) * shape.width +
@@ -65,6 +76,54 @@ __device__ __forceinline__ void load_first(Slot& slot, const Element* x, const S
     load<halved ? 2 : 4, halved ? CHANNELS % (BLOCK / 2) != 0 : is_partial(SLOT)>(slot, x, source, SLOT);
 }
 
+// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
+template <class Stored = Element>
+__device__ __forceinline__ void to_words(u32* words, float low, float high) {
+    if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(low, high);
+    else words[0] = __float_as_uint(low), words[1] = __float_as_uint(high);
+}
+
+template <class Stored = Element>
+__device__ __forceinline__ float2 from_words(const u32* words) {
+    if constexpr (sizeof(Stored) == 2) return unpack_pair<Stored>(words[0]);
+    else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
+}
+
+// What the prologue reads besides x; gains and shifts, with zeros behind the last channel, lie in shared memory.
+struct Operands {
+    const float *gains, *shifts;
+    const Element* gates;
+};
+
+// What is multiplied in place of a lane's channels of a block.
+template <int WORDS, bool PARTIAL>
+__device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const Operands& operands) {
+#ifdef PROLOGUE
+    constexpr int COUNT = WORDS * WORD;
+    const int channel = block * BLOCK + anew(threadIdx.x % 4) * COUNT;
+    const bool exists = !PARTIAL || channel < CHANNELS;
+    Pack<float, COUNT> gains = {}, shifts = {};
+    if (PROLOGUE_GAIN) gains = load_pack<float, COUNT>(operands.gains + channel);
+    if (PROLOGUE_SHIFT) shifts = load_pack<float, COUNT>(operands.shifts + channel);
+#pragma unroll
+    for (int i = 0; i < PIXEL_BLOCKS; ++i) {
+        Pack<u32, WORDS> gates = {};
+        if (PROLOGUE_GATE)
+            gates = load_pack<u32, WORDS>(reinterpret_cast<const u32*>(
+                operands.gates + 1ULL * source.gates[i] * LANE + (exists ? channel : 0)));
+#pragma unroll
+        for (int word = 0; word < WORDS; word += 2 / WORD) {
+            const int e = word * WORD;
+            const float2 two = from_words(&slot[i][word]), gate = from_words(&gates.at[word]);
+            to_words(&slot[i][word], prologue(two.x, gains.at[e], shifts.at[e], gate.x),
+                     prologue(two.y, gains.at[e + 1], shifts.at[e + 1], gate.y));
+        }
+#pragma unroll
+        for (int word = 0; word < WORDS; ++word) slot[i][word] = exists ? slot[i][word] : 0;
+    }
+#endif
+}
+
 // A block of channels of all pixels by all filters, from the weights of its first step on.
 template <int COUNT>
 __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32* weights) {
@@ -88,15 +147,20 @@ __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32
     }
 }
 
-// All slots of a round, one after the other, and what comes next into each of them.
+// All slots of a round, one after the other, and what comes next into each of them: of this tile, or in its LAST round of
+// the next one.
 template <bool LAST, int SLOT = 0>
 __device__ __forceinline__ void take_round(Sums& sums, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
-                                           const Source& source, int next_block) {
+                                           const Source& now, const Source& next, int round,
+                                           const Operands& operands) {
     if constexpr (SLOT < DEPTH) {
-        multiply<HALF && SLOT == BLOCKS - 1 ? 1 : 2>(sums, slots[SLOT], weights + 2 * SLOT * STEP_WORDS);
-        if constexpr (LAST) load_first<SLOT>(slots[SLOT], x, source);
-        else load<4, is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], x, source, next_block + SLOT);
-        take_round<LAST, SLOT + 1>(sums, slots, weights, x, source, next_block);
+        constexpr bool halved = HALF && SLOT == BLOCKS - 1;
+        const int block = round * DEPTH + SLOT;
+        prepare<halved ? 2 : 4, LAST && is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], now, block, operands);
+        multiply<halved ? 1 : 2>(sums, slots[SLOT], weights + block * 2 * STEP_WORDS);
+        if constexpr (LAST) load_first<SLOT>(slots[SLOT], x, next);
+        else load<4, is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], x, now, block + DEPTH);
+        take_round<LAST, SLOT + 1>(sums, slots, weights, x, now, next, round, operands);
     }
 }
 
@@ -168,19 +232,6 @@ __device__ __forceinline__ void read_residuals(Residuals& residuals, const Eleme
     }
 }
 
-// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
-template <class Stored = Element>
-__device__ __forceinline__ void to_words(u32* words, float low, float high) {
-    if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(low, high);
-    else words[0] = __float_as_uint(low), words[1] = __float_as_uint(high);
-}
-
-template <class Stored = Element>
-__device__ __forceinline__ float2 from_words(const u32* words) {
-    if constexpr (sizeof(Stored) == 2) return unpack_pair<Stored>(words[0]);
-    else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
-}
-
 template <int WORDS>
 __device__ __forceinline__ void store(Element* to, const Pack<u32, WORDS>& pack) {
     if constexpr (WORDS == 4) store_16(to, make_uint4(pack.at[0], pack.at[1], pack.at[2], pack.at[3]));
@@ -215,13 +266,25 @@ __device__ __forceinline__ void copy_weights(u32* weights, const u32* packed) {
     copy_async_commit();
 }
 
+// `count` numbers, with zeros for those from the `existing` on.
+template <class From>
+__device__ __forceinline__ void copy_floats(float* to, const From* from, int count, int existing) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += THREADS) to[i] = i < existing ? to_float(from[i]) : 0.f;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_resident(const Element* __restrict__ x, const u32* __restrict__ packed, const Element* __restrict__ bias,
-                    const Element* __restrict__ residual, Element* __restrict__ y, ConvShape shape, int weights_ready,
-                    int release_dependents) {
+                    const Element* __restrict__ residual, Element* __restrict__ y, const float* __restrict__ gains,
+                    const float* __restrict__ shifts, const Element* __restrict__ gates, ConvShape shape,
+                    int weights_ready, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), COLUMN_WORDS);
-    float* const biases = shared_part(reinterpret_cast<float*>(shared_memory) + COLUMN_WORDS, COLUMN_FILTERS);
+    float* const numbers = reinterpret_cast<float*>(shared_memory) + COLUMN_WORDS;
+    float* const biases = shared_part(numbers, COLUMN_FILTERS);
+    float* const all_gains = shared_part(numbers + COLUMN_FILTERS, ALL_CHANNELS);
+    float* const all_shifts = shared_part(numbers + COLUMN_FILTERS + ALL_CHANNELS, ALL_CHANNELS);
+    const Operands operands{all_gains, all_shifts, gates};
     const int column = blockIdx.x % COLUMNS, first_filter = column * COLUMN_FILTERS;
     const int pixels = shape.batch * shape.output_height * shape.output_width, tiles = (pixels + TILE - 1) / TILE;
     const int stride = gridDim.x / COLUMNS * WARPS;
@@ -234,11 +297,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Source now(tile, shape, pixels);
     Slot slots[DEPTH];
     fill(slots, x, now);
-    if (HAS_BIAS) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < COLUMN_FILTERS; i += THREADS)
-            biases[i] = first_filter + i < FILTERS ? to_float(bias[first_filter + i]) : 0.f;
-    }
+    if (HAS_BIAS) copy_floats(biases, bias + first_filter, COLUMN_FILTERS, FILTERS - first_filter);
+#ifdef PROLOGUE
+    if (PROLOGUE_GAIN) copy_floats(all_gains, gains, ALL_CHANNELS, CHANNELS);
+    if (PROLOGUE_SHIFT) copy_floats(all_shifts, shifts, ALL_CHANNELS, CHANNELS);
+#endif
     copy_async_wait<0>();
     __syncthreads();
     if (release_dependents) let_next_launch_start();
@@ -253,8 +316,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         begin(sums, biases);
 #pragma unroll 1
         for (int round = 0; round < ROUNDS - 1; ++round)
-            take_round<false>(sums, slots, weights + round * 2 * DEPTH * STEP_WORDS, x, now, (round + 1) * DEPTH);
-        take_round<true>(sums, slots, weights + (ROUNDS - 1) * 2 * DEPTH * STEP_WORDS, x, next, 0);
+            take_round<false>(sums, slots, weights, x, now, next, round, operands);
+        take_round<true>(sums, slots, weights, x, now, next, ROUNDS - 1, operands);
         finish(sums, residuals, y, target);
         now = next;
     }

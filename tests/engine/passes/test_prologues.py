@@ -16,9 +16,16 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import TWIN
 from escalade.ops.conv2d.rungs.direct import Direct
+from escalade.ops.conv2d.rungs.resident import Resident
 from tests.engine.graphs import Parts, evaluate, graph_of, ops
 
 Run = Callable[[Parts, torch.Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rung with prologues, so that what it says decides."""
+    monkeypatch.setattr(Resident, "takes_prologue", False)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
@@ -30,6 +31,8 @@ MOST_RESIDUALS = 48
 """Registers of a thread that hold residuals."""
 OTHER_REGISTERS = 44
 """Registers of a thread besides: addresses, counters, and the weights that are multiplied."""
+PROLOGUE_REGISTERS = 24
+"""Registers of a thread for what a prologue reads besides x and gates."""
 MOST_THREADS = 2048
 """Threads of a multiprocessor."""
 MOST_CONFIGS = 16
@@ -58,8 +61,12 @@ SPECIAL = {
     "elu": 1,
 }
 """Special functions that one call of a function takes, of those that networks have between layers."""
+PLAIN = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum")
+"""Functions of one instruction."""
 CALL, SPECIAL_CALL = 4.0, 1.0
-"""Instructions of a call of a function, and those for each special function in it."""
+"""Instructions of a call of another function, and those for each special function in it."""
+TILE_INSTRUCTIONS = 60.0
+"""Instructions for a tile: its addresses and ends."""
 BESIDES = 4.0
 """The part of other units' work, over the warps of a multiprocessor, that does not lie under that of the busiest one:
 each of four schedulers has a fourth of the warps to choose from."""
@@ -104,7 +111,11 @@ class _Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        return self.weight_bytes + self.config.filter_blocks * FILTERS * 4
+        """Weights, the bias, and for a prologue its gains and shifts of all blocks of channels, in fp32."""
+        c, blocks = self.config, _blocks(self.problem)
+        channels = ceil_div(blocks, c.depth) * c.depth * BLOCK_BYTES // self.problem.element_bytes
+        by_channel = 2 * channels if self.problem.prologue else 0
+        return self.weight_bytes + (c.filter_blocks * FILTERS + by_channel) * 4
 
     @property
     def registers(self) -> int:
@@ -112,7 +123,10 @@ class _Tiling:
         c = self.config
         area = c.pixel_blocks * c.filter_blocks
         residuals = area * self.problem.element_bytes if self.problem.residual else 0
-        return 4 * area + 4 * c.pixel_blocks * c.depth + residuals + 4 * c.pixel_blocks + OTHER_REGISTERS
+        gates = 8 * c.pixel_blocks if "gate" in prologue.operands(self.problem) else 0
+        prepared = PROLOGUE_REGISTERS + gates if self.problem.prologue else 0
+        slots = 4 * c.pixel_blocks * (c.depth + 1)
+        return 4 * area + slots + residuals + prepared + OTHER_REGISTERS
 
     def fitting_blocks(self, card: Card) -> int:
         """Blocks of a multiprocessor."""
@@ -138,20 +152,23 @@ class _Tiling:
         p, c = self.problem, self.config
         products = self.steps * c.pixel_blocks * c.filter_blocks
         results = 4 * c.pixel_blocks * c.filter_blocks
-        instructions, special = _activation(p.activation)
+        instructions, special = _cost(p.activation)
+        prepared = self.steps * c.pixel_blocks * 8 // p.element_bytes if p.prologue else 0
+        before, special_before = _cost(p.prologue)
         x_bytes = PIXELS * c.pixel_blocks * _row_bytes(p)
         y_bytes = PIXELS * c.pixel_blocks * c.filter_blocks * FILTERS * p.element_bytes
         issued = (
             products
             + self.steps * (c.filter_blocks + c.pixel_blocks)
             + results * (STORED + instructions)
-            + 60
+            + prepared * (STORED + before)
+            + TILE_INSTRUCTIONS
         )
         units = (
             products * PIXELS * FILTERS * BLOCK_BYTES / 4 / card.rates.mma_products,
             self.weight_bytes / SHARED_RATE,
             issued / SCHEDULERS,
-            results * 32 * special / SPECIAL_LANES,
+            (results * special + prepared * special_before) * 32 / SPECIAL_LANES,
             (x_bytes + y_bytes * (2 if p.residual else 1)) / card.rates.copies.mma_ring.together,
         )
         blocks, turns = ceil_div(self.grid(card), card.multiprocessors), self.turns(card)
@@ -179,13 +196,14 @@ def _depth(blocks: int, most: int) -> int:
 
 
 @lru_cache(256)
-def _activation(text: str) -> tuple[float, float]:
-    """Instructions and special functions of an activation, about."""
+def _cost(text: str) -> tuple[float, float]:
+    """Instructions and special functions of an expression, about; without one it may be ReLU."""
     if not text:
         return 1.0, 0.0
     calls = [call.function for call in Expression.parse(text).calls]
     special = sum(SPECIAL.get(name, 0) for name in calls)
-    return CALL * len(calls) + SPECIAL_CALL * special, special
+    plain = sum(name in PLAIN for name in calls)
+    return plain + CALL * (len(calls) - plain) + SPECIAL_CALL * special, special
 
 
 @lru_cache(4096)
@@ -213,6 +231,10 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
 
 @dataclass(frozen=True)
 class Resident(Conv2dRung):
+    @property
+    def takes_prologue(self) -> bool:
+        return True
+
     @property
     def takes_apart(self) -> tuple[str, ...]:
         return ("x", "y")
@@ -271,6 +293,7 @@ class Resident(Conv2dRung):
             "PIXEL_BLOCKS": config.pixel_blocks,
             "WARPS": config.warps,
             "BLOCKS_PER_SM": config.blocks_per_sm,
+            **prologue.constants(p),
             **arguments.epilogue_constants(p),
         }
         packed = tiling.columns * tiling.weight_bytes
@@ -293,6 +316,7 @@ class Resident(Conv2dRung):
                     Buffer("bias", optional=True),
                     Buffer("residual", optional=True),
                     Buffer("y"),
+                    *arguments.prologue_tensors(),
                     arguments.shape(p),
                     WeightsReady(("packed_weight", "bias")),
                     ReleaseDependents(),

@@ -32,6 +32,7 @@ ROUNDS = resident("600to40_8_k1s1_b2_bias")
 CASES = (
     (GROUPS, ResidentConfig(2, 8, 1, 2)),
     (ROUNDS, ResidentConfig(1, 3, 7, 2)),
+    (resident("600to40_8_k1s1_b2[pre:gate*relu(gain*x+shift)]"), ResidentConfig(2, 3, 7, 1)),
     (resident("36to28_9_k1s1_b1_bias+res", "tf32"), ResidentConfig(2, 2, 3, 1)),
     (resident("40to72_9_k1s2p0_b2_xpitch48_ypitch80"), ResidentConfig(4, 3, 2, 1)),
 )
