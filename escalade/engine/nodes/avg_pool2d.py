@@ -11,10 +11,12 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.avg_pool2d import AVG_POOL2D, AvgPool2dProblem
+from escalade.ops.conv2d import prologue
+from escalade.ops.expressions import Expression
 
 
 class AvgPool2d(Operator):
@@ -22,6 +24,7 @@ class AvgPool2d(Operator):
 
     name = "avg_pool2d"
     signature = Signature({"x": IMAGE}, {**WINDOWS, "count_padding": FLAG, "divisor": INDEX})
+    values = (*Operator.values, "gate")
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -40,8 +43,9 @@ class AvgPool2d(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
+        x = prologue.apply(a.get("prologue", ""), inputs)["x"]
         return F.avg_pool2d(
-            inputs["x"], a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_padding"],
+            x, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_padding"],
             a["divisor"] or None,
         )  # fmt: skip
 
@@ -69,5 +73,18 @@ class AvgPool2d(Operator):
         problem = AvgPool2dProblem(
             batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
             forms.stored, form.layout, count_padding=a["count_padding"], divisor=a["divisor"],
+            prologue=a.get("prologue", ""),
         )  # fmt: skip
-        return Lowered(AVG_POOL2D, problem)
+        return Lowered(AVG_POOL2D, problem, dict.fromkeys(("gain", "shift"), FP32))
+
+    def is_mean_of_pixels(self, node: Node) -> bool:
+        a = node.attributes
+        return not a["divisor"] and (a["padding"] == (0, 0) or not a["count_padding"]) and "prologue" not in a
+
+    def preparing(
+        self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph
+    ) -> Node | None:
+        """Where windows overlap, pixels are prepared more than once; where there is padding, not all are."""
+        if "prologue" in node.attributes:
+            return None
+        return node.with_inputs(**operands).with_attributes(prologue=expression.text)

@@ -138,10 +138,18 @@ class Operator(ABC):
         own = {} if expression in (IDENTITY, RELU) else {"activation": expression.text}
         return replace(node, attributes={**plain, "relu": expression == RELU, **own})
 
+    def is_mean_of_pixels(self, node: Node) -> bool:
+        """Whether every pixel of the result is a mean of some of x, all channels alike."""
+        return False
+
+    def is_map_of_pixels(self, node: Node, graph: Graph) -> bool:
+        """Whether every pixel of the result is one of x, its channels multiplied by a weight, and a bias."""
+        return False
+
     def preparing(
         self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph
     ) -> Node | None:
-        """The node that does an expression of x itself in front of its products, if there is one: in `x`, in `gain` and
+        """The node that does an expression of x itself on the way in, if there is one: in `x`, in `gain` and
         `shift`, constants by channel, and in `gate`, a value by image and channel, which `operands` names."""
         return None
 

@@ -159,13 +159,13 @@ class Conv2d(Operator):
         self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph
     ) -> Node | None:
         """A filter of one pixel reads each pixel once for all filters."""
-        a = node.attributes
-        if {"shortcut", *prologue.OPERANDS} & node.inputs.keys() or "prologue" in a or a.get("fp8"):
-            return None
-        window = tuple(graph.constants[node.inputs["weight"]].shape[2:])
-        if window != (1, 1) or a["padding"] != (0, 0) or a["groups"] != 1:
+        if not _is_of_pixels(node, graph) or "shortcut" in node.inputs or node.attributes["groups"] != 1:
             return None
         return node.with_inputs(**operands).with_attributes(prologue=expression.text)
+
+    def is_map_of_pixels(self, node: Node, graph: Graph) -> bool:
+        is_plain = has_one_input(node) and self.applied(node).is_identity
+        return is_plain and _is_of_pixels(node, graph) and node.attributes["stride"] == (1, 1)
 
     def scaled_axis(self, node: Node) -> int:
         return 1
@@ -250,6 +250,13 @@ def _finish_scaled(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor
     y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
     residual = inputs["residual"] * inputs["scales"][0] if "residual" in inputs else None
     return activate(node, y, residual) * inputs["scales"][1]
+
+
+def _is_of_pixels(node: Node, graph: Graph) -> bool:
+    """Whether a convolution has filters of one pixel, over an image as it is."""
+    a = node.attributes
+    window = tuple(graph.constants[node.inputs["weight"]].shape[2:])
+    return window == (1, 1) and a["padding"] == (0, 0) and "prologue" not in a and not a.get("fp8")
 
 
 def has_one_input(node: Node) -> bool:

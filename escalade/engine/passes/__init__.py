@@ -9,11 +9,13 @@ from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
+from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
+from escalade.engine.passes.pools import pool_first
 from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
 from escalade.engine.passes.scatters import resolve_scatters
@@ -45,7 +47,9 @@ def for_batch(
         with graph.device:  # new constants are made where the others are
             for operator in OPERATORS:
                 operator.fuse_for_batch(graph, dtype)
-            fold_prologues(graph, dtype, card, avoid)
+            estimates = Estimates(card, avoid)
+            pool_first(graph, dtype, estimates)
+            fold_prologues(graph, dtype, estimates)
     return graph
 
 

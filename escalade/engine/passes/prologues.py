@@ -1,4 +1,4 @@
-"""Scales, gates and functions of single elements done on the way into the 1×1 convolution behind them."""
+"""Scales, gates and functions of single elements done on the way into the layer behind them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.base import MOST_CALLS
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
-from escalade.ops.base.problem import traffic
-from escalade.ops.choose.choice import Choice, estimated
 from escalade.ops.expressions import IDENTITY, Expression
 
 _SCALED = Expression.parse("gain * x + shift")
@@ -41,9 +39,10 @@ class _Front:
         return {role: role for role in self.constants} | gate
 
 
-def fold_prologues(graph: Graph, dtype: str, card: Card, avoid: frozenset[str]) -> None:
-    """conv(relu(norm(x))) and conv(gate * x) become convolutions that do so with what they read, where by the
-    estimates one step is sooner done than two. Nothing but the convolution reads what the step in front makes.
+def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """conv(relu(norm(x))) and conv(gate * x) become 1×1 convolutions that do so with what they read, where by the
+    estimates one step is sooner done than two. Nothing but the convolution reads what the step in front makes. Means
+    over windows do the same.
     """
     forms: dict[str, Form] = {}
     for node in graph:
@@ -63,7 +62,7 @@ def fold_prologues(graph: Graph, dtype: str, card: Card, avoid: frozenset[str]) 
         if not _are_readable(front, first, forms, dtype):
             continue
         asking = Forms(dtype, forms, graph.constants)
-        if _pays(graph, node, first, front, asking, card, avoid):
+        if _pays(graph, node, first, front, asking, estimates):
             _fold(graph, node, first, front)
 
 
@@ -118,7 +117,7 @@ def _along_channels(constant: torch.Tensor, node: Node) -> torch.Tensor | None:
 
 
 def _are_readable(front: _Front, first: Node, forms: Mapping[str, Form], dtype: str) -> bool:
-    """Whether the convolution can read what the node in front of it has read: values of the plan's own type, and an
+    """Whether a layer can read what the node in front of it has read: values of the plan's own type, and an
     image that lies as that node's result does."""
     values = [front.x] if front.gate is None else [front.x, front.gate]
     if any(name not in forms or forms[name].dtype != STORAGE[dtype] for name in (*values, first.name)):
@@ -132,8 +131,7 @@ def _pays(
     first: Node,
     front: _Front,
     asking: Forms,
-    card: Card,
-    avoid: frozenset[str],
+    estimates: Estimates,
 ) -> bool:
     """Whether a rung does both in less time than the two that do one after the other."""
     prepared = operator_of(node).preparing(
@@ -141,16 +139,13 @@ def _pays(
     )
     try:
         both = None if prepared is None else operator_of(prepared).lower(prepared, asking)
-        apart = [operator_of(one).lower(one, asking) for one in (first, node)]
-        if both is None or None in apart:
-            return False
-        together = _chosen(_as_it_may_lie(both, front.x, graph), card, avoid)
-        if together.rung.last_resort:
-            return False
-        alone = sum(_us(_chosen(one, card, avoid), card) for one in apart if one is not None)
-        return _us(together, card) < alone
+        together = None if both is None else estimates.chosen(_as_it_may_lie(both, front.x, graph))
     except UnsupportedError:
         return False
+    if together is None or together.rung.last_resort:
+        return False
+    alone = estimates.of_nodes((first, node), asking)
+    return alone is not None and estimates.us(together) < alone
 
 
 def _as_it_may_lie(lowered: Lowered, x: str, graph: Graph) -> Lowered:
@@ -162,15 +157,6 @@ def _as_it_may_lie(lowered: Lowered, x: str, graph: Graph) -> Lowered:
     assert isinstance(pitch, int)
     problem = lowered.apart({"x": (pitch // VECTOR_BYTES + 1) * VECTOR_BYTES})
     return lowered if problem is None else replace(lowered, problem=problem)
-
-
-def _chosen(lowered: Lowered, card: Card, avoid: frozenset[str]) -> Choice:
-    return estimated(lowered.operation, lowered.problem, card, avoid)
-
-
-def _us(choice: Choice, card: Card) -> float:
-    """Microseconds of a step; of its bytes alone where nobody has a model of it."""
-    return card.microseconds(0, traffic(choice.problem)) if choice.us is None else choice.us
 
 
 def _fold(graph: Graph, node: Node, first: Node, front: _Front) -> None:

@@ -7,9 +7,11 @@
 #include "avg_pool2d/divisor.cuh"
 #include "avg_pool2d/windows.cuh"
 #include "common/elements.cuh"
+#include "common/prologue.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, PoolShape shape, Windows windows) {
+extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, const float* gains, const float* shifts,
+                                            const Element* gates, PoolShape shape, Windows windows) {
     wait_for_previous_launch();
     const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
@@ -24,8 +26,11 @@ extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, PoolSh
     const int right = min(left + windows.kernel_w, shape.width);
     float sum = 0.f;
     for (int row = max(top, 0); row < bottom; ++row)
-        for (int column = max(left, 0); column < right; ++column)
-            sum += to_float(plane[(row * shape.width + column) * step]);
+        for (int column = max(left, 0); column < right; ++column) {
+            const Element value = plane[(row * shape.width + column) * step];
+            sum += to_float(prepared(value, gains, shifts, gates, place.channel,
+                                     1LL * place.image * shape.channels + place.channel));
+        }
     const float scale = one_over_divisor(counted(top, windows.kernel_h, shape.height, windows.pad_h),
                                          counted(left, windows.kernel_w, shape.width, windows.pad_w));
     y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum * scale);

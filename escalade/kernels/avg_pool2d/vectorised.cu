@@ -7,13 +7,15 @@
 // Serves `vectorised`. divisor.cuh has PyTorch's rule for what a sum is divided by.
 #include "avg_pool2d/divisor.cuh"
 #include "common/elements.cuh"
+#include "common/prologue.cuh"
 #include "common/ptx.cuh"
 
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
 using Vector = Pack<Element, VECTOR>;
 
-extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, PoolShape shape) {
+extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, const float* gains, const float* shifts,
+                                                 const Element* gates, PoolShape shape) {
     wait_for_previous_launch();
     const u32 vectors = shape.channels / VECTOR;
     const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
@@ -31,6 +33,8 @@ extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, P
     const int left = output_column * STRIDE_W - PAD_W;
     const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.x_step() + channel;
 
+    const Operands<Element, VECTOR> operands(gains, shifts, gates, channel, 1LL * image * shape.channels + channel);
+
     float sums[OUTPUT_ROWS][OUTPUT_COLUMNS][VECTOR] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -40,8 +44,8 @@ extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, P
         for (int s = 0; s < COLUMNS; ++s) {
             seen[s] = {};
             if (inside && left + s >= 0 && left + s < shape.width)
-                seen[s] = load_pack<Element, VECTOR>(pixels +
-                                                     ((top + r) * shape.width + left + s) * shape.x_step());
+                seen[s] = operands.prepared(
+                    load_pack<Element, VECTOR>(pixels + ((top + r) * shape.width + left + s) * shape.x_step()));
         }
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j)

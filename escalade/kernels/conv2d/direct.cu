@@ -9,10 +9,8 @@
 // Serves `direct`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
-#include "common/ptx.cuh"
-#ifdef PROLOGUE
 #include "common/prologue.cuh"
-#endif
+#include "common/ptx.cuh"
 
 extern "C" __global__ void conv2d_direct(const Element* x, const Element* weight, const Element* bias,
                                          const Element* residual, Element* y, const float* gains, const float* shifts,
@@ -52,10 +50,8 @@ extern "C" __global__ void conv2d_direct(const Element* x, const Element* weight
                 const int source = NHWC ? pixel * shape.channels + channel : channel * shape.height * shape.width + pixel;
                 const int tap = r * shape.filter_width + s;
                 const int w = NHWC ? tap * group_channels + c : c * shape.filter_height * shape.filter_width + tap;
-                Element value = image[source];
-#ifdef PROLOGUE
-                value = prepared(value, gains, shifts, gates, channel, 1LL * n * shape.channels + channel);
-#endif
+                const Element value =
+                    prepared(image[source], gains, shifts, gates, channel, 1LL * n * shape.channels + channel);
                 sum += to_float(value) * to_float(filter_weights[w]);
             }
     y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias, filter, residual, at);

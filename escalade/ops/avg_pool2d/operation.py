@@ -23,6 +23,9 @@ class AvgPool2d(Operation[AvgPool2dProblem]):
     dtypes = DTYPES
     layouts = LAYOUTS
 
+    def roundings(self, problem: AvgPool2dProblem) -> int:
+        return super().roundings(problem) + bool(problem.prologue)
+
     def preferred(self, problem: AvgPool2dProblem) -> tuple[str, ...]:
         return ("vectorised", "naive")
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.pitch import read_pitches, spell_pitches
+from escalade.ops.conv2d import prologue
 from escalade.ops.shared.windowed import WINDOWS_NAME, WindowedImages, check_windows, read_windows
 
 _NAME = re.compile(
     rf"{WINDOWS_NAME}_b(?P<batch>\d+)(?P<ceil>_ceil)?(?P<inside>_inside)?(_by(?P<divisor>\d+))?"
+    + prologue.IN_NAME
 )
 
 
@@ -22,13 +24,18 @@ class AvgPool2dProblem(WindowedImages):
 
     What the padding adds is zero. The divisor is the number of pixels of the window in the image with its padding, or
     in the image alone without `count_padding`, or `divisor` unless that is 0.
+
+    With a `prologue`, x is what that makes of its pixels, rounded to the dtype: an expression in `x`, in `gain` and
+    `shift`, fp32 vectors of a number a channel, and in `gate`, [N][C] in the dtype.
     """
 
     count_padding: bool = True
     divisor: int = 0
+    prologue: str = ""
 
     def __post_init__(self) -> None:
         check_windows("avg_pool2d", self)
+        prologue.settle(self)
         if not 0 <= self.divisor < 2**31:
             raise UnsupportedError(
                 f"divisor of {self.divisor}: avg_pool2d takes 1 to 2^31 - 1, or 0 for none"
@@ -42,12 +49,13 @@ class AvgPool2dProblem(WindowedImages):
             _NAME,
             plain,
             "pooling; the form is 192_35_k3s1p1_b32: channels, image size (35 or 35x17), k kernel s stride, optional "
-            "p padding, _b batch, _ceil, _inside where padding does not count, _by3 for a divisor of 3, and _xpitch64 "
-            "where pixels lie apart",
+            "p padding, _b batch, _ceil, _inside where padding does not count, _by3 for a divisor of 3, "
+            f"{prologue.FORM}, and _xpitch64 where pixels lie apart",
         )
         return AvgPool2dProblem(
             **read_windows(found) | apart, ceil_mode=bool(found["ceil"]), dtype=dtype, layout=layout,
             count_padding=not found["inside"], divisor=int(found["divisor"] or 0),
+            prologue=found["prologue"] or "",
         )  # fmt: skip
 
     @property
@@ -59,7 +67,11 @@ class AvgPool2dProblem(WindowedImages):
             (f"_by{self.divisor}", self.divisor),
         )
         ending = "".join(text for text, holds in rules if holds)
-        return f"{self.windows_name}_b{self.batch}{ending}{spell_pitches(self)}"
+        return f"{self.windows_name}_b{self.batch}{ending}{prologue.spell(self)}{spell_pitches(self)}"
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + prologue.operand_bytes(self)
 
     @property
     def rounding(self) -> float:

@@ -8,19 +8,28 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
-from escalade.ops.shared.pooling import empty_output, random_inputs
+from escalade.ops.conv2d import prologue
+from escalade.ops.shared import pooling
+from escalade.ops.shared.pooling import empty_output
 
 __all__ = ["empty_output", "exact", "peer", "random_inputs"]
 
 
+def random_inputs(problem: AvgPool2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Normal deviates."""
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    return pooling.random_inputs(problem, device, seed) | prologue.random_operands(problem, generator)
+
+
 def exact(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The means in float64."""
-    return _pooled(problem, inputs["x"].double())
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    return _pooled(problem, prologue.apply(problem.prologue, wide)["x"])
 
 
 def peer(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The means as PyTorch computes them on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
-    x = inputs["x"]
+    x = prologue.apply(problem.prologue, inputs)["x"]
     return _pooled(problem, x if x.is_cuda else x.float()).to(x.dtype)
 
 

@@ -27,6 +27,8 @@ class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
             raise UnsupportedError(
                 f"{f.name} has pixels that lie apart; avg_pool2d_backward takes dense images"
             )
+        if f.prologue:
+            raise UnsupportedError(f"{f.name} has a prologue, whose gradient is not a mean's")
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AvgPool2dBackwardProblem:

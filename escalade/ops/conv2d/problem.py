@@ -84,6 +84,7 @@ class Conv2dProblem:
         _check(self)
         activation.settle(self)
         prologue.settle(self)
+        _check_prologue(self)
         if self.shortcut_channels and self.shortcut_size == (0, 0):
             object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)
         _check_shortcut(self)
@@ -328,6 +329,20 @@ def _check(p: Conv2dProblem) -> None:
         raise UnsupportedError(
             f"the filter reaches over {reach[0]}x{reach[1]} pixels, but the image with its padding has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
+        )
+
+
+def _check_prologue(p: Conv2dProblem) -> None:
+    if p.prologue and ((p.filter_height, p.filter_width), p.padding, p.groups) != ((1, 1), (0, 0), 1):
+        raise UnsupportedError(
+            f"a prologue of {p.prologue!r} in front of a filter of {p.filter_height}x{p.filter_width} with a padding "
+            f"of {p.padding} in {p.groups} groups: it is for 1x1 filters without padding in one group, which read a "
+            "pixel once"
+        )
+    if p.prologue and p.shortcut_channels:
+        raise UnsupportedError(
+            f"a prologue of {p.prologue!r} and a shortcut of {p.shortcut_channels} channels: it is for convolutions "
+            "of one image"
         )
 
 

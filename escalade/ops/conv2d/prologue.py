@@ -1,4 +1,4 @@
-"""What a convolution does with x in front of its products: an expression of x and of operands by channel and image."""
+"""What an operation does with x on the way in: an expression of x and of operands by channel and image."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 
 from escalade.device.program import Constant, Macro
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.expressions import Expression
 
 OPERANDS = ("gain", "shift", "gate")
 """What a prologue may read besides x, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one
 number a channel, `gate` has one of the dtype for every channel of every image, [N][C]."""
 IN_NAME = r"(\[pre:(?P<prologue>[^\]]+)\])?"
-"""How the name of a problem has it, in front of the activation, as `spell` spells it."""
-FORM = "[pre:gate*x] or another expression in x, gain, shift and gate in front of the products"
+"""How the name of a problem has it, as `spell` spells it."""
+FORM = "[pre:gate*x] or another expression in x, gain, shift and gate on the way in"
 
 
 class Prepared(Protocol):
-    """A convolution that may have a prologue; `settle` belongs into its `__post_init__`."""
+    """A problem on images that may have a prologue; `settle` belongs into its `__post_init__`."""
 
     @property
     def prologue(self) -> str: ...
@@ -31,40 +31,18 @@ class Prepared(Protocol):
     def batch(self) -> int: ...
     @property
     def channels(self) -> int: ...
-    @property
-    def filter_height(self) -> int: ...
-    @property
-    def filter_width(self) -> int: ...
-    @property
-    def padding(self) -> tuple[int, int]: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def shortcut_channels(self) -> int: ...
 
 
 def settle(problem: Prepared) -> None:
     """Checks the prologue, and says it in its canonical form."""
-    p = problem
-    if not p.prologue:
+    if not problem.prologue:
         return
-    expression = Expression.parse(p.prologue)
+    expression = Expression.parse(problem.prologue)
     known = {"x", *OPERANDS} >= set(expression.inputs)
     if "x" not in expression.inputs or not known or len(expression.results) != 1:
         raise UnsupportedError(
-            f"a prologue of {p.prologue!r}: it is one result computed from x, such as relu(gain * x + shift), and from "
-            "gain and shift, of a number a channel, and gate, of one for each channel of each image"
-        )
-    if (p.filter_height, p.filter_width) != (1, 1) or p.padding != (0, 0) or p.groups != 1:
-        raise UnsupportedError(
-            f"a prologue of {expression.text!r} in front of a filter of {p.filter_height}x{p.filter_width} with a "
-            f"padding of {p.padding} in {p.groups} groups: it is for 1x1 filters without padding in one group, which "
-            "read a pixel once"
-        )
-    if p.shortcut_channels:
-        raise UnsupportedError(
-            f"a prologue of {expression.text!r} and a shortcut of {p.shortcut_channels} channels: it is for "
-            "convolutions of one image"
+            f"a prologue of {problem.prologue!r}: it is one result computed from x, such as relu(gain * x + shift), "
+            "and from gain and shift, of a number a channel, and gate, of one for each channel of each image"
         )
     object.__setattr__(problem, "prologue", "" if expression.is_identity else expression.text)
 
@@ -103,6 +81,16 @@ def constants(problem: Prepared) -> dict[str, Constant]:
         **{f"PROLOGUE_{name.upper()}": name in read for name in OPERANDS},
         "FAST_FUNCTIONS": ELEMENT_BYTES[problem.dtype] <= 2,
     }
+
+
+def random_operands(problem: Prepared, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Normal deviates for what the prologue reads besides x."""
+    drawn = {}
+    for name in operands(problem):
+        size = (problem.batch, problem.channels) if name == "gate" else (problem.channels,)
+        values = torch.randn(size, generator=generator, device=generator.device)
+        drawn[name] = values.to(STORAGE[problem.dtype]) if name == "gate" else values
+    return drawn
 
 
 def apply(text: str, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -39,8 +39,7 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         inputs["shortcut_weight"] = normal(p.filters, p.shortcut_channels, 1, 1, scale=scale)
     if p.bias:
         inputs["bias"] = normal(p.filters).float() if scaled else normal(p.filters)
-    for name in prologue.operands(p):
-        inputs[name] = normal(p.batch, p.channels) if name == "gate" else normal(p.channels).float()
+    inputs |= prologue.random_operands(p, generator)
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
     if scaled:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
@@ -262,6 +262,10 @@ class VectorisedWindows(Rung[W]):
     def constants(self, problem: W) -> dict[str, Constant]:
         """What its source leaves open besides the run."""
 
+    def operands(self) -> tuple[Argument, ...]:
+        """What its source takes besides x and y."""
+        return ()
+
     def recipe(self, problem: W, config: Config) -> Recipe:
         assert isinstance(config, RunConfig)
         run = {
@@ -274,7 +278,7 @@ class VectorisedWindows(Rung[W]):
             Program.of(self.source, entry, self.constants(problem) | run),
             (blocks(config.threads_for(problem), config.threads), 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(problem)),
+            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
             overlap=True,
         )
         return Recipe((call,))

@@ -103,6 +103,31 @@ def test_what_stays_a_step_of_its_own(run: Run) -> None:
     assert not prologues(made(run))
 
 
+def test_the_mean_of_a_convolution_is_that_of_its_means() -> None:
+    """Which takes the norm in front as well, as DenseNet has it between its blocks."""
+    graph = made(lambda p, x: F.avg_pool2d(p.b(normed(p, x)), 2))
+    pool, conv = tuple(graph)[-3:-1]
+    assert (pool.op, conv.op) == ("avg_pool2d", "conv2d") and conv.inputs["x"] == pool.name
+    assert pool.attributes["prologue"] == "relu(gain * x + shift)"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: F.avg_pool2d(F.relu(p.b(pooled(p, x))), 2),
+        lambda p, x: F.avg_pool2d(p.b(pooled(p, x)), 2, divisor_override=3),
+        lambda p, x: F.avg_pool2d(p.b(pooled(p, x)), 3, 2, 1),  # zeros count
+        lambda p, x: F.avg_pool2d(p.a(pooled(p, x)), 2),  # 3x3
+        lambda p, x: (lambda y: (F.avg_pool2d(y, 2), y))(p.b(pooled(p, x))),  # read otherwise too
+        lambda p, x: (lambda y: F.avg_pool2d(p.b(y) + y, 2))(pooled(p, x)),
+    ],
+)
+def test_means_that_stay_behind(run: Run) -> None:
+    found = ops(made(run))
+    assert found.index("conv2d") < found.index("avg_pool2d")
+    assert found[: found.index("avg_pool2d")].count("conv2d") == 1
+
+
 def test_what_only_a_last_resort_does_stays() -> None:
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
