@@ -13,6 +13,7 @@ from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, AdaptiveAvgPool2dProblem
 
@@ -28,6 +29,7 @@ class AdaptiveAvgPool2d(Operator):
         return {
             "adaptive_avg_pool2d": self._recognise,
             "_adaptive_avg_pool2d": self._recognise,
+            "adaptive_avg_pool1d": of_sequences(self._recognise, "self"),
             "mean": self._mean,
         }
 

@@ -12,6 +12,7 @@ from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.avg_pool2d import AVG_POOL2D, AvgPool2dProblem
@@ -28,7 +29,7 @@ class AvgPool2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {"avg_pool2d": self._recognise}
+        return {"avg_pool2d": self._recognise, "avg_pool1d": of_sequences(self._recognise, "self")}
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         x, divisor = call.value("self"), call("divisor_override")

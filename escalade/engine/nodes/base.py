@@ -105,6 +105,8 @@ class Operator(ABC):
     """Whether its kernels apply any expression of their result on the way out."""
     takes_residual: ClassVar[bool] = False
     """Whether its kernels add a value on the way out, before anything else."""
+    takes_any_rank: ClassVar[bool] = False
+    """Whether it does the same with dimensions of one more or less behind the channels."""
     is_addition: ClassVar[bool] = False
     """Whether it is x + residual, which an operator in front may take."""
     is_view: ClassVar[bool] = False

@@ -47,6 +47,7 @@ class BatchNorm(Operator):
         {"x": Role((2, 5)), **dict.fromkeys(_STATISTICS, VECTOR)}, {"epsilon": EPSILON, "relu": FLAG}
     )
     takes_expressions = True
+    takes_any_rank = True
     takes_residual = True
 
     @property

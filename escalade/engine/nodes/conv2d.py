@@ -25,6 +25,7 @@ from escalade.engine.nodes.base import (
     with_channels,
 )
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
     COUNT,
     FLAG,
@@ -64,11 +65,11 @@ class Conv2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {"conv2d": self._recognise, "convolution": self._recognise}
+        return {**self.folded, "conv1d": of_sequences(self._recognise, "input", "weight")}
 
     @property
     def folded(self) -> Mapping[str, Recogniser]:
-        return self.captured
+        return {"conv2d": self._recognise, "convolution": self._recognise}
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         if len(node.shape) != 4 or call("transposed", False):

@@ -18,6 +18,7 @@ from escalade.engine.nodes.base import (
     finish,
 )
 from escalade.engine.nodes.lowering import NHWC, Forms, Lowered
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
     COUNT,
     FLAG,
@@ -62,11 +63,11 @@ class ConvTranspose2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {"conv_transpose2d": self._recognise}
+        return {**self.folded, "conv_transpose1d": of_sequences(self._recognise, "input", "weight")}
 
     @property
     def folded(self) -> Mapping[str, Recogniser]:
-        return self.captured
+        return {"conv_transpose2d": self._recognise}
 
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         is_one = name_of(node.attributes["target"]) == "convolution" and call("transposed", False)

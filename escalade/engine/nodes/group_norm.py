@@ -46,6 +46,7 @@ class GroupNorm(Operator):
         {"groups": COUNT, "epsilon": EPSILON, "relu": FLAG},
     )
     takes_expressions = True
+    takes_any_rank = True
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:

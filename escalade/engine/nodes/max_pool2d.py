@@ -12,6 +12,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem
@@ -29,6 +30,7 @@ class MaxPool2d(Operator):
             "max_pool2d": self._recognise,
             "max_pool2d_with_indices": self._recognise,
             "adaptive_max_pool2d": self._adaptive,
+            "max_pool1d": of_sequences(self._recognise, "self"),
         }
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:

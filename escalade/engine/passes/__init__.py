@@ -19,6 +19,7 @@ from escalade.engine.passes.pools import pool_first
 from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
 from escalade.engine.passes.scatters import resolve_scatters
+from escalade.engine.passes.sequences import keep_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
 from escalade.ops.base.card import TWIN, Card
 
@@ -74,6 +75,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
 def _fuse(graph: Graph, dtype: str) -> None:
     resolve_scatters(graph)
     recognise_shuffles(graph)
+    keep_images(graph)
     sink_permutes(graph)
     fold_batch_norm(graph)  # a bias that the model adds itself, before it is one node with what follows
     join_recognised(graph)

@@ -46,3 +46,31 @@ def test_long_rows_are_shared_among_blocks() -> None:
     engine = compile(model, x, device="cpu")
     assert [step.rung for step in planned(engine, x).steps if step.launches] == ["split"]
     torch.testing.assert_close(engine(x), model(x))
+
+
+class Sequences(torch.nn.Module):
+    """A small network of sequences, in which everything has one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = torch.nn.Conv1d(3, 8, 5, stride=2, padding=2)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.inner = torch.nn.Conv1d(8, 8, 3, padding="same", groups=2, dilation=2)
+        self.scale = torch.nn.Parameter(torch.randn(8, 1))
+        self.back = torch.nn.ConvTranspose1d(8, 4, 4, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(self.norm(self.front(x)))
+        y = torch.nn.functional.max_pool1d(y + torch.tanh(self.inner(y)) * self.scale, 3, 1, 1)
+        means = torch.nn.functional.adaptive_avg_pool1d(y, 1).flatten(1)
+        return torch.nn.functional.avg_pool1d(self.back(y), 4, 2, 1), means
+
+
+def test_layers_of_sequences_are_those_of_images() -> None:
+    model, x = _settled(Sequences()), torch.randn(2, 3, 24)
+    engine = compile(model, x, device="twin")
+    explained = engine.explain(x)
+    assert not explained.fallbacks
+    assert sum(step.operation == "convert" for step in explained.steps) == 2  # in front of all, and behind
+    for given in (x, x[:1]):
+        torch.testing.assert_close(engine(given), model(given), rtol=1e-4, atol=1e-4)
