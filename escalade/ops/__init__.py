@@ -21,6 +21,7 @@ from escalade.ops.conv2d import CONV2D, conv2d
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient
 from escalade.ops.convert import CONVERT
+from escalade.ops.cross_entropy import CROSS_ENTROPY, cross_entropy, cross_entropy_with_gradient
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
@@ -33,6 +34,12 @@ from escalade.ops.optimizer_step import OPTIMIZER_STEP, optimizer_step
 from escalade.ops.pad2d import PAD2D, pad2d
 from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, pixel_shuffle
 from escalade.ops.pointwise import POINTWISE, pointwise
+from escalade.ops.pointwise_loss import (
+    POINTWISE_LOSS,
+    mse_loss,
+    pointwise_loss,
+    pointwise_loss_with_gradient,
+)
 from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.reduce import REDUCE, reduce
 from escalade.ops.relu import RELU, relu, relu_
@@ -74,6 +81,8 @@ OPERATIONS: dict[str, Operation] = {
         REDUCE,
         SOFTMAX,
         TOP_K,
+        POINTWISE_LOSS,
+        CROSS_ENTROPY,
         OPTIMIZER_STEP,
     )
 }
@@ -104,6 +113,8 @@ __all__ = [
     "conv2d",
     "conv2d_input_gradient",
     "conv2d_weight_gradient",
+    "cross_entropy",
+    "cross_entropy_with_gradient",
     "few_channels",
     "group_norm",
     "layer_norm",
@@ -112,11 +123,14 @@ __all__ = [
     "max_pool2d_backward",
     "mlp",
     "mlp_backward",
+    "mse_loss",
     "operation",
     "optimizer_step",
     "pad2d",
     "pixel_shuffle",
     "pointwise",
+    "pointwise_loss",
+    "pointwise_loss_with_gradient",
     "quantise",
     "reduce",
     "relu",

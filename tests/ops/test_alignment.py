@@ -46,6 +46,12 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "conv2d_weight_gradient": lambda t: ops.conv2d_weight_gradient(
         shifted(2, 8, 6, 6, dtype=t), shifted(2, 16, 4, 4, dtype=t), 3, bias=True
     ),
+    "cross_entropy": lambda t: ops.cross_entropy(
+        shifted(2, 8, dtype=t), shifted(2, dtype=torch.int64)
+    ),
+    "cross_entropy_with_gradient": lambda t: ops.cross_entropy_with_gradient(
+        shifted(2, 8, dtype=t), shifted(2, dtype=torch.int64), torch.ones(1)
+    ),
     "few_channels": lambda t: ops.few_channels(
         shifted(2, 1, 8, 8, dtype=t), shifted(8, 1, 3, 3, dtype=t), shifted(8, dtype=t)
     ),
@@ -59,10 +65,17 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
         shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), [shifted(*s, dtype=t) for s in PARAMETERS], LAYERS,
         input_gradient=True,
     ),
+    "mse_loss": lambda t: ops.mse_loss(shifted(2, 8, dtype=t), shifted(2, 8, dtype=t)),
     "optimizer_step": lambda t: ops.optimizer_step(
         sgd(), [shifted(8)], [shifted(8, dtype=t)], {}, shifted(1), no_progress()
     ),
     "pointwise": lambda t: ops.pointwise("x * a", x=shifted(2, 8, dtype=t), a=shifted(8, dtype=t)),
+    "pointwise_loss": lambda t: ops.pointwise_loss(
+        shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), "abs(x - target), sign(x - target)"
+    ),
+    "pointwise_loss_with_gradient": lambda t: ops.pointwise_loss_with_gradient(
+        shifted(2, 8, dtype=t), shifted(2, 8, dtype=t), torch.ones(1), "abs(x - target), sign(x - target)"
+    ),
     "quantise": lambda t: ops.quantise(shifted(2, 8, dtype=t), torch.ones(1)),
     "relu": lambda t: ops.relu(shifted(2, 8, dtype=t)),
     "relu_": lambda t: ops.relu_(shifted(2, 8, dtype=t)),

@@ -4,7 +4,8 @@
 // bytes, PACKS of them under way; lanes merge by shuffles, warps through shared memory. Few long rows are shared by
 // blocks, whose states a second launch merges in order. What bounds it: memory, each element read once.
 //
-// Serves `rows`. reduce.cuh has what is kept of elements.
+// Serves `rows`, and as the second stage of their sums pointwise_loss and cross_entropy. reduce.cuh has what is kept of
+// elements.
 #include "reduce/reduce.cuh"
 
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // of a row

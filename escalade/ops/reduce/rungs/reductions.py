@@ -180,6 +180,15 @@ class Columns(Rung[ReduceProblem]):
         return _recipe(problem, call, splits)
 
 
+def total(parts: Buffer, count: int, y: Buffer) -> Recipe:
+    """The sum of so many fp32 numbers by one block, always in the same order: the second stage of sums whose first are
+    blocks of another operation."""
+    problem = ReduceProblem("sum", 1, count)
+    packs = count // widest_vector(problem.dtype, count)
+    threads = next((some for some in (32, 128, 512) if packs <= _LEAST_TURNS * some), 1024)
+    return ROWS.recipe(problem, RowsConfig(threads, 4, 1, threads)).over({_X.name: parts, _Y.name: y})
+
+
 # Predictions are for fp16: 51 MB of 100,352 rows of 256 elements, or of 32 images of 3,136 pixels of 256 channels: 12
 # us at the rate of memory.
 NAIVE = Naive("naive", "one thread a result, an element at a time", None, None)

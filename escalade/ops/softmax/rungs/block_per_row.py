@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -28,24 +29,29 @@ MOST_VALUES = 32
 """Values of a thread at most, in registers: 1,024 threads have 64 each."""
 
 
+def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[Config, ...]:
+    """Ways to hold a row in registers: for many rows as few warps each as can, best a single one; for few rows as many
+    as find work."""
+    width = widest_vector(dtype, classes)
+    offered = []
+    for warps in (1, 2, 4, 8, 16, 32):
+        packs = ceil_div(classes // width, 32 * warps)
+        if packs * width <= MOST_VALUES:
+            offered.append(BlockConfig(warps, packs, 4 if warps == 1 else 1))
+        if packs == 1:
+            break
+    if not offered:
+        return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
+    return tuple(reversed(offered) if batch <= card.filling else offered)
+
+
 @dataclass(frozen=True)
 class BlockPerRow(Rung[SoftmaxProblem]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
         return None
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
-        """Offers for many rows as few warps each as hold it, best a single one; for few rows as many as find work."""
-        width = widest_vector(problem.dtype, problem.classes)
-        offered = []
-        for warps in (1, 2, 4, 8, 16, 32):
-            packs = ceil_div(problem.classes // width, 32 * warps)
-            if packs * width <= MOST_VALUES:
-                offered.append(BlockConfig(warps, packs, 4 if warps == 1 else 1))
-            if packs == 1:
-                break
-        if not offered:
-            return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
-        return tuple(reversed(offered) if problem.batch <= self.card.filling else offered)
+        return held_configs(problem.classes, problem.batch, problem.dtype, self.card)
 
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, BlockConfig)

@@ -1,0 +1,157 @@
+// partials[block] = sum over its rows of w * (log(sum(exp(x))) - (1 - s) * x[target] - s * mean(x))
+// gradient[row][c] = w * scale * (softmax(x)[c] - (1 - s) * (c == target) - s / classes)
+//
+// s is the label smoothing; w is 1, or for a mean one over the number of rows that count (rows_count.cu has counted
+// them, 32 numbers at most). A row whose target is `ignored` has no loss and no gradient; a target that is no class
+// makes its row NaN. WARPS warps have a row, and its elements in registers, PACKS packs a thread: it is read once, and
+// each exponential taken once; with PACKS = 0 it is read again for the gradient. A block adds up its rows in their
+// order, and a second launch the blocks. What bounds it: memory, each element read once and each gradient written once.
+//
+// Serves `warp_per_row` and `block_per_row`:
+//
+// | rung | VECTOR | WARPS | PACKS |
+// | --- | --- | --- | --- |
+// | `warp_per_row` | 1 | 1 | 0 |
+// | `block_per_row` | up to 16 bytes | as many as hold the row | those of a thread; 0 if no block holds it |
+#include "common/ptx.cuh"
+#include "common/row.cuh"
+
+constexpr int THREADS = WARPS * 32;  // of a row
+constexpr int HELD = PACKS > 0 ? PACKS : 1;
+using Values = Pack<Element, VECTOR>;
+
+struct Row {
+    const Element* x;
+    Element* gradient;
+    int packs, thread, target;
+    float smoothing;  // spread over all classes
+    float sure;       // what the target has of 1
+    float weight;     // of a gradient
+    bool counts;      // it is not ignored
+
+    __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float scale) const {
+        Values results;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            float derivative = exponentials[e] * scale - smoothing;
+            if (pack * VECTOR + e == target) derivative -= sure;
+            results.at[e] = from_float<Element>(counts ? derivative * weight : 0.f);
+        }
+        store_pack(gradient + 1LL * pack * VECTOR, results);
+    }
+};
+
+// The sums of a row, in all its threads; `total` is that of the elements themselves, for smoothing.
+struct RowSums {
+    SoftmaxSums of;
+    float total = 0.f;
+
+    __device__ __forceinline__ void over_row() {
+        const float highest = largest_of_row(of.largest);
+        of.sum = sum_of_row(of.sum * exp_below(of.largest, highest));
+        of.largest = highest;
+        if (SMOOTHED) total = sum_of_row(total);
+    }
+};
+
+__device__ __forceinline__ RowSums in_registers(const Row& row) {
+    Values loaded[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const int pack = i * THREADS + row.thread;
+        // What lies outside is read from inside, so that no load waits for a branch.
+        loaded[i] = load_pack<Element, VECTOR>(row.x + 1LL * (pack < row.packs ? pack : 0) * VECTOR);
+    }
+    float values[HELD][VECTOR];
+    RowSums sums;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        to_floats(values[i], loaded[i]);
+        const bool inside = i * THREADS + row.thread < row.packs;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            if (SMOOTHED) sums.total += inside ? values[i][e] : 0.f;
+            values[i][e] = inside ? values[i][e] : minus_infinity();
+            sums.of.largest = fmaxf(sums.of.largest, values[i][e]);
+        }
+    }
+    sums.of.largest = largest_of_row(sums.of.largest);
+#pragma unroll
+    for (int i = 0; i < HELD; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = expf(values[i][e] - sums.of.largest);
+            sums.of.sum += values[i][e];
+        }
+    sums.of.sum = sum_of_row(sums.of.sum);
+    if (SMOOTHED) sums.total = sum_of_row(sums.total);
+    if constexpr (HAS_GRADIENT) {
+        const float scale = sums.of.scale();
+#pragma unroll
+        for (int i = 0; i < HELD; ++i)
+            if (i * THREADS + row.thread < row.packs) row.store(i * THREADS + row.thread, values[i], scale);
+    }
+    return sums;
+}
+
+__device__ __forceinline__ RowSums read_again(const Row& row) {
+    RowSums sums;
+#pragma unroll 4
+    for (int pack = row.thread; pack < row.packs; pack += THREADS) {
+        float values[VECTOR];
+        to_floats(values, load_pack<Element, VECTOR>(row.x + 1LL * pack * VECTOR));
+        sums.of.add(values);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            if (SMOOTHED) sums.total += values[e];
+    }
+    sums.over_row();
+    if constexpr (HAS_GRADIENT) {
+        const float scale = sums.of.scale();
+#pragma unroll 4
+        for (int pack = row.thread; pack < row.packs; pack += THREADS) {
+            float values[VECTOR];
+            to_floats(values, load_pack<Element, VECTOR>(row.x + 1LL * pack * VECTOR));
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) values[e] = expf(values[e] - sums.of.largest);
+            row.store(pack, values, scale);
+        }
+    }
+    return sums;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
+    cross_entropy_rows(const Element* x, const long long* target, const float* scale, const float* counted,
+                       Element* gradient, float* partials, int rows, int classes, int counters, long long ignored,
+                       float smoothing) {
+    __shared__ float of_rows[ROWS];
+    wait_for_previous_launch();
+    const int in_block = threadIdx.x / THREADS, lane = threadIdx.x % 32;
+    const long long number = 1LL * blockIdx.x * ROWS + in_block;
+    float loss = 0.f;
+    if (number < rows) {
+        const long long wanted = target[number];
+        const bool counts = !HAS_IGNORED || wanted != ignored;
+        const bool is_class = wanted >= 0 && wanted < classes;
+        float weight = 1.f;
+        if (IS_MEAN) weight = 1.f / (HAS_IGNORED ? warp_sum(lane < counters ? counted[lane] : 0.f) : float(rows));
+        if (counts && !is_class) weight = __int_as_float(0x7FC00000);
+        const Element* logits = x + number * classes;
+        const int chosen = is_class ? static_cast<int>(wanted) : 0;
+        const Row row{logits, HAS_GRADIENT ? gradient + number * classes : nullptr, classes / VECTOR,
+                      static_cast<int>(threadIdx.x % THREADS), chosen, SMOOTHED ? smoothing / classes : 0.f,
+                      SMOOTHED ? 1.f - smoothing : 1.f, HAS_GRADIENT ? weight * scale[0] : 0.f, counts};
+        const float likely = to_float(logits[chosen]);
+        const RowSums sums = PACKS > 0 ? in_registers(row) : read_again(row);
+        loss = sums.of.largest + logf(sums.of.sum) - row.sure * likely;
+        if (SMOOTHED) loss -= row.smoothing * sums.total;
+        loss = (counts ? loss : 0.f) * weight;  // the mean of no row is NaN
+    }
+    if (threadIdx.x % THREADS == 0) of_rows[in_block] = loss;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) sum += of_rows[i];
+    partials[blockIdx.x] = sum;
+}

@@ -1,0 +1,27 @@
+// counted[block] = how many of the block's share of targets are not `ignored`
+//
+// In front of a mean over rows some of which may not count. Up to 32 blocks, whose counts a warp then adds up; always
+// the same number, so the same bits. What bounds it: latency.
+//
+// Serves `warp_per_row` and `block_per_row`.
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+constexpr int WARPS = THREADS / 32;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_rows_count(const long long* target, float* counted, int rows, int share, long long ignored) {
+    __shared__ float of_warps[WARPS];
+    wait_for_previous_launch();
+    const long long end = min(1LL * rows, (blockIdx.x + 1LL) * share);
+    int count = 0;
+#pragma unroll 4
+    for (long long row = 1LL * blockIdx.x * share + threadIdx.x; row < end; row += THREADS)
+        count += target[row] != ignored;
+    const float sum = warp_sum(count);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const float all = warp_sum(threadIdx.x < WARPS ? of_warps[threadIdx.x] : 0.f);
+    if (threadIdx.x == 0) counted[blockIdx.x] = all;
+}

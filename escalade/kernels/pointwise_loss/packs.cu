@@ -1,0 +1,71 @@
+// partials[block] = factor * sum of term(x[i], target[i]), gradient[i] = factor * scale * derivative(x[i], target[i])
+//
+// The term of an element and its derivative by x are one program of two results; without HAS_GRADIENT only the first is
+// computed. A thread has PACKS packs of both tensors under way; a block's sum is always taken in the same order, and a
+// second launch adds up the blocks'. `scale`, the gradient that comes in, is read from memory. What bounds it: memory,
+// each element read once, and each gradient written once.
+//
+// Serves `single` and `vectorised`:
+//
+// | rung | VECTOR |
+// | --- | --- |
+// | `single` | 1 |
+// | `vectorised` | as many as 16 bytes hold |
+#include "common/elements.cuh"
+#include "common/expression.cuh"
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+constexpr int WARPS = THREADS / 32;
+
+// The term; the derivative, times `scale`, goes to `derivative`.
+__device__ __forceinline__ float term_of(float x, float target, float scale, Element& derivative) {
+    const float in[EXPRESSION_INPUTS] = {INPUTS};
+    float out[EXPRESSION_RESULTS];
+    evaluate(out, in);
+    if constexpr (HAS_GRADIENT) derivative = from_float<Element>(scale * out[1]);
+    return out[0];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pointwise_loss_packs(const Element* x, const Element* target, const float* scale, Element* gradient,
+                         float* partials, long long elements, float factor) {
+    using Values = Pack<Element, VECTOR>;
+    wait_for_previous_launch();
+    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
+    Values mine[PACKS], wanted[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const long long pack = first + i * THREADS;
+        if (pack >= whole) continue;
+        mine[i] = load_pack<Element, VECTOR>(x + pack * VECTOR);
+        wanted[i] = load_pack<Element, VECTOR>(target + pack * VECTOR);
+    }
+    const float weight = HAS_GRADIENT ? factor * scale[0] : 0.f;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const long long pack = first + i * THREADS;
+        if (pack >= whole) continue;
+        Values derivatives;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            sum += term_of(to_float(mine[i].at[e]), to_float(wanted[i].at[e]), weight, derivatives.at[e]);
+        if constexpr (HAS_GRADIENT) store_pack(gradient + pack * VECTOR, derivatives);
+    }
+    const long long last = whole * VECTOR + threadIdx.x;
+    if (blockIdx.x == 0 && last < elements) {
+        Element derivative;
+        sum += term_of(to_float(x[last]), to_float(target[last]), weight, derivative);
+        if constexpr (HAS_GRADIENT) gradient[last] = derivative;
+    }
+
+    __shared__ float of_warps[WARPS];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    sum = warp_sum(threadIdx.x < WARPS ? of_warps[threadIdx.x] : 0.f);
+    if (threadIdx.x == 0) partials[blockIdx.x] = factor * sum;
+}

@@ -1,0 +1,22 @@
+"""The problems of cross_entropy: those that `escalade ladder` measures, and small ones for the twin."""
+
+from __future__ import annotations
+
+from escalade.ops.cross_entropy.problem import CrossEntropyProblem
+
+PROBLEMS = tuple(
+    CrossEntropyProblem(batch, 1000, smoothing=0.1, ignored=-100, gradient=gradient)
+    for batch in (256, 65_536)
+    for gradient in (False, True)
+)
+"""A batch of ImageNet's, and as many rows as the pixels or words of one."""
+
+SMALL_PROBLEMS = (
+    CrossEntropyProblem(5, 1000, ignored=-100, gradient=True),
+    CrossEntropyProblem(70, 24, "sum", smoothing=0.1, gradient=True),
+    CrossEntropyProblem(3, 33, smoothing=0.2, ignored=2),
+    CrossEntropyProblem(1, 33_002, gradient=True),
+    CrossEntropyProblem(4, 1, "sum"),
+)
+"""Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
+divides; rows that do not count; both reductions."""

@@ -1,0 +1,1 @@
+"""The rungs of cross_entropy, a module a family."""

@@ -1,0 +1,96 @@
+"""A loss of single elements as a problem."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.expressions import Expression
+from escalade.ops.shared.losses import REDUCTIONS
+from escalade.ops.shared.pointwise import LAYOUTS, check
+
+INPUTS = ("x", "target")
+_NAME = re.compile(
+    r"(?P<reduction>[a-z]+)_(?P<elements>\d+)\[(?P<expression>[^\]]+)\](?P<gradient>_gradient)?"
+)
+
+
+@dataclass(frozen=True)
+class PointwiseLossProblem:
+    """loss = the mean or sum of term(x, target) over all elements; with `gradient` scale * d loss / d x as well.
+
+    `expression` is the term and its derivative by x. The loss is fp32, and `scale` an fp32 number on the device; x, the
+    target and the gradient are of `dtype`. With a gradient that one is the buffer y, without it the loss is.
+    """
+
+    elements: int
+    expression: str
+    reduction: str = "mean"
+    gradient: bool = False
+    dtype: str = "fp32"
+    layout: str = "flat"
+    batch: int = 1
+    """Elements belong to no image; records of all operations have a batch."""
+
+    def __post_init__(self) -> None:
+        program = Expression.parse(self.expression)
+        object.__setattr__(self, "expression", program.text)
+        check("pointwise_loss", self.elements, self.batch, self.dtype, self.layout)
+        require("pointwise_loss", "layout", self.layout, LAYOUTS)
+        require("pointwise_loss", "dtype", self.dtype, DTYPES)
+        require("pointwise_loss", "reduction", self.reduction, REDUCTIONS)
+        if self.elements < 1:
+            raise UnsupportedError("a loss of no elements: pointwise_loss takes at least one")
+        if not set(program.inputs) <= set(INPUTS) or len(program.results) != 2:
+            raise UnsupportedError(
+                f"{program.text!r} as a loss: it has two results computed from x and target, an element's loss and "
+                "its derivative by x, such as square(x - target), 2 * (x - target)"
+            )
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32") -> PointwiseLossProblem:
+        """The problem of a name such as `mean_786432[t0=x-target;t0*t0,2*t0]`."""
+        found = match_name(
+            _NAME,
+            name,
+            "loss; the form is mean_786432[t=x-target;t*t,2*t]_gradient: mean or sum, elements, the loss of each and "
+            "its derivative by x, and _gradient if the gradient is asked for too",
+        )
+        return PointwiseLossProblem(
+            int(found["elements"]), found["expression"], found["reduction"], bool(found["gradient"]), dtype
+        )
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        return (
+            f"{self.reduction}_{self.elements}[{self.expression.replace(' ', '')}]"
+            + "_gradient" * self.gradient
+        )
+
+    @property
+    def program(self) -> Expression:
+        """What is computed of each element: the term, and the derivative where it is asked for."""
+        whole = Expression.parse(self.expression)
+        return whole if self.gradient else Expression.of(whole.calls, whole.results[:1])
+
+    @property
+    def factor(self) -> float:
+        """What the sum is multiplied by."""
+        return 1 / self.elements if self.reduction == "mean" else 1.0
+
+    @property
+    def flops(self) -> int:
+        return self.elements * (1 + len(self.program.calls))
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * ELEMENT_BYTES[self.dtype] * (3 if self.gradient else 2)
+
+    @property
+    def rounding(self) -> float:
+        """Each function rounds once; the sums are of few numbers each, of threads, warps and blocks."""
+        return 2.0**-24 * (8 + len(self.program.calls))

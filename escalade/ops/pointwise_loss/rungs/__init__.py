@@ -1,0 +1,1 @@
+"""The rungs of pointwise_loss, a module a family."""
