@@ -33,16 +33,15 @@ def resolve_scatters(graph: Graph) -> None:
         if written is not None and graph.shape_of(written.source) == node.shape:
             graph.remove(node, instead=written.source)
     for name in reversed(tuple(graph.nodes)):  # what was written over is read no more when its turn comes
-        node = graph.nodes.get(name)
-        written = None if node is None else _written(graph, node)
-        if node is None or written is None:
+        written = _written(graph, graph.nodes[name]) if name in graph.nodes else None
+        if written is None:
             continue
-        for reader in graph.users().get(node.name, []):
+        for reader in graph.users().get(name, []):
             _read_elsewhere(graph, reader, written)
-        if graph.users().get(node.name) or node.name in graph.outputs:
-            _join(graph, node, written)
+        if graph.users().get(name) or name in graph.outputs:
+            _join(graph, graph.nodes[name], written)
         else:
-            del graph.nodes[node.name]
+            del graph.nodes[name]
 
 
 def _written(graph: Graph, node: Node) -> _Written | None:

@@ -2,7 +2,7 @@
 // wherever PyTorch keeps it. Truth values are 1 and 0.
 //
 // FAST_FUNCTIONS takes the special-function unit's exponential, logarithm and quotient: off by some 2^-21 of the
-// result, which 16 bits cannot tell from the right one.
+// result, which 16 bits, and sums of TF32's products, cannot tell from the right one.
 #pragma once
 
 #include "common/gelu.cuh"
@@ -90,7 +90,8 @@ FUNCTION(relu)(float x) { return x < 0.f ? 0.f : x; }
 FUNCTION(leaky_relu)(float x, float slope) { return x > 0.f ? x : slope * x; }
 FUNCTION(elu)(float x, float scale) {
     if (x > 0.f) return x;
-    return scale * (FAST_FUNCTIONS ? __expf(x) - 1.f : expm1f(x));
+    if (!FAST_FUNCTIONS) return scale * expm1f(x);
+    return scale * (x > -0.1f ? x * fmaf(x, fmaf(x, fmaf(x, 1.f / 24.f, 1.f / 6.f), 0.5f), 1.f) : __expf(x) - 1.f);
 }
 // Beside 1, e^-x may be 0 where it is denormal: 2^x that takes it so is spared two products and a comparison.
 FUNCTION(sigmoid)(float x) {
@@ -100,16 +101,22 @@ FUNCTION(silu)(float x) {
     return FAST_FUNCTIONS ? x * sigmoid(x) : x / (1.f + expf(-x));
 }
 FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
-    if (!FAST_FUNCTIONS || fabsf(x) < 0.1f) return tanhf(x);
+    if (!FAST_FUNCTIONS) return tanhf(x);
+    const float square = x * x;
+    if (square < 0.01f) return x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
     return 1.f - 2.f * reciprocal_approximate(1.f + __expf(2.f * x));
 }
-FUNCTION(softplus)(float x) { return x > 20.f ? x : log1pf(expf(x)); }
+FUNCTION(softplus)(float x) {  // log(1 + e) loses what is small beside 1 too
+    if (x > 20.f) return x;
+    if (!FAST_FUNCTIONS) return log1pf(expf(x));
+    const float e = __expf(x);
+    return x < -4.f ? e * fmaf(e, fmaf(e, 1.f / 3.f, -0.5f), 1.f) : __logf(1.f + e);
+}
 FUNCTION(log_sigmoid)(float x) { return minimum(x, 0.f) - log1pf(expf(-fabsf(x))); }
 FUNCTION(mish)(float x) {  // x tanh(log(1 + e)) of e = e^x is x (e^2 + 2e) / (e^2 + 2e + 2)
-    if (!FAST_FUNCTIONS) return x * tanhf(softplus(x));
-    const float e = __expf(minimum(x, 20.f));
+    const float e = exp(minimum(x, 20.f));
     const float n = e * (e + 2.f);
-    return x * n * reciprocal_approximate(n + 2.f);
+    return FAST_FUNCTIONS ? x * n * reciprocal_approximate(n + 2.f) : x * (n / (n + 2.f));
 }
 FUNCTION(hardsigmoid)(float x) { return clamp(x + 3.f, 0.f, 6.f) * (1.f / 6.f); }
 FUNCTION(hardswish)(float x) { return x * hardsigmoid(x); }

@@ -10,7 +10,7 @@ import torch
 from escalade.device.program import Constant, Macro
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
-from escalade.ops.expressions import Expression
+from escalade.ops.expressions import Expression, fast_functions
 
 OPERANDS = ("gain", "shift", "gate")
 """What a prologue may read besides x, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one
@@ -79,7 +79,7 @@ def constants(problem: Prepared) -> dict[str, Constant]:
     return {
         "PROLOGUE": Macro(" ".join((*lines, f"return {result};"))),
         **{f"PROLOGUE_{name.upper()}": name in read for name in OPERANDS},
-        "FAST_FUNCTIONS": ELEMENT_BYTES[problem.dtype] <= 2,
+        "FAST_FUNCTIONS": fast_functions(problem.dtype),
     }
 
 

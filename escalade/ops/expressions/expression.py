@@ -20,6 +20,11 @@ from escalade.ops.expressions.functions import FUNCTIONS
 from escalade.ops.expressions.text import Operand, Spelling, spell, syntax
 
 
+def fast_functions(dtype: str) -> bool:
+    """Whether the special-function unit's accuracy is enough: it is, for all but fp32's own."""
+    return dtype != "fp32"
+
+
 @dataclass(frozen=True)
 class Call:
     """A function of operands."""
@@ -135,15 +140,15 @@ class Expression:
             made.append(FUNCTIONS[call.function].compute(*map(value, call.operands)))
         return tuple(map(value, self.results))
 
-    def constants(self, fast: bool) -> dict[str, Constant]:
-        """What `kernels/common/expression.cuh` leaves open; `fast` where results have 16 bits or fewer."""
+    def constants(self, dtype: str) -> dict[str, Constant]:
+        """What `kernels/common/expression.cuh` leaves open, for results at the precision of a dtype."""
         lines, results = self.statements({name: f"in[{number}]" for number, name in enumerate(self.inputs)})
         lines += [f"out[{number}] = {result};" for number, result in enumerate(results)]
         return {
             "EXPRESSION": Macro(" ".join(lines)),
             "EXPRESSION_INPUTS": max(len(self.inputs), 1),
             "EXPRESSION_RESULTS": len(self.results),
-            "FAST_FUNCTIONS": fast,
+            "FAST_FUNCTIONS": fast_functions(dtype),
         }
 
     def statements(self, places: Mapping[str, str]) -> tuple[list[str], list[str]]:

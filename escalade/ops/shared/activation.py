@@ -8,7 +8,6 @@ import torch
 
 from escalade.device.program import Constant
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.expressions import Expression
 
 IN_NAME = r"(\[(?P<activation>[^\]]+)\])?"
@@ -62,7 +61,7 @@ def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
     return {
         "HAS_RELU": relu,
         "EXPRESSION_X": expression.inputs.index("x"),
-        **expression.constants(fast=ELEMENT_BYTES[dtype] <= 2),
+        **expression.constants(dtype),
     }
 
 

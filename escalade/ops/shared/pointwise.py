@@ -178,7 +178,7 @@ def _constants(problem: Pointwise, accesses: Sequence[str]) -> dict[str, Constan
     parameters += [f"Out{number}* out{number}" for number in results]
     inputs = " ".join(f"INPUT({number}, {access})" for number, access in enumerate(accesses))
     return {
-        **problem.program.constants(fast=problem.dtype != "fp32"),
+        **problem.program.constants(problem.dtype),
         **{f"In{number}": element(operand.dtype) for number, operand in enumerate(problem.operands)},
         **{f"Out{number}": element(problem.dtype) for number in results},
         "PARAMETERS": Macro(", ".join(parameters)),

@@ -144,7 +144,7 @@ def _expressed(problem: OptimizerStepProblem) -> dict[str, Constant]:
         **{name: f"uniform.at[{number}]" for number, name in enumerate(names)},
     }
     return {
-        **rest.constants(fast=False),
+        **rest.constants("fp32"),
         "ONCE": Macro(" ".join(lines)),
         "UNIFORMS": max(1, len(names)),
         "INPUTS": Macro(", ".join(places[name] for name in rest.inputs)),

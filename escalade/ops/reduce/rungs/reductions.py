@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.expressions import IDENTITY, Expression
@@ -47,7 +47,7 @@ def _constants(problem: ReduceProblem) -> dict[str, Constant]:
     after = Expression.parse(problem.activation) if problem.activation else relu
     both = before.joined(after.rename({"x": "total"}))
     places: dict[str, Constant] = {"ELEMENT": both.inputs.index("x"), "TOTAL": both.inputs.index("total")}
-    return {**common, **places, **both.constants(fast=ELEMENT_BYTES[problem.dtype] <= 2)}
+    return {**common, **places, **both.constants(problem.dtype)}
 
 
 def _divisor(problem: ReduceProblem) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Buffer
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element
-from escalade.ops.expressions import Expression
+from escalade.ops.base.dtypes import element
+from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 
 BUFFERS = (
@@ -17,9 +17,8 @@ BUFFERS = (
 def constants(problem: SqueezeExciteProblem, threads: int) -> dict[str, Constant]:
     """What kernels/squeeze_excite/layers.cuh leaves open."""
     p = problem
-    fast = ELEMENT_BYTES[p.dtype] <= 2
     applied = {
-        name: Expression.parse(text).constants(fast)["EXPRESSION"]
+        name: Expression.parse(text).constants(p.dtype)["EXPRESSION"]
         for name, text in (("ACTIVATION", p.hidden), ("GATE", p.gate))
     }
     return {
@@ -30,7 +29,7 @@ def constants(problem: SqueezeExciteProblem, threads: int) -> dict[str, Constant
         "HAS_BIAS": p.bias,
         "HAS_GATE_BIAS": p.gate_bias,
         "THREADS": threads,
-        "FAST_FUNCTIONS": fast,
+        "FAST_FUNCTIONS": fast_functions(p.dtype),
         **applied,
     }
 
