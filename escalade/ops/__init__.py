@@ -48,6 +48,7 @@ from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, squeeze_excite
 from escalade.ops.stem import STEM
 from escalade.ops.top_k import TOP_K, top_k
 from escalade.ops.upsample2d import UPSAMPLE2D, upsample2d
+from escalade.ops.upsample2d_backward import UPSAMPLE2D_BACKWARD, upsample2d_backward
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
@@ -69,6 +70,7 @@ OPERATIONS: dict[str, Operation] = {
         ADAPTIVE_AVG_POOL2D,
         SQUEEZE_EXCITE,
         UPSAMPLE2D,
+        UPSAMPLE2D_BACKWARD,
         PAD2D,
         PIXEL_SHUFFLE,
         CONVERT,
@@ -139,4 +141,5 @@ __all__ = [
     "squeeze_excite",
     "top_k",
     "upsample2d",
+    "upsample2d_backward",
 ]

@@ -130,6 +130,16 @@ def _adaptive_avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any
     return grad_x, None, None
 
 
+def _setup_upsample2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, _, *ctx.settings, _ = inputs
+    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
+
+
+def _upsample2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    grad_x = torch.ops.escalade.upsample2d_backward(gradient, ctx.size, *ctx.settings, ctx.channels_last)
+    return grad_x, *(None,) * 5
+
+
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
@@ -137,3 +147,4 @@ def register() -> None:
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
     define_gradient("mlp", _setup_mlp, _mlp_backward)
+    define_gradient("upsample2d", _setup_upsample2d, _upsample2d_backward)

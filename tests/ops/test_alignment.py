@@ -86,6 +86,7 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     ),
     "layer_norm": lambda t: ops.layer_norm(shifted(2, 8, dtype=t), shifted(8, dtype=t)),
     "upsample2d": lambda t: ops.upsample2d(shifted(2, 8, 6, 6, dtype=t), 9),
+    "upsample2d_backward": lambda t: ops.upsample2d_backward(shifted(2, 8, 9, 9, dtype=t), 6),
     "pad2d": lambda t: ops.pad2d(shifted(2, 8, 6, 6, dtype=t), (0, 1, 2, 0)),
     "pixel_shuffle": lambda t: ops.pixel_shuffle(shifted(2, 8, 6, 6, dtype=t), 2),
     "softmax": lambda t: ops.softmax(shifted(2, 8, dtype=t)),

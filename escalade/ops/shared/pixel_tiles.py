@@ -35,14 +35,15 @@ class PixelTile(Config):
         }
 
 
-TILES = tuple(PixelTile(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4)))
+ONE_PIXEL = PixelTile(1, 1)
+TILES = (PixelTile(2, 2), ONE_PIXEL, PixelTile(1, 2), PixelTile(1, 4))
 
 
 def refusal(rung: str, images: ImageProblem) -> str | None:
     """What such a rung says of images that it does not take."""
     if images.layout != "nhwc":
         return f"{rung} takes layout nhwc, not {images.layout}"
-    if PixelTile(1, 1).threads_for(images) >= 2**31:
+    if ONE_PIXEL.threads_for(images) >= 2**31:
         return f"{rung} counts threads in 32 bits; there are too many for {images.name}"
     return None
 
@@ -50,5 +51,5 @@ def refusal(rung: str, images: ImageProblem) -> str | None:
 def configs(images: ImageProblem, card: Card) -> tuple[Config, ...]:
     """A square of pixels where that leaves the card busy, else one."""
     busy = TILES[0].threads_for(images) >= BUSY_THREADS * card.multiprocessors
-    default = TILES[0] if busy else TILES[1]
+    default = TILES[0] if busy else ONE_PIXEL
     return tuple(sorted(TILES, key=lambda tile: tile != default))

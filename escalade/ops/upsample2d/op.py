@@ -13,11 +13,8 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, empty_beside, layout_of
 from escalade.ops.upsample2d.operation import UPSAMPLE2D
 from escalade.ops.upsample2d.problem import Upsample2dProblem
-from escalade.ops.upsample2d.reference import gradient
 
-_SCHEMA = (
-    "upsample2d(Tensor x, int[2] output, str mode, bool corners, float[2] factors, str? rung=None) -> Tensor"
-)
+_SCHEMA = "upsample2d(Tensor x, SymInt[2] output, str mode, bool corners, float[2] factors, str? rung=None) -> Tensor"
 
 
 def upsample2d(
@@ -70,14 +67,4 @@ def _fake(
     return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, _, ctx.mode, ctx.corners, ctx.factors, _ = inputs
-    ctx.size = x.shape
-
-
-def _backward(ctx, of_y):  # type: ignore[no-untyped-def]
-    """PyTorch's own, which needs nothing of x but its size."""
-    return gradient(of_y, ctx.size, ctx.mode, ctx.corners, ctx.factors), *(None,) * 5
-
-
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+define(_SCHEMA, _run, _fake)

@@ -62,7 +62,7 @@ def test_autograd_once_and_twice(ours: Any, theirs: Any, seed: int) -> None:
     x = x.contiguous(memory_format=torch.channels_last)
 
     def gradients(pool: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = x.to(dtype).requires_grad_()
+        leaf = x.to(dtype, copy=True).requires_grad_()
         (once,) = torch.autograd.grad(pool(leaf).square().sum(), leaf, create_graph=True)
         return once, torch.autograd.grad(once.square().sum(), leaf)[0]
 

@@ -1,0 +1,33 @@
+// dx[n][c][h][w] = sum of row_weight * column_weight * dy[n][c][oh][ow] over the outputs that are made of (h, w)
+//
+// The foot of the ladder: one thread an input finds the outputs that are made of it, and adds them up in a fixed order
+// and in fp32: no atomics, so every run gives the same bits. What bounds it: what finds outputs and weights, for every
+// single element.
+//
+// Serves `per_pixel`. made_of.cuh finds the outputs and their weights, by the rules of upsample2d/places.cuh.
+#include "common/elements.cuh"
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "upsample2d_backward/made_of.cuh"
+
+extern "C" __global__ void upsample2d_backward_per_pixel(const Element* gradient, Element* dx, PoolShape shape,
+                                                         float row_step, float column_step) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
+
+    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const Element* gradients = gradient + output_plane<NHWC>(pixel, shape);
+    const int step = NHWC ? shape.channels : 1;
+    const MadeOf rows = made_of(pixel.row, shape.height, shape.output_height, row_step);
+    const MadeOf columns = made_of(pixel.column, shape.width, shape.output_width, column_step);
+    float sum = 0.f;
+    for (int row = rows.first; row < rows.end; ++row) {
+        float along = 0.f;
+        for (int column = columns.first; column < columns.end; ++column)
+            along += weight_in(column, pixel.column, shape.width, column_step) *
+                     to_float(gradients[(row * shape.output_width + column) * step]);
+        sum += weight_in(row, pixel.row, shape.height, row_step) * along;
+    }
+    dx[at] = from_float<Element>(sum);
+}

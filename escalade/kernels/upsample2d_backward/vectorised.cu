@@ -1,0 +1,59 @@
+// dx[n][h][w][c] = sum of row_weight * column_weight * dy[n][oh][ow][c] over the outputs that are made of (h, w)  (NHWC)
+//
+// A thread takes VECTOR channels (16 bytes where they divide) of one pixel. No pixel has more than MOST_ROWS x
+// MOST_COLUMNS outputs: where these are few, the code has no loop over them, all loads are under way together and each
+// weight is found once. With EVEN every pixel has just so many, a nearest pixel's whose sizes are a power of two apart,
+// and nothing is searched for. What bounds it: memory.
+//
+// Serves `vectorised`. made_of.cuh finds the outputs and their weights, by the rules of upsample2d/places.cuh.
+#include "common/elements.cuh"
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "upsample2d_backward/made_of.cuh"
+
+using Vector = Pack<Element, VECTOR>;
+
+extern "C" __global__ void upsample2d_backward_vectorised(const Element* gradient, Element* dx, PoolShape shape,
+                                                          float row_step, float column_step) {
+    wait_for_previous_launch();
+    const u32 vectors = shape.channels / VECTOR;
+    const u32 pack = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 rest = pack;
+    const u32 channel = rest % vectors * VECTOR;
+    rest /= vectors;
+    const int pixel_column = rest % static_cast<u32>(shape.width);
+    rest /= static_cast<u32>(shape.width);
+    const int pixel_row = rest % static_cast<u32>(shape.height);
+    const u32 image = rest / static_cast<u32>(shape.height);
+    if (image >= static_cast<u32>(shape.batch)) return;
+
+    MadeOf rows, columns;
+    if constexpr (EVEN) {
+        rows = {pixel_row * MOST_ROWS, (pixel_row + 1) * MOST_ROWS};
+        columns = {pixel_column * MOST_COLUMNS, (pixel_column + 1) * MOST_COLUMNS};
+    } else {
+        rows = made_of(pixel_row, shape.height, shape.output_height, row_step);
+        columns = made_of(pixel_column, shape.width, shape.output_width, column_step);
+    }
+    const Element* gradients =
+        gradient + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
+    float sums[VECTOR] = {};
+#pragma unroll UNROLLED_ROWS
+    for (int i = 0; i < MOST_ROWS; ++i)
+#pragma unroll UNROLLED_COLUMNS
+        for (int j = 0; j < MOST_COLUMNS; ++j) {
+            const int row = rows.first + i, column = columns.first + j;
+            Vector seen = {};
+            if (EVEN || (row < rows.end && column < columns.end))
+                seen = load_pack<Element, VECTOR>(gradients + (row * shape.output_width + column) * shape.channels);
+            float weight = 1.f;
+            if constexpr (TAPS > 1)
+                weight = weight_in(row, pixel_row, shape.height, row_step) *
+                         weight_in(column, pixel_column, shape.width, column_step);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) sums[e] += weight * to_float(seen.at[e]);
+        }
+    Vector result;
+    from_floats(result, sums);
+    store_pack(dx + 1LL * pack * VECTOR, result);
+}

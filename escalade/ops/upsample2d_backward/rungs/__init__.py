@@ -1,0 +1,1 @@
+"""The rungs of upsample2d_backward, a module a family."""

@@ -1,0 +1,99 @@
+"""The gradient of an image at another size: a pixel's outputs, what it refuses, the operator, and autograd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escalade.errors import UnsupportedError
+from escalade.ops import upsample2d, upsample2d_backward
+from escalade.ops.upsample2d.problem import MODES
+from escalade.ops.upsample2d_backward import Upsample2dBackwardProblem
+from escalade.ops.upsample2d_backward.reference import weights
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("outputs", [1, 2, 3, 7, 8, 14, 56])
+def test_no_pixel_has_more_outputs_than_the_code_looks_at(size: int, outputs: int) -> None:
+    """In every mode, with both rules for corners, and where places follow a factor that rounds to the size."""
+    for mode, taps in MODES.items():
+        for corners in {False, taps > 1}:
+            for more in (None, 0.0, 0.3, 0.9):
+                factor = 0.0 if more is None else (outputs + more) / size
+                name = f"8_{size}to{outputs}_b1_{mode}{'_corners' * corners}" + (
+                    f"_by{factor}x{factor}" if factor else ""
+                )
+                problem = Upsample2dBackwardProblem.parse(name)
+                of_pixel = (weights(problem.forward, 0, torch.device("cpu")) != 0).sum(0)
+                assert int(of_pixel.max()) <= problem.most_outputs[0], name
+                if problem.even is not None:
+                    assert set(of_pixel.tolist()) == {problem.even[0]}, name
+
+
+def test_a_doubling_is_even_and_a_trebling_is_searched_for() -> None:
+    parse = Upsample2dBackwardProblem.parse
+    assert parse("8_5x7to10x28_b1_nearest").even == (2, 4)
+    assert parse("8_5to10_b1_nearest_exact_by2.0x2.0").even == (2, 2)
+    assert parse("8_5to15_b1_nearest").even is None and parse("8_5to10_b1_bilinear").even is None
+
+
+def test_pixels_that_lie_apart_are_refused() -> None:
+    forward = replace(
+        Upsample2dBackwardProblem.parse("8_5to10_b1_nearest").forward, layout="nhwc", x_pitch=16
+    )
+    with pytest.raises(UnsupportedError, match="takes dense images"):
+        Upsample2dBackwardProblem(forward)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "options", "sentence"),
+    [
+        (torch.ones(8, 5, 5), {}, "3 dimensions"),
+        (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 and bfloat16"),
+        (torch.ones(2, 8, 5, 5), {"mode": "area"}, "mode 'area'"),
+        (torch.ones(2, 8, 5, 5), {"factors": (3.0, 3.0)}, "do not make 5 pixels of 4"),
+        (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "takes layout nhwc, not nchw"),
+    ],
+)
+def test_what_it_refuses(gradient: torch.Tensor, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        upsample2d_backward(gradient, 4, **options)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_opcheck(memory_format: torch.memory_format) -> None:
+    gradient = torch.randn(2, 8, 8, 8).contiguous(memory_format=memory_format).requires_grad_()
+    torch.library.opcheck(
+        torch.ops.escalade.upsample2d_backward.default, (gradient, [4, 4], "bilinear", False, [0.0, 0.0])
+    )
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_autograd_once_and_twice_and_compiled(corners: bool, seed: int) -> None:
+    x = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(seed))
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def ours(t: torch.Tensor) -> torch.Tensor:
+        return upsample2d(t, 8, "bilinear", align_corners=corners)
+
+    def theirs(t: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(t, 8, mode="bilinear", align_corners=corners)
+
+    def gradients(resize: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.to(dtype, copy=True).requires_grad_()
+        (once,) = torch.autograd.grad(resize(leaf).square().sum(), leaf, create_graph=True)
+        return once, torch.autograd.grad(once.square().sum(), leaf)[0]
+
+    expected = gradients(theirs, torch.float64)
+    for found, wanted in zip(gradients(ours, torch.float32), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    leaf = x.clone().requires_grad_()
+    torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=True)(leaf).square().sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double(), expected[0], rtol=1e-5, atol=1e-5)
