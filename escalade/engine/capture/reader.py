@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
+from escalade.engine.capture.blocks import unwrapped
 from escalade.engine.capture.separate import Original
 from escalade.engine.graph.graph import (
     ATEN,
@@ -36,8 +37,10 @@ class Reader:
     """An exported program, node by node."""
 
     def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
-        if _tangled(exported.graph):
+        self._nodes = unwrapped(exported.graph_module)
+        if _tangled(self._nodes):
             exported = exported.run_decompositions({})
+            self._nodes = unwrapped(exported.graph_module)
         self._exported = exported
         self._original = original
         self._symbol: Any = None
@@ -57,7 +60,7 @@ class Reader:
         }  # fmt: skip
         copies = _Copies(self._original)
         inputs: list[Input] = []
-        for node in exported.graph.nodes:
+        for node in self._nodes.nodes:
             if node.op == "placeholder":
                 if node.name in targets:
                     graph.constants[node.name] = copies.of(tensors[targets[node.name]])

@@ -396,3 +396,32 @@ def test_operators_of_other_libraries_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="escalade_test::twice is not one of PyTorch's own operators"):
         captured(lambda x: twice(x), torch.randn(2, 3))
+
+
+class InModes(nn.Module):
+    """Blocks in modes of their own, also inside each other, with one result and with several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            wide = y.float() * 2
+            with torch.no_grad():
+                total = wide.sum((2, 3))
+            total = total / 3
+        with torch.no_grad():
+            shifted = total + 1
+        return wide.relu(), shifted
+
+
+def test_blocks_in_modes_of_their_own_are_read_as_the_rest() -> None:
+    model, x = InModes().eval(), torch.randn(2, 3, 8, 8)
+    graph = capture(model, (x,))
+    assert graph.is_batched and "aten" not in [node.op for node in graph]
+    for count in (2, 5):
+        x = torch.randn(count, 3, 8, 8)
+        for found, wanted in zip(Engine(graph, "fp32", "cpu")(x), model(x), strict=True):
+            torch.testing.assert_close(found, wanted.detach())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,14 +18,14 @@ def test_the_loss_of_pixels_and_its_gradient_are_pytorchs() -> None:
     target = torch.randint(0, 24, (2, 5, 7))
     target[0, :, 2] = 3
     again = x.detach().clone().requires_grad_()
-    settings = {"ignore_index": 3, "label_smoothing": 0.1}
+    settings: dict[str, Any] = {"ignore_index": 3, "label_smoothing": 0.1}
     loss, expected = ops.cross_entropy(x, target, **settings), F.cross_entropy(again, target, **settings)
     torch.testing.assert_close(loss, expected)
     (3 * loss).backward()
     (3 * expected).backward()
     torch.testing.assert_close(x.grad, again.grad)
     both = ops.cross_entropy_with_gradient(x.detach(), target, torch.tensor(3.0), **settings)
-    assert torch.equal(both[0], loss) and torch.equal(both[1], x.grad)
+    assert x.grad is not None and torch.equal(both[0], loss) and torch.equal(both[1], x.grad)
 
 
 def test_no_number_where_there_is_none() -> None:

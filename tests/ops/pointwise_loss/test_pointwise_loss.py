@@ -21,7 +21,7 @@ def test_the_loss_and_its_gradient_are_pytorchs() -> None:
     (3 * expected).backward()
     torch.testing.assert_close(x.grad, again.grad)
     both = ops.pointwise_loss_with_gradient(x.detach(), target, torch.tensor(3.0), MSE)
-    assert torch.equal(both[0], loss) and torch.equal(both[1], x.grad)
+    assert x.grad is not None and torch.equal(both[0], loss) and torch.equal(both[1], x.grad)
     torch.testing.assert_close(ops.mse_loss(x[:, ::2], target[:, ::2]), F.mse_loss(x[:, ::2], target[:, ::2]))
 
 

@@ -37,7 +37,7 @@ class Packs(Rung[PointwiseLossProblem]):
         assert isinstance(config, PacksConfig)
         count, program = self._blocks(problem, config), problem.program
         constants: dict[str, Constant] = {
-            **program.constants(fast=problem.dtype != "fp32"), "INPUTS": Macro(", ".join(program.inputs)),
+            **program.constants(problem.dtype), "INPUTS": Macro(", ".join(program.inputs)),
             "Element": element(problem.dtype), "HAS_GRADIENT": problem.gradient, "VECTOR": self._vector(problem),
             "PACKS": config.packs, "THREADS": config.threads,
         }  # fmt: skip
