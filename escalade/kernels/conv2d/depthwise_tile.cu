@@ -152,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
     float* const weights =
         shared_part(reinterpret_cast<float*>(shared_memory + STAGES * STAGE_BYTES), TAPS * BLOCK_CHANNELS);
-    __shared__ u64 barriers[STAGES];
+    u64* const barriers = shared_part(
+        reinterpret_cast<u64*>(shared_memory + STAGES * STAGE_BYTES + TAPS * BLOCK_CHANNELS * 4), STAGES);
     const u32 full = shared_address(barriers);
 
     const int block_channel = blockIdx.x % CHANNEL_BLOCKS * BLOCK_CHANNELS;

@@ -11,6 +11,7 @@ from escalade.ops.conv2d.problem import DTYPES, Conv2dProblem
 from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d.rungs import (
     depthwise,
+    depthwise_mma,
     depthwise_tile,
     direct,
     fft,
@@ -69,7 +70,7 @@ FEW_CHANNELS = 8
 """Channels up to which rows of the implicit GEMM are too short for tensor cores in fp32."""
 SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
 """What goes on from x to a second image."""
-GROUPED = ("depthwise_tile", "depthwise", "grouped")
+GROUPED = ("depthwise_mma", "depthwise_tile", "depthwise", "grouped")
 """Rungs for channels in groups; the others have no part in tensor cores then."""
 LARGE_FILTER = ("fft_fused", "fft")
 """Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
@@ -114,6 +115,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *fft.RUNGS,
             *depthwise.RUNGS,
             *depthwise_tile.RUNGS,
+            *depthwise_mma.RUNGS,
             *grouped.RUNGS,
         ),
     )

@@ -144,7 +144,9 @@ class _Tiling:
     @cached_property
     def shared_bytes(self) -> int:
         stage = ceil_div(self.window_bytes, 128) * 128
-        return self.config.stages * stage + self.problem.taps * self.config.channels * 4
+        return (
+            self.config.stages * stage + self.problem.taps * self.config.channels * 4 + 8 * self.config.stages
+        )
 
     @cached_property
     def channel_blocks(self) -> int:

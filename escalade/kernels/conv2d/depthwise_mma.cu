@@ -1,0 +1,279 @@
+// y[n][oh][ow][c] = activated(sum over r, s of x[n][oh + r*dilation - pad][ow + s*dilation - pad][c] * w[c][r][s] + bias[c])
+//
+// A filter for every channel, in NHWC and 16 bits, with stride 1, on tensor cores. For one channel and one row of taps
+// the sums of 8 neighbouring outputs over the 16 inputs in front of them are a product with a band matrix,
+// B[input][output] = w[r][(input - output) / dilation], which a lane makes of its channel's weights once for the launch.
+// The rows of the other operand are 16 strips: places where ROWS rows of 8 outputs begin, anywhere in the tile. A strip's
+// inputs are read once for all rows of taps. Both need planes, in which a channel's pixels are neighbours: a window comes
+// by TMA with neighbouring channels, as it lies in memory, and ldmatrix turns it. Results leave by TMA as well.
+// What bounds it: reads and writes of shared memory, of which an output takes about a quarter of a clock.
+//
+// Zeros of the band times a NaN or an infinity beside a filter's taps are NaNs: every NaN is summed anew.
+//
+// Serves `depthwise_mma`.
+#include "common/epilogue.cuh"
+#include "common/hopper.cuh"
+#include "common/mma_tile.cuh"
+
+constexpr int BLOCK = 8, DEPTH = 16;  // outputs and inputs of a product
+constexpr int PIXEL_BYTES = CHANNELS_OF_BLOCK * 2;
+constexpr int CHUNKS = PIXEL_BYTES / 16;
+constexpr int WINDOW_HEIGHT = TILE_ROWS + (FILTER_HEIGHT - 1) * DILATION_H;
+constexpr int WINDOW_WIDTH = TILE_COLUMNS + DEPTH - BLOCK;
+constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_HEIGHT * WINDOW_WIDTH * PIXEL_BYTES;
+constexpr int STAGE_BYTES = (WINDOW_BYTES + 1023) / 1024 * 1024;
+constexpr int OUTPUT_BYTES = (TILE_IMAGES * TILE_ROWS * TILE_COLUMNS * PIXEL_BYTES + 1023) / 1024 * 1024;
+constexpr int SEGMENTS = TILE_ROWS / ROWS, ACROSS = TILE_COLUMNS / BLOCK;
+constexpr int STRIPS = TILE_IMAGES * SEGMENTS * ACROSS, GROUPS = (STRIPS + 15) / 16;
+constexpr int INPUT_ROWS = ROWS + (FILTER_HEIGHT - 1) * DILATION_H;
+// A plane in octets of pixels, 16 bytes each. Segments lie an odd number of octets apart, and so do planes, so that
+// eight of either fall into all banks.
+constexpr int ROW_OCTETS = WINDOW_WIDTH / 8, GAP = ROWS * ROW_OCTETS % 2 ? 0 : 1;
+__device__ __forceinline__ constexpr int octets_above(int row) { return row * ROW_OCTETS + row / ROWS * GAP; }
+constexpr int IMAGE_OCTETS = octets_above(WINDOW_HEIGHT);
+constexpr int PLANE_BYTES = (TILE_IMAGES * IMAGE_OCTETS | 1) * 16;
+constexpr int OCTETS = TILE_IMAGES * WINDOW_HEIGHT * ROW_OCTETS;  // of a window
+constexpr int PARTS = CHANNELS_OF_BLOCK / TOGETHER;             // channels by warps
+constexpr int WARPS = THREADS / 32, SHARES = WARPS / PARTS;      // warps that share the groups of the same channels
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH, TAP_PITCH = FILTER_WIDTH + 1;  // each row of taps ends with a zero
+constexpr int BIAS_AT = STAGE_BYTES + OUTPUT_BYTES + CHANNELS_OF_BLOCK * PLANE_BYTES;  // in shared memory
+constexpr int TAPS_AT = BIAS_AT + CHANNELS_OF_BLOCK * 4;
+constexpr int BARRIER = TAPS_AT + (CHANNELS_OF_BLOCK * FILTER_HEIGHT * TAP_PITCH * 2 + 7) / 8 * 8;
+static_assert(WARPS % PARTS == 0 && TILE_ROWS % ROWS == 0 && TILE_COLUMNS % BLOCK == 0, "whole warps and strips");
+static_assert(TOGETHER == 4, "channels that are stored as 8 bytes");
+static_assert(BLOCK + (FILTER_WIDTH - 1) * DILATION_W <= DEPTH, "a product reaches over all taps");
+
+struct Tile {
+    int image, row, column;  // of its first output
+
+    __device__ __forceinline__ explicit Tile(u32 index)
+        : image(index / (TILES_ACROSS * TILES_DOWN) * TILE_IMAGES),
+          row(index / TILES_ACROSS % TILES_DOWN * TILE_ROWS), column(index % TILES_ACROSS * TILE_COLUMNS) {}
+};
+
+__device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32 full, const Tile& tile, int channel) {
+    barrier_expect(full, WINDOW_BYTES);
+    tma_load_4d(stage, map, full, channel, tile.column - PAD_W, tile.row - PAD_H, tile.image);
+}
+
+// From a window with neighbouring channels to planes: four octets of pixels at a time, for eight channels after the other.
+__device__ __forceinline__ void turn(u32 stage, unsigned char* planes) {
+    const int lane = thread_number() % 32;
+    for (int first = thread_number() / 32 * 4; first < OCTETS; first += WARPS * 4) {
+        const int pixel = min(first + lane / 8, OCTETS - 1) * 8 + lane % 8;
+        unsigned char* to[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 octet = first + i, row = octet / ROW_OCTETS;
+            to[i] = planes + lane / 4 * PLANE_BYTES + lane % 4 * 4 +
+                    (row / WINDOW_HEIGHT * IMAGE_OCTETS + octets_above(row % WINDOW_HEIGHT) + octet % ROW_OCTETS) * 16;
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            u32 turned[4];
+            load_matrices_transposed(turned, stage + swizzled<PIXEL_BYTES>(pixel, chunk * 16));
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (OCTETS % 4 == 0 || first + i < OCTETS)
+                    *reinterpret_cast<u32*>(to[i] + chunk * 8 * PLANE_BYTES) = turned[i];
+        }
+    }
+}
+
+// The weights of a block's channels, a zero behind every row of taps, and their biases.
+__device__ __forceinline__ void load_weights(Element* taps, float* biases, const Element* weight, const Element* bias,
+                                             int channel) {
+    for (int i = threadIdx.x; i < CHANNELS_OF_BLOCK; i += THREADS)
+        biases[i] = HAS_BIAS && channel + i < CHANNELS ? to_float(bias[channel + i]) : 0.f;
+    for (int i = threadIdx.x; i < CHANNELS_OF_BLOCK * FILTER_HEIGHT * TAP_PITCH; i += THREADS) {
+        const int row = i / TAP_PITCH, s = i % TAP_PITCH;
+        const bool is_tap = s < FILTER_WIDTH && channel + row / FILTER_HEIGHT < CHANNELS;
+        taps[i] = is_tap ? weight[1LL * channel * TAPS + row * FILTER_WIDTH + s] : from_float<Element>(0.f);
+    }
+}
+
+// A lane's share of the band matrices of its warp's channels.
+__device__ __forceinline__ void make_bands(u32 (&bands)[TOGETHER][FILTER_HEIGHT][2], const Element* taps) {
+    const int lane = threadIdx.x % 32;
+    int tap[2][2];  // of this lane's places in the matrix
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int reach = lane % 4 * 2 + e + half * 8 - lane / 4;
+            const bool is_tap = reach >= 0 && reach % DILATION_W == 0 && reach / DILATION_W < FILTER_WIDTH;
+            tap[half][e] = is_tap ? reach / DILATION_W : FILTER_WIDTH;
+        }
+    const u16* const words = reinterpret_cast<const u16*>(taps);
+#pragma unroll
+    for (int c = 0; c < TOGETHER; ++c)
+#pragma unroll
+        for (int r = 0; r < FILTER_HEIGHT; ++r)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u16* const row = words + (c * FILTER_HEIGHT + r) * TAP_PITCH;
+                bands[c][r][half] = row[tap[half][0]] | static_cast<u32>(row[tap[half][1]]) << 16;
+            }
+}
+
+struct Strip {
+    int image, segment, block;
+
+    __device__ __forceinline__ explicit Strip(u32 index)
+        : image(index / (SEGMENTS * ACROSS)), segment(index / ACROSS % SEGMENTS), block(index % ACROSS) {}
+    __device__ __forceinline__ int octet() const {  // of its first input
+        return image * IMAGE_OCTETS + octets_above(segment * ROWS) + block;
+    }
+    __device__ __forceinline__ int output() const {  // its first, in the tile
+        return (image * TILE_ROWS + segment * ROWS) * TILE_COLUMNS + block * BLOCK;
+    }
+};
+
+struct Outputs {  // of a lane: 2 columns of two strips
+    u32 pixel[2];   // the first, in the tile
+    bool exists[2];
+
+    __device__ __forceinline__ explicit Outputs(u32 group) {
+        const u32 lane = thread_number() % 32;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 index = group * 16 + lane / 4 + i * 8;
+            exists[i] = STRIPS % 16 == 0 || index < STRIPS;
+            pixel[i] = Strip(index).output() + lane % 4 * 2;
+        }
+    }
+};
+
+// Finishes a row of a lane's outputs and puts it into the tile that TMA stores.
+__device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int row, const Outputs& to,
+                                        unsigned char* outputs, int channel) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        Pack<Element, TOGETHER> finished;
+#pragma unroll
+        for (int c = 0; c < TOGETHER; ++c) finished.at[c] = from_float<Element>(activated<HAS_RELU>(sums[c][e]));
+        u32 words[TOGETHER / 2];
+        memcpy(words, &finished, sizeof words);
+        const u32 at = swizzled<PIXEL_BYTES>(to.pixel[e / 2] + row * TILE_COLUMNS + e % 2, channel * 2);
+        if (to.exists[e / 2]) *reinterpret_cast<uint2*>(outputs + at) = make_uint2(words[0], words[1]);
+    }
+}
+
+// Channels of a warp, in the block: the first.
+__device__ __forceinline__ int channel_of(int thread) { return thread / 32 % PARTS * TOGETHER; }
+
+// A lane's outputs that are NaNs, summed anew. Nothing is kept in registers for it.
+__device__ __forceinline__ void mend(u32 group, const unsigned char* planes, const Element* taps, const float* biases,
+                                     unsigned char* outputs) {
+    const u32 lane = thread_number() % 32;
+    const int channel = channel_of(thread_number());
+#pragma unroll 1
+    for (int i = 0; i < ROWS * 4 * TOGETHER; ++i) {
+        const int c = channel + i % TOGETHER, e = i / TOGETHER % 4, row = i / TOGETHER / 4;
+        const int column = lane % 4 * 2 + e % 2;
+        const u32 index = group * 16 + lane / 4 + e / 2 * 8;
+        if (index >= STRIPS) continue;
+        const Strip strip(index);
+        const u32 at = swizzled<PIXEL_BYTES>(strip.output() + row * TILE_COLUMNS + column, c * 2);
+        Element& output = *reinterpret_cast<Element*>(outputs + at);
+        if (to_float(output) == to_float(output)) continue;
+        const Element* const inputs = reinterpret_cast<const Element*>(planes + c * PLANE_BYTES + strip.octet() * 16);
+        float sum = biases[c];
+#pragma unroll 1
+        for (int r = 0; r < FILTER_HEIGHT; ++r)
+#pragma unroll 1
+            for (int s = 0; s < FILTER_WIDTH; ++s)
+                sum += to_float(inputs[octets_above(row + r * DILATION_H) * 8 + column + s * DILATION_W]) *
+                       to_float(taps[(c * FILTER_HEIGHT + r) * TAP_PITCH + s]);
+        output = from_float<Element>(activated<HAS_RELU>(sum));
+    }
+}
+
+// The products of 16 strips, for TOGETHER channels: down the rows of inputs, each for all rows of taps.
+__device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOGETHER][FILTER_HEIGHT][2],
+                                               const unsigned char* planes, const Element* taps, const float* biases,
+                                               unsigned char* outputs) {
+    const u32 lane = thread_number() % 32;
+    const int channel = channel_of(thread_number());
+    const Strip strip(min(group * 16 + lane % 16, static_cast<u32>(STRIPS - 1)));
+    const u32 first = shared_address(planes) + channel * PLANE_BYTES + (strip.octet() + lane / 16) * 16;
+    const Outputs to(group);
+    float sums[ROWS][TOGETHER][4], total = 0.f;
+#pragma unroll
+    for (int i = 0; i < INPUT_ROWS; ++i) {
+#pragma unroll
+        for (int c = 0; c < TOGETHER; ++c) {
+            u32 a[4];
+            load_matrices(a, first + c * PLANE_BYTES + octets_above(i) * 16);
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const int reach = i - row;
+                if (reach < 0 || reach % DILATION_H || reach / DILATION_H >= FILTER_HEIGHT) continue;
+                if (reach == 0) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sums[row][c][e] = HAS_BIAS ? biases[channel + c] : 0.f;
+                }
+                multiply_add<Element>(sums[row][c], a, bands[c][reach / DILATION_H]);
+            }
+        }
+        const int complete = i - (FILTER_HEIGHT - 1) * DILATION_H;
+        if (complete < 0) continue;
+        put_row(sums[complete], complete, to, outputs, channel);
+#pragma unroll
+        for (int e = 0; e < TOGETHER * 4; ++e) total += sums[complete][e / 4][e % 4];
+    }
+    if (total != total) mend(group, planes, taps, biases, outputs);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_depthwise_mma(const __grid_constant__ TensorMap input_map, const __grid_constant__ TensorMap output_map,
+                         const Element* weight, const Element* bias, int tiles, int weights_ready) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    unsigned char* const stage = shared_part(shared_memory, STAGE_BYTES);
+    unsigned char* const outputs = shared_part(shared_memory + STAGE_BYTES, OUTPUT_BYTES);
+    unsigned char* const planes =
+        shared_part(shared_memory + STAGE_BYTES + OUTPUT_BYTES, CHANNELS_OF_BLOCK * PLANE_BYTES);
+    float* const biases = shared_part(reinterpret_cast<float*>(shared_memory + BIAS_AT), CHANNELS_OF_BLOCK);
+    Element* const taps = shared_part(reinterpret_cast<Element*>(shared_memory + TAPS_AT),
+                                      CHANNELS_OF_BLOCK * FILTER_HEIGHT * TAP_PITCH);
+    u64* const barrier = shared_part(reinterpret_cast<u64*>(shared_memory + BARRIER), 1);
+    const u32 full = shared_address(barrier);
+
+    const int block_channel = blockIdx.x % CHANNEL_BLOCKS * CHANNELS_OF_BLOCK;
+    const int first = blockIdx.x / CHANNEL_BLOCKS, step = gridDim.x / CHANNEL_BLOCKS;
+    if (threadIdx.x == 0) {
+        barrier_init(full, 1);
+        fence_barrier_init();
+        prefetch_map(input_map);
+        prefetch_map(output_map);
+        wait_for_previous_launch();
+        load_window(shared_address(stage), input_map, full, Tile(first), block_channel);
+    }
+    if (!weights_ready) wait_for_previous_launch();
+    load_weights(taps, biases, weight, bias, block_channel);
+    wait_for_previous_launch();
+    __syncthreads();
+    u32 bands[TOGETHER][FILTER_HEIGHT][2];
+    make_bands(bands, taps + channel_of(threadIdx.x) * FILTER_HEIGHT * TAP_PITCH);
+
+    u32 parity = 0;
+#pragma unroll 1
+    for (int index = first; index < tiles; index += step, parity ^= 1) {
+        barrier_wait(full, parity);
+        turn(shared_address(stage), planes);
+        if (threadIdx.x == 0) tma_store_wait_read<0>();
+        __syncthreads();  // planes are complete, and the stage and the outputs before are done with
+        if (threadIdx.x == 0 && index + step < tiles)
+            load_window(shared_address(stage), input_map, full, Tile(index + step), block_channel);
+#pragma unroll 1
+        for (int group = thread_number() / 32 / PARTS; group < GROUPS; group += SHARES)
+            multiply_group(group, bands, planes, taps, biases, outputs);
+        fence_async_proxy();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const Tile tile(index);
+            tma_store_4d(output_map, shared_address(outputs), block_channel, tile.column, tile.row, tile.image);
+        }
+    }
+    if (threadIdx.x == 0) tma_store_wait_read<0>();
+}

@@ -1,0 +1,305 @@
+"""Depthwise convolution on tensor cores: planes of pixels, and band matrices of every channel's filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
+from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+
+DTYPES = ("fp16", "bf16")
+OUTPUTS, DEPTH = 8, 16
+"""Neighbouring outputs and inputs of a product."""
+STRIPS = 16
+"""Strips of a product."""
+BOX = 256
+"""Elements of a box of TMA along a dimension, at most."""
+CHANNELS = (16, 32, 64)
+"""Channels of a block: the bytes that a swizzle spans."""
+TOGETHER = 4
+"""Channels of a warp, which are stored together."""
+ROWS = (1, 2, 4)
+"""Rows of a strip."""
+WARPS = 8
+MOST_BANDS = 64
+"""Registers of band matrices at most."""
+MOST_BLOCKS = 3
+"""Blocks of a multiprocessor."""
+MOST_CONFIGS = 8
+
+# Clocks of a multiprocessor.
+PRODUCT_CLOCKS = 2.0
+READ_CLOCKS = 4.0
+"""Clocks for the 512 bytes of an ldmatrix."""
+TURN_CLOCKS = 10.0
+"""Clocks for 256 inputs on their way to the planes."""
+STORE_CLOCKS = 8.0
+"""Clocks for 128 outputs of a channel on their way to shared memory, with conflicts of banks."""
+START = 3000.0
+"""Clocks from the start of a block to its first products."""
+ALONE = 0.6
+"""What a block's passes over a tile wait for each other, where no other block fills the time."""
+BARRIERS = 600.0
+"""Clocks of a tile in which its block waits."""
+LINE = 128
+"""Bytes of shared memory that are copied in a clock."""
+
+
+@dataclass(frozen=True)
+class MmaConfig(Config):
+    channels: int
+    """Channels of a block."""
+    rows: int
+    """Output rows of a strip."""
+    images: int
+    """Images of a tile; more than one where they are small."""
+    tile_rows: int
+    """Output pixels of a tile."""
+    tile_columns: int
+    blocks_per_sm: int
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What follows from a problem and a config; the same sums as in the kernel."""
+
+    problem: Conv2dProblem
+    config: MmaConfig
+    card: Card
+
+    @cached_property
+    def warps(self) -> int:
+        parts = self.config.channels // TOGETHER
+        return max(parts, WARPS)
+
+    @cached_property
+    def window(self) -> tuple[int, int]:
+        p, c = self.problem, self.config
+        return c.tile_rows + (p.filter_height - 1) * p.dilation[0], c.tile_columns + DEPTH - OUTPUTS
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        p, c = self.problem, self.config
+        height, width = self.window
+        pixel = c.channels * p.element_bytes
+        stage = ceil_div(c.images * height * width * pixel, 1024) * 1024
+        outputs = ceil_div(c.images * c.tile_rows * c.tile_columns * pixel, 1024) * 1024
+        octets = width // 8
+        gap = 0 if c.rows * octets % 2 else 1
+        plane = (c.images * (height * octets + height // c.rows * gap) | 1) * 16
+        taps = c.channels * (4 + p.filter_height * (p.filter_width + 1) * p.element_bytes)
+        return stage + outputs + c.channels * plane + ceil_div(taps, 8) * 8 + 8
+
+    @cached_property
+    def channel_blocks(self) -> int:
+        return ceil_div(self.problem.channels, self.config.channels)
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across an image."""
+        p, c = self.problem, self.config
+        return ceil_div(p.output_height, c.tile_rows), ceil_div(p.output_width, c.tile_columns)
+
+    @cached_property
+    def tiles(self) -> int:
+        return ceil_div(self.problem.batch, self.config.images) * self.grid[0] * self.grid[1]
+
+    @cached_property
+    def rounds(self) -> int:
+        """Tiles of a block."""
+        at_once = self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks
+        return ceil_div(self.tiles, max(1, at_once))
+
+    @cached_property
+    def workers(self) -> int:
+        """Blocks that share the tiles of the same channels."""
+        return ceil_div(self.tiles, self.rounds)
+
+    @property
+    def registers(self) -> int:
+        """An estimate of a thread's: bands, sums of open rows, and the rest."""
+        p, c = self.problem, self.config
+        reach = (p.filter_height - 1) * p.dilation[0] + 1
+        return TOGETHER * (2 * p.filter_height + 4 * min(c.rows, reach)) + 24
+
+    @property
+    def clocks(self) -> float:
+        """Clocks of the busiest multiprocessor: what shared memory, tensor cores and copies take, each by itself."""
+        p, c = self.problem, self.config
+        blocks = ceil_div(self.channel_blocks * self.workers, self.card.multiprocessors)
+        resident = min(blocks, c.blocks_per_sm)
+        strips = c.images * c.tile_rows // c.rows * c.tile_columns // OUTPUTS
+        shares = max(1, self.warps // (c.channels // TOGETHER))
+        groups = ceil_div(ceil_div(strips, STRIPS), shares) * shares * c.channels
+        input_rows = c.rows + (p.filter_height - 1) * p.dilation[0]
+        window = c.images * self.window[0] * self.window[1] * c.channels
+        outputs = c.images * c.tile_rows * c.tile_columns * c.channels
+        shared = (
+            groups * (input_rows * READ_CLOCKS + c.rows * STORE_CLOCKS)
+            + window / 256 * TURN_CLOCKS
+            + 2 * (window + outputs) / LINE
+        )
+        functions = 10 if p.activation else 4
+        issued = groups * (input_rows + c.rows * (p.filter_height + 4 * functions)) / 4 + window / 256 * 3
+        products = groups * c.rows * p.filter_height * PRODUCT_CLOCKS
+        copied = 2 * (window + outputs) / self.card.rates.copies.loads
+        parts = sorted((shared, issued, products, copied))
+        tile = parts[3] + 0.3 * parts[2] + (ALONE * sum(parts[:3]) + BARRIERS) / resident
+        return START + blocks * self.rounds * tile
+
+
+def _cuts(total: int) -> list[int]:
+    return sorted({ceil_div(total, parts) for parts in range(1, total + 1)})
+
+
+def _candidates(p: Conv2dProblem, card: Card) -> Iterator[MmaConfig]:
+    for channels in CHANNELS:
+        if channels > CHANNELS[0] and ceil_div(p.channels, channels) * channels * 7 > p.channels * 8:
+            continue
+        for rows in ROWS:
+            for across in _cuts(ceil_div(p.output_width, OUTPUTS)):
+                for down in _cuts(ceil_div(p.output_height, rows)):
+                    whole = across * OUTPUTS >= p.output_width and down * rows >= p.output_height
+                    most = min(p.batch, max(1, 64 // (across * down))) if whole else 1
+                    for images in {1, most, max(1, most // 2)}:
+                        config = MmaConfig(channels, rows, images, down * rows, across * OUTPUTS, 1)
+                        tiling = _Tiling(p, config, card)
+                        if max(tiling.window) > BOX or tiling.shared_bytes > card.shared_bytes:
+                            continue
+                        by_memory = card.multiprocessor_shared_bytes // (tiling.shared_bytes + BLOCK_SHARED)
+                        by_registers = card.registers // (
+                            tiling.warps * 32 * ceil_div(tiling.registers, 8) * 8
+                        )
+                        if blocks := min(by_memory, by_registers, MOST_BLOCKS):
+                            yield replace(config, blocks_per_sm=blocks)
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[MmaConfig, ...]:
+    found = sorted(
+        set(_candidates(p, card)), key=lambda config: (_Tiling(p, config, card).clocks, str(config))
+    )
+    return tuple(found[:MOST_CONFIGS])
+
+
+@dataclass(frozen=True)
+class DepthwiseMma(Conv2dRung):
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    @property
+    def takes_apart(self) -> tuple[str, ...]:
+        return ("x", "y")
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, name = problem, self.name
+        if p.groups != p.channels or p.filters != p.channels:
+            return f"{name} takes a filter for every channel; depthwise takes several"
+        if p.layout != "nhwc" or p.dtype not in DTYPES:
+            return f"{name} takes layout nhwc in {', '.join(DTYPES)}, not {p.layout} in {p.dtype}"
+        unit = VECTOR_BYTES // p.element_bytes
+        if p.channels % unit:
+            return (
+                f"{name} copies {unit} channels at a time, and {p.channels} are not that; depthwise takes any"
+            )
+        if p.residual:
+            return f"{name} adds no residual; depthwise_tile does"
+        if p.stride != (1, 1):
+            return f"{name} takes stride 1, not {p.stride}; depthwise_tile takes any"
+        reach = (p.filter_width - 1) * p.dilation[1] + 1
+        if OUTPUTS + reach - 1 > DEPTH or 2 * TOGETHER * p.filter_height > MOST_BANDS:
+            return (
+                f"{name} takes filters that reach over {DEPTH - OUTPUTS + 1} columns and have "
+                f"{MOST_BANDS // TOGETHER // 2} rows at most, not {reach} and {p.filter_height}"
+            )
+        if not _best_first(p, self.card):
+            return (
+                f"the windows of {name} are too large for the {self.card.shared_bytes} bytes of shared memory"
+            )
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return _best_first(problem, self.card)
+
+    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+        assert isinstance(config, MmaConfig)
+        return _Tiling(problem, config, self.card).clocks
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, MmaConfig)
+        p, tiling = problem, _Tiling(problem, config, self.card)
+        threads = tiling.warps * 32
+        constants: dict[str, Constant] = {
+            "Element": element(p.dtype),
+            "CHANNELS": p.channels,
+            "CHANNEL_BLOCKS": tiling.channel_blocks,
+            "FILTER_HEIGHT": p.filter_height,
+            "FILTER_WIDTH": p.filter_width,
+            "DILATION_H": p.dilation[0],
+            "DILATION_W": p.dilation[1],
+            "PAD_H": p.padding[0],
+            "PAD_W": p.padding[1],
+            "CHANNELS_OF_BLOCK": config.channels,
+            "TOGETHER": TOGETHER,
+            "ROWS": config.rows,
+            "TILE_IMAGES": config.images,
+            "TILE_ROWS": config.tile_rows,
+            "TILE_COLUMNS": config.tile_columns,
+            "TILES_DOWN": tiling.grid[0],
+            "TILES_ACROSS": tiling.grid[1],
+            "THREADS": threads,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            **arguments.epilogue_constants(p),
+        }
+        x_size, y_size = (p.height, p.width), (p.output_height, p.output_width)
+        call = KernelCall(
+            Program.of("conv2d/depthwise_mma.cu", "conv2d_depthwise_mma", constants),
+            (tiling.channel_blocks * tiling.workers, 1, 1),
+            (threads, 1, 1),
+            (
+                _map(p, "x", x_size, p.x_pitch, config, tiling.window),
+                _map(p, "y", y_size, p.y_pitch, config, (config.tile_rows, config.tile_columns)),
+                Buffer("weight"),
+                Buffer("bias", optional=True),
+                tiling.tiles,
+                WeightsReady(("weight", "bias")),
+            ),
+            shared_bytes=tiling.shared_bytes,
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+def _map(
+    p: Conv2dProblem, buffer: str, size: tuple[int, int], pitch: int, config: MmaConfig, box: tuple[int, int]
+) -> TiledMap:
+    """A box of a tile's pixels, rows and columns, in x or y."""
+    pixel = (pitch or p.channels) * p.element_bytes
+    return TiledMap(
+        Buffer(buffer), p.dtype, (p.channels, size[1], size[0], p.batch),
+        (config.channels, box[1], box[0], config.images), swizzle=config.channels * p.element_bytes,
+        strides=(pixel, size[1] * pixel, size[0] * size[1] * pixel),
+    )  # fmt: skip
+
+
+# Prediction for 96to96_56_k7s1g96 at batch 32 in fp16 (ConvNeXt), 0.9 GFLOP and 39 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    DepthwiseMma(
+        "depthwise_mma",
+        "a channel's filter as band matrices for tensor cores, over planes of pixels that ldmatrix makes of a window",
+        below="depthwise_tile",
+        # 49 multiply-adds and 17 other instructions an output are 22 us on CUDA cores. Here shared memory takes 0.24
+        # clocks for an output, 10 us, and launch and copies come on top: 15 us.
+        predicted_gain=1.6,
+    ),
+)
