@@ -61,9 +61,9 @@ def define_in_place(schema: str, run: Function, fake: Function, instead: str = "
             packet(*arguments)
 
     def count_the_change(*arguments: Any) -> None:
-        for tensor in overwritten(arguments):
-            if not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
+        torch.autograd.graph.increment_version(
+            [tensor for tensor in overwritten(arguments) if not tensor.is_inference()]
+        )
         with torch._C._AutoDispatchBelowADInplaceOrView():
             packet(*arguments)
 

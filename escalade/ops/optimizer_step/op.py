@@ -83,8 +83,7 @@ def _problem(
         checked,
         _dtype("gradients", gradients),
     )
-    for name, group in {"parameters": parameters, "state": state, "copies": copies}.items():
-        _check_overwritten(name, group, parameters, None if name == "copies" else torch.float32)
+    _check_overwritten(parameters, state, copies)
     for name, tensor, length in (
         ("scalars", scalars, len(problem.scalars)),
         ("progress", progress, PROGRESS),
@@ -113,20 +112,29 @@ def _dtype(name: str, tensors: list[torch.Tensor]) -> str:
 
 
 def _check_overwritten(
-    name: str, group: list[torch.Tensor], parameters: list[torch.Tensor], dtype: torch.dtype | None
+    parameters: list[torch.Tensor], state: list[torch.Tensor], copies: list[torch.Tensor]
 ) -> None:
     """What is overwritten lies as its parameter does, without gaps."""
-    for number, tensor in enumerate(group):
-        like = parameters[number % len(parameters)]
-        require_same_device(parameters[0], name, tensor)
-        if dtype is not None and tensor.dtype != dtype:
-            raise UnsupportedError(f"{name} are {tensor.dtype}; optimizer_step keeps them in {dtype}")
-        dense = tensor.stride() == torch.empty_like(tensor, device="meta").stride()
-        if tensor.shape != like.shape or tensor.stride() != like.stride() or not dense:
+    for parameter in parameters:
+        if not (parameter.is_contiguous() or parameter.stride() == torch.empty_like(parameter).stride()):
             raise UnsupportedError(
-                f"{name} of {list(tensor.shape)} with strides {list(tensor.stride())}, where a parameter has "
-                f"{list(like.shape)} and {list(like.stride())}: both lie alike, and without gaps"
+                f"a parameter of {list(parameter.shape)} with strides {list(parameter.stride())}: optimizer_step takes "
+                "those that lie without gaps"
             )
+    shapes = [(parameter.shape, parameter.stride()) for parameter in parameters]
+    for name, group in {"parameters": parameters, "state": state, "copies": copies}.items():
+        for number, tensor in enumerate(group):
+            shape, stride = shapes[number % len(shapes)]
+            if tensor.shape != shape or tensor.stride() != stride:
+                raise UnsupportedError(
+                    f"{name} of {list(tensor.shape)} with strides {list(tensor.stride())}, where a parameter has "
+                    f"{list(shape)} and {list(stride)}: both lie alike"
+                )
+            if tensor.dtype != torch.float32 and group is not copies:
+                raise UnsupportedError(
+                    f"{name} are {tensor.dtype}; optimizer_step keeps them in torch.float32"
+                )
+            require_same_device(parameters[0], name, tensor)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 from escalade.errors import UnsupportedError
@@ -127,10 +128,19 @@ class OptimizerStepProblem:
 
     def read(self, tensor: int) -> tuple[str, ...]:
         """The buffers that are read of a tensor: the parameter, the gradient and the state."""
-        return tuple(f"{name}-{tensor}" for name in (PARAMETER, GRADIENT, *self.state))
+        return _read(tensor, self.state)
 
     def written(self, tensor: int) -> tuple[str, ...]:
         """The buffers that are written of a tensor: the parameter, the state, and the copy if there is one."""
-        first = "y" if tensor == 0 else f"y-{tensor}"
-        state = tuple(f"new_{name}-{tensor}" for name in self.state)
-        return (first, *state, *((f"copy-{tensor}",) if self.copy else ()))
+        return _written(tensor, self.state, bool(self.copy))
+
+
+@cache
+def _read(tensor: int, state: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}-{tensor}" for name in (PARAMETER, GRADIENT, *state))
+
+
+@cache
+def _written(tensor: int, state: tuple[str, ...], copied: bool) -> tuple[str, ...]:
+    first = "y" if tensor == 0 else f"y-{tensor}"
+    return (first, *(f"new_{name}-{tensor}" for name in state), *((f"copy-{tensor}",) if copied else ()))
