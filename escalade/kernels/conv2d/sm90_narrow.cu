@@ -37,12 +37,13 @@ constexpr int BLOCKS = (TILE_ROWS * WINDOW_WIDTH + 63) / 64;  // of 64 rows of t
 constexpr int READ_BYTES = (BLOCKS * 64 + REACH_H * WINDOW_WIDTH) * ROW_BYTES;
 constexpr int STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
 
-// Parts leave for STAGED filters at a time. The pitch keeps the rows apart that lanes write at once.
-constexpr int STAGED = PADDED % 16 ? 8 : 16;
+// Parts leave for STAGED filters at a time, VECTOR of a pixel by a lane: 16 filters, or all of them where their stores
+// are short, so that lanes that are neighbours write neighbours. The pitch keeps rows apart that lanes write at once.
+constexpr int STAGED = VECTOR * sizeof(Output) < 8 || PADDED % 16 ? PADDED : 16;
+constexpr int UNITS = (STAGED == PADDED && FILTER_PARTS == 1 ? FILTERS : STAGED) / VECTOR;
 constexpr int STAGED_PITCH = FILTER_WIDTH * STAGED + (FILTER_WIDTH * STAGED % 16 ? 0 : 8);
 constexpr int STAGED_BYTES = (BLOCKS * 64 * STAGED_PITCH * 4 + 1023) / 1024 * 1024;
-constexpr int WHOLE = 16 / sizeof(Output);  // results that one store takes, unless VECTOR is less
-static_assert(VECTOR <= WHOLE && FILTERS % VECTOR == 0, "stores are aligned");
+static_assert(FILTERS % VECTOR == 0, "stores are aligned");
 
 using Windows = Ring<STAGES, STAGE_BYTES>;
 using Sums = float[BLOCKS][WGMMA_N / 2];
@@ -111,32 +112,35 @@ struct Work {
 
 // ------------------------------------------------------------------ copies, by one thread of each copying warp
 
-__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory) {
-    for (int row = 0; row < WEIGHT_ROWS; ++row) {
-        const u32 full = memory.weights_full + row * 8;
-        barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
-        for (int s = 0; s < FILTER_WIDTH; ++s)
-            tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
-                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
-    }
+// One row of taps of a slab.
+__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory, int row) {
+    const u32 full = memory.weights_full + row * 8;
+    barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
+    for (int s = 0; s < FILTER_WIDTH; ++s)
+        tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
+                    row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
 }
 
-// Weights need not wait for the launch in front if they are ready; otherwise the first window comes before them.
+// The first consumer's copies bring the weights too, each slab's behind its first window; of those the first row need not
+// wait for the launch in front if weights are ready. The others begin with one window, and go on when weights have come.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
                                              const Memory& memory, const Work& work, int consumer,
                                              bool weights_ready) {
-    const bool has_weights = consumer == 0;
-    if (has_weights && weights_ready) copy_weights(weight_map, memory);
+    int row = consumer ? WEIGHT_ROWS : 0;  // of weights that comes next
+    if (!row && weights_ready) copy_weights(weight_map, memory, row++);
     wait_for_previous_launch();
     Windows ring = memory.ring(consumer);
+    bool begun = false;
     for (int index = work.first; index < work.tiles; index += work.step) {
         const Work::Tile tile = work.tile(index);
         for (int slab = 0; slab < SLABS; ++slab, ring.next()) {
+            if (consumer && begun) barrier_wait(memory.weights_full + (WEIGHT_ROWS - 1) * 8, 0);
+            begun = true;
             ring.wait_empty();
             barrier_expect(ring.full(ring.stage), WINDOW_BYTES);
             tma_load_4d(ring.address(), window_map, ring.full(ring.stage), slab * SLAB,
                         tile.column - work.shape.pad_w, tile.row - work.shape.pad_h, tile.image);
-            if (has_weights && !weights_ready && index == work.first && slab == 0) copy_weights(weight_map, memory);
+            for (; row < min((slab + 1) * FILTER_HEIGHT, WEIGHT_ROWS); ++row) copy_weights(weight_map, memory, row);
         }
     }
 }
@@ -205,20 +209,24 @@ __device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int
                 }
 }
 
-// The sums of 8 filters of a pixel. Lanes of neighbouring eights begin with the other half, for the banks.
-__device__ __forceinline__ void add_parts(float (&sums)[8], const float* from, bool other) {
-    float4 halves[2] = {};
+// The sums of VECTOR filters of a pixel. Where these are two times 16 bytes, every other lane begins with the second, for
+// the banks.
+__device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* from, bool other) {
+    constexpr int WORDS = VECTOR < 4 ? VECTOR : 4, READS = VECTOR / WORDS;
+    Pack<float, WORDS> parts[READS] = {};
 #pragma unroll
     for (int s = 0; s < FILTER_WIDTH; ++s)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float4 part = *reinterpret_cast<const float4*>(
-                from + s * (DILATION_W * STAGED_PITCH + STAGED) + (half != other ? 4 : 0));
-            halves[half].x += part.x, halves[half].y += part.y, halves[half].z += part.z, halves[half].w += part.w;
+        for (int read = 0; read < READS; ++read) {
+            const int at = READS == 2 && other ? (1 - read) * WORDS : read * WORDS;
+            const Pack<float, WORDS> part =
+                load_pack<float, WORDS>(from + s * (DILATION_W * STAGED_PITCH + STAGED) + at);
+#pragma unroll
+            for (int e = 0; e < WORDS; ++e) parts[read].at[e] += part.at[e];
         }
-    const float4 low = other ? halves[1] : halves[0], high = other ? halves[0] : halves[1];
-    sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
-    sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e)
+        sums[e] = parts[READS == 2 && other ? 1 - e / WORDS : e / WORDS].at[e % WORDS];
 }
 
 struct Store {
@@ -226,39 +234,36 @@ struct Store {
     Output* y;
     const ConvShape& shape;
 
-    // 8 filters of one pixel, as far as they exist.
-    __device__ __forceinline__ void eight(const float (&sums)[8], int filter, long long pixel) const {
+    // VECTOR filters of one pixel.
+    __device__ __forceinline__ void unit(const float (&sums)[VECTOR], int filter, long long pixel) const {
+        Pack<Bias, VECTOR> bias = {};
+        Pack<Element, VECTOR> residual = {};
+        if (HAS_BIAS) bias = load_pack<Bias, VECTOR>(finish.bias + filter);
+        if (HAS_RESIDUAL) residual = load_pack<Element, VECTOR>(finish.residual + pixel * FILTERS + filter);
+        float results[VECTOR];
 #pragma unroll
-        for (int i = 0; i < 8; i += VECTOR) {
-            if (PADS && filter + i >= FILTERS) return;
-            Pack<Bias, VECTOR> bias = {};
-            Pack<Element, VECTOR> residual = {};
-            if (HAS_BIAS) bias = load_pack<Bias, VECTOR>(finish.bias + filter + i);
-            if (HAS_RESIDUAL) residual = load_pack<Element, VECTOR>(finish.residual + pixel * FILTERS + filter + i);
-            float results[VECTOR];
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                results[e] = finish.value(sums[i + e], to_float(bias.at[e]), 1.f, to_float(residual.at[e]));
-            Pack<Output, VECTOR> pack;
-            from_floats(pack, results);
-            store_pack(y + pixel * Y_STEP + filter + i, pack);
-        }
+        for (int e = 0; e < VECTOR; ++e)
+            results[e] = finish.value(sums[e], to_float(bias.at[e]), 1.f, to_float(residual.at[e]));
+        Pack<Output, VECTOR> pack;
+        from_floats(pack, results);
+        store_pack(y + pixel * Y_STEP + filter, pack);
     }
 
     __device__ __forceinline__ void tile(const Sums& sums, float* staged, const Work::Tile& tile, int consumer) const {
-        constexpr int EIGHTS = STAGED / 8;
 #pragma unroll
         for (int first = 0; first < PADDED; first += STAGED) {
             warpgroup_sync(consumer);  // the parts before have been read
             stage_parts(staged, sums, first);
             warpgroup_sync(consumer);
-            for (int i = threadIdx.x % 128; i < TILE_ROWS * TILE_COLUMNS * EIGHTS; i += 128) {
-                const int eight_here = i % EIGHTS, row = i / EIGHTS / TILE_COLUMNS, column = i / EIGHTS % TILE_COLUMNS;
+            for (int i = threadIdx.x % 128; i < TILE_ROWS * TILE_COLUMNS * UNITS; i += 128) {
+                const int within = i % UNITS * VECTOR, filter = Work::first_filter() + first + within;
+                const int row = i / UNITS / TILE_COLUMNS, column = i / UNITS % TILE_COLUMNS;
+                if (PADS && filter >= FILTERS) continue;
                 if (tile.row + row >= shape.output_height || tile.column + column >= shape.output_width) continue;
-                float all[8];
-                add_parts(all, staged + (row * WINDOW_WIDTH + column) * STAGED_PITCH + eight_here * 8, eight_here % 2);
+                float all[VECTOR];
+                add_parts(all, staged + (row * WINDOW_WIDTH + column) * STAGED_PITCH + within, i % 2);
                 const long long image_row = 1LL * tile.image * shape.output_height + tile.row + row;
-                eight(all, Work::first_filter() + first + eight_here * 8, image_row * shape.output_width + tile.column + column);
+                unit(all, filter, image_row * shape.output_width + tile.column + column);
             }
         }
     }

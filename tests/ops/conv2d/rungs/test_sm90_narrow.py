@@ -48,7 +48,7 @@ PROBLEMS = {
         half(1, 16, 9, 12, 10, 3, 5, padding=(2, 4), dilation=(2, 2), residual=True, x_pitch=24),
         NarrowConfig(5, 12, 2, 2),
     ),
-    "bf16": (half(2, 64, 5, 6, 48, 1, 1, dtype="bf16", relu=True), NarrowConfig(5, 6, 2, 2)),
+    "bf16": (half(2, 64, 5, 6, 36, 1, 2, dtype="bf16", relu=True), NarrowConfig(5, 5, 2, 2)),
     "tf32": (half(1, 36, 6, 5, 12, 3, 3, dtype="tf32", bias=True, residual=True), NarrowConfig(4, 3, 2, 2)),
 }
 
