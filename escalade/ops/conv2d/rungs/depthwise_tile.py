@@ -50,12 +50,16 @@ HALF_ISSUE = 0.7
 """Warps of a scheduler with which it starts half of what it could."""
 START = 2200.0
 """From the start of a block to its first window and weights."""
-TURN = 250.0
-"""From the end of a tile to the next one's products."""
+TURN = 800.0
+"""From the end of a tile to the next one's products; other blocks fill the time."""
 SHARED_RATE = 128
 """Bytes of shared memory that are read in a clock."""
-SECTOR = 32
+SECTOR = 64
 """Bytes of memory that are copied together."""
+LOOP = 1.12
+"""What a loop over rows of taps takes more than its instructions: each round waits for its own reads."""
+BESIDE = 0.2
+"""How much of the shorter time is left where a launch takes one time in memory and another on multiprocessors."""
 PIXEL_CLOCKS = 2.0
 """Clocks of a pixel's copy at least, however few its channels are."""
 ACTIVATION = 5
@@ -224,10 +228,11 @@ class _Tiling:
             + (2 if p.residual else 0)
             + (0.5 if p.element_bytes < 4 else 0)
         )
-        return (
+        taken = (
             inputs + weights + converted + outputs * c.vector * (p.taps + ends) + 3 * outputs
             + 6 * self.input_rows + 60
         )  # fmt: skip
+        return taken * (LOOP if c.rows == 1 else 1)
 
     @property
     def reading(self) -> float:
@@ -262,11 +267,11 @@ class _Tiling:
         busy = tiles * warps * self.instructions / rate
         read = tiles * (warps * reading + self.window_bytes / SHARED_RATE)
         pixel = c.channels * p.element_bytes
-        whole = 1 + (0 if pixel % SECTOR == 0 else SECTOR / pixel)
+        whole = ceil_div(pixel, SECTOR) * SECTOR / pixel
         stored = c.images * c.tile_rows * c.tile_columns * pixel * (2 if p.residual else 1)
         loaded = self.window_bytes * max(whole, PIXEL_CLOCKS * self.card.rates.copies.loads / pixel)
         copied = tiles * (loaded + stored * whole) / self.card.rates.copies.loads
-        waits = START * ceil_div(blocks, resident) + self.rounds * TURN
+        waits = START * ceil_div(blocks, resident) + self.rounds * TURN / resident
         if c.stages == 1:
             waits += (self.rounds - 1) * START / 2
         parts = sorted((busy, read, copied))
@@ -400,6 +405,13 @@ class DepthwiseTile(Conv2dRung):
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, TileConfig)
         return _Tiling(problem, config, self.card).clocks
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        busy, memory = (
+            self.card.microseconds(self.clocks(problem, config), 0),
+            self.card.passing(problem.traffic),
+        )
+        return max(busy, self.card.rates.launch_us + memory) + BESIDE * min(busy, memory)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, TileConfig)
