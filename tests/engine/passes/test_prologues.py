@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
@@ -17,25 +18,23 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import TWIN
 from escalade.ops.conv2d.rungs.direct import Direct
 from escalade.ops.conv2d.rungs.resident import Resident
+from tests.bench.coverage.networks import NETWORKS
 from tests.engine.graphs import Parts, evaluate, graph_of, ops
 
 Run = Callable[[Parts, torch.Tensor], Any]
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rung with prologues, so that what it says decides."""
-    monkeypatch.setattr(Resident, "takes_prologue", False)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rung with prologues that is worth taking wherever it can be."""
+    """Rungs with prologues that are worth taking wherever they can be, the simplest before the fastest."""
     monkeypatch.setattr(Direct, "last_resort", False)
-    estimate = Direct.estimate
-    monkeypatch.setattr(
-        Direct, "estimate", lambda self, p, config: 0.0 if p.prologue else estimate(self, p, config)
-    )
+    for rung, us in ((Direct, 0.0), (Resident, 0.1)):
+        estimate = rung.estimate
+        monkeypatch.setattr(
+            rung,
+            "estimate",
+            lambda self, p, config, us=us, plain=estimate: us if p.prologue else plain(self, p, config),
+        )
 
 
 def made(run: Run) -> Graph:
@@ -94,9 +93,6 @@ def test_what_is_done_with_pixels_is_done_by_the_convolution(run: Run, text: str
         lambda p, x: F.conv2d(normed(p, x), p.b.weight[:, :4], groups=2),
         lambda p, x: p.b(pooled(p, x) * x.mean((1,), keepdim=True)),  # a factor for each pixel
         lambda p, x: p.b(pooled(p, x) * p.a(p.first(x))),  # another image
-        lambda p, x: (lambda y: (p.b(F.relu(p.n(y))), torch.cat((y, p.a(y)), 1)))(
-            pooled(p, x)
-        ),  # pixels apart
     ],
 )
 def test_what_stays_a_step_of_its_own(run: Run) -> None:
@@ -128,13 +124,15 @@ def test_means_that_stay_behind(run: Run) -> None:
     assert found[: found.index("avg_pool2d")].count("conv2d") == 1
 
 
-def test_what_only_a_last_resort_does_stays() -> None:
+def test_what_only_a_last_resort_does_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Resident, "takes_prologue", False)
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
 
 def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Direct, "last_resort", False)
-    monkeypatch.setattr(Direct, "estimate", lambda self, p, config: 1e3)
+    for rung in (Direct, Resident):
+        monkeypatch.setattr(rung, "last_resort", False)
+        monkeypatch.setattr(rung, "estimate", lambda self, p, config: 1e3)
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
 
@@ -142,7 +140,9 @@ def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rung_that_has_failed_is_not_counted_on() -> None:
     graph = optimise(graph_of(lambda p, x: p.b(normed(p, x))), "fp16")
     assert prologues(for_batch(graph, "fp16", 2))
-    assert not prologues(for_batch(graph, "fp16", 2, FusionLevel.fused, TWIN, frozenset({"conv2d/direct"})))
+    assert not prologues(
+        for_batch(graph, "fp16", 2, FusionLevel.fused, TWIN, frozenset({"conv2d/direct", "conv2d/resident"}))
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -152,11 +152,47 @@ def test_the_kernels_compute_it(dtype: str) -> None:
         y = F.max_pool2d(p.b(normed(p, x)), 3, 1, 1)
         return p.short(y * torch.sigmoid(y.mean((2, 3), keepdim=True)))
 
+    names = run_on_twin(run, dtype, 2e-3 if dtype == "fp16" else 1e-6)
+    assert [name.count("[pre:") for name in names] == [1, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_image_is_read_where_it_lies_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in DenseNet: what is normalised and read is a part of what is joined next."""
+    monkeypatch.setattr(Direct, "takes_prologue", False)  # it takes images by themselves
+
+    def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
+        y = pooled(p, x)
+        z = torch.cat((y, p.a(y)), 1)
+        return torch.cat((z, F.conv2d(F.relu(p.wn(z)), p.short.weight.transpose(0, 1))), 1)
+
+    names = run_on_twin(run, "fp16", 2e-3)
+    assert "16to8_6_k1s1_b2[pre:relu(gain*x+shift)]_xpitch24_ypitch24" in names
+
+
+def run_on_twin(run: Run, dtype: str, most: float) -> list[str]:
+    """The convolutions of a network whose result, by its kernels, is that of float64 but for so much."""
     graph, x = graph_of(run), torch.randn(2, 3, 6, 6)
     engine = Engine(graph, dtype, "twin")
-    names = [step.problem for step in engine.explain(x).steps if step.operation == "conv2d"]
-    assert [name.count("[pre:") for name in names] == [1, 1]
     wide = graph.copy()
     wide.constants = {name: tensor.double() for name, tensor in wide.constants.items()}
     (expected,) = evaluate(wide, x.double())
-    assert relative_error(engine(x).double(), expected) < (2e-3 if dtype == "fp16" else 1e-6)
+    assert relative_error(engine(x).double(), expected) < most
+    return [step.problem for step in engine.explain(x).steps if step.operation == "conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "left"),
+    [
+        ("mobilenet_v3", ["x * gate"], {"pointwise": 0}),
+        ("efficientnet", ["x * gate"], {"pointwise": 0}),
+        ("densenet", ["relu(gain * x + shift)"] * 4, {"batch_norm": 1}),  # that in front of the mean
+    ],
+)
+def test_networks_have_nothing_left_in_front_of_their_convolutions(
+    name: str, texts: list[str], left: dict[str, int]
+) -> None:
+    graph = optimise(capture(NETWORKS[name]().eval(), (torch.randn(1, 3, 64, 64),)), "fp16")
+    done = for_batch(graph, "fp16", 32)
+    assert prologues(done) == texts
+    assert {op: ops(done).count(op) for op in left} == left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
@@ -167,6 +168,27 @@ def _shortcut_maps(tiling: Tiling, shortcut: Windows, weight: Buffer) -> tuple[T
     return pixels, shortcut.weight_map(weight, tiling.job.filters, FILTERS)
 
 
+@lru_cache(1024)
+def _best_first(job: Job, card: Card) -> tuple[StreamedConfig, ...]:
+    """The cheapest of every width of the product and number of splits, with one box and with several."""
+    found: dict[tuple[int, int, bool], tuple[float, StreamedConfig]] = {}
+    for tiling in (*tilings_of(job), *stacks_of(job)):
+        if tiling.width is None:
+            continue
+        for splits in _splits(tiling, card):
+            stages = _stages(tiling, splits)
+            if stages is None:
+                continue
+            cost = _cost(tiling, splits, card)
+            key = tiling.width, splits, tiling.boxes == 1
+            if key not in found or cost < found[key][0]:
+                found[key] = (
+                    cost,
+                    StreamedConfig(tiling.rows, tiling.columns, *stages, splits, tiling.images),
+                )
+    return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
+
+
 @dataclass(frozen=True)
 class StreamedWindow(WindowRung):
     @property
@@ -193,23 +215,7 @@ class StreamedWindow(WindowRung):
         return None
 
     def job_configs(self, job: Job) -> tuple[Config, ...]:
-        """The cheapest of every width of the product and number of splits, with one box and with several."""
-        found: dict[tuple[int, int, bool], tuple[float, StreamedConfig]] = {}
-        for tiling in (*tilings_of(job), *stacks_of(job)):
-            if tiling.width is None:
-                continue
-            for splits in _splits(tiling, self.card):
-                stages = _stages(tiling, splits)
-                if stages is None:
-                    continue
-                cost = _cost(tiling, splits, self.card)
-                key = tiling.width, splits, tiling.boxes == 1
-                if key not in found or cost < found[key][0]:
-                    found[key] = (
-                        cost,
-                        StreamedConfig(tiling.rows, tiling.columns, *stages, splits, tiling.images),
-                    )
-        return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
+        return _best_first(job, self.card)
 
     def job_clocks(self, job: Job, config: Config) -> float:
         assert isinstance(config, StreamedConfig)
