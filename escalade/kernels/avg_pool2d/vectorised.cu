@@ -33,7 +33,8 @@ extern "C" __global__ void avg_pool2d_vectorised(const Element* x, Element* y, c
     const int left = output_column * STRIDE_W - PAD_W;
     const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.x_step() + channel;
 
-    const Operands<Element, VECTOR> operands(gains, shifts, gates, channel, 1LL * image * shape.channels + channel);
+    const PrologueOperands<Element, VECTOR> operands(gains, shifts, gates, channel,
+                                                     1LL * image * shape.channels + channel);
 
     float sums[OUTPUT_ROWS][OUTPUT_COLUMNS][VECTOR] = {};
 #pragma unroll
