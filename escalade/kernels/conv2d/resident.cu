@@ -259,11 +259,31 @@ __device__ __forceinline__ void finish(const Sums& sums, const Residuals& residu
     }
 }
 
+// One group of copies for each round, so that the first products need not wait for the last weights.
 __device__ __forceinline__ void copy_weights(u32* weights, const u32* packed) {
+#pragma unroll 1
+    for (int round = 0; round < ROUNDS; ++round) {
 #pragma unroll 4
-    for (int word = threadIdx.x * 4; word < COLUMN_WORDS; word += THREADS * 4)
-        copy_async_16(shared_address(weights + word), packed + word, true);
-    copy_async_commit();
+        for (int word = threadIdx.x * 4; word < ROUND_WORDS; word += THREADS * 4)
+            copy_async_16(shared_address(weights + round * ROUND_WORDS + word), packed + round * ROUND_WORDS + word, true);
+        copy_async_commit();
+    }
+}
+
+// All threads of the block come here once a round, in order: its weights are there for all of them then, those of PENDING
+// rounds behind it perhaps not.
+template <int PENDING = ROUNDS - 1>
+__device__ __forceinline__ void await_weights(int round) {
+    if constexpr (PENDING > 0) {
+        if (round < ROUNDS - PENDING) {
+            copy_async_wait<PENDING>();
+            return __syncthreads();
+        }
+        await_weights<PENDING - 1>(round);
+    } else {
+        copy_async_wait<0>();
+        __syncthreads();
+    }
 }
 
 // `count` numbers, with zeros for those from the `existing` on.
@@ -302,10 +322,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (PROLOGUE_GAIN) copy_floats(all_gains, gains, ALL_CHANNELS, CHANNELS);
     if (PROLOGUE_SHIFT) copy_floats(all_shifts, shifts, ALL_CHANNELS, CHANNELS);
 #endif
-    copy_async_wait<0>();
-    __syncthreads();
     if (release_dependents) let_next_launch_start();
+    if (tile >= tiles) {
+#pragma unroll 1
+        for (int round = 0; round < ROUNDS; ++round) await_weights(round);
+        return;
+    }
 
+    await_weights(0);
+    int awaited = 1;  // rounds whose weights are there
 #pragma unroll 1
     for (; tile < tiles; tile += stride) {
         const Source next(tile + stride, shape, pixels);
@@ -315,8 +340,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Sums sums;
         begin(sums, biases);
 #pragma unroll 1
-        for (int round = 0; round < ROUNDS - 1; ++round)
+        for (int round = 0; round < ROUNDS - 1; ++round) {
             take_round<false>(sums, slots, weights, x, now, next, round, operands);
+            if (awaited < ROUNDS) await_weights(awaited++);
+        }
         take_round<true>(sums, slots, weights, x, now, next, ROUNDS - 1, operands);
         finish(sums, residuals, y, target);
         now = next;

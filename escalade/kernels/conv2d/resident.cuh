@@ -16,6 +16,7 @@ constexpr bool HALF = ROUNDS == 1 && CHANNELS % BLOCK != 0 && CHANNELS % BLOCK <
 constexpr int STEPS = 2 * ROUNDS * DEPTH - HALF;
 constexpr int STEP_WORDS = FILTER_BLOCKS * 32 * 4;  // of the weights that a step takes
 constexpr int COLUMN_WORDS = STEPS * STEP_WORDS;    // of those that a block of threads has
+constexpr int ROUND_WORDS = COLUMN_WORDS / ROUNDS;
 
 constexpr int GROUP = 2 * WORD;  // blocks of 16 filters of which a lane has 16 bytes of results
 

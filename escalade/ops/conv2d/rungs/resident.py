@@ -176,7 +176,8 @@ class _Tiling:
         rounds = ceil_div(_blocks(p), c.depth)
         alone = turns * (issued + SCHEDULERS * units[0]) + LATENCY * (1 + turns * (rounds - 1))
         weights = blocks * self.weight_bytes / card.rates.copies.mma_ring.together
-        return START_CLOCKS + weights + max(blocks * c.warps * turns * tile, alone)
+        work = max(blocks * c.warps * turns * tile, alone)
+        return START_CLOCKS + weights / rounds + max(work, weights * (rounds - 1) / rounds)
 
 
 def _row_bytes(p: Conv2dProblem) -> int:
@@ -216,13 +217,14 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
                 continue
             if p.residual and pixel_blocks * filter_blocks * p.element_bytes > MOST_RESIDUALS:
                 continue
-            depth = _depth(blocks, MOST_SLOTS // (4 * pixel_blocks))
-            for warps in (4, 8):
-                config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
-                fitting = _Tiling(p, config).fitting_blocks(card)
-                if fitting:
-                    config = replace(config, blocks_per_sm=fitting)
-                    found[config] = _Tiling(p, config).clocks(card)
+            most = MOST_SLOTS // (4 * pixel_blocks)
+            for depth in {_depth(blocks, most), _depth(blocks, max(1, most // 2))}:
+                for warps in (4, 8):
+                    config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
+                    fitting = _Tiling(p, config).fitting_blocks(card)
+                    if fitting:
+                        config = replace(config, blocks_per_sm=fitting)
+                        found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
     small = [config for config in ordered if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
     default = (small or ordered)[:1]

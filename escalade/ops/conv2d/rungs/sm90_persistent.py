@@ -55,6 +55,8 @@ result."""
 UNEVEN_CYCLES_A_SUM = {64: 0.12, 128: 0.35, 256: 0.35}
 """Cycles more for every result, by a tile's filters, where those of the problem are no multiple: 480to80_14 and
 672to112_14 have tiles of 64, 24to72_56, 40to120_28, 104to104_28 and 208to208_14 of 128."""
+THIN_CYCLES_A_ROW = 10.0
+"""Cycles more for every pixel of a tile whose channels are less than a row of a slab: 16to64_112."""
 STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
@@ -314,7 +316,12 @@ class Persistent(HopperRung):
 
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, PersistentConfig)
-        return config.cost(problem.output_pixels, problem.filters, slabs_of(problem), self.card)
+        p = problem
+        cost = config.cost(p.output_pixels, p.filters, slabs_of(p), self.card)
+        if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
+            return cost
+        rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
+        return cost + rounds * config.pixels * THIN_CYCLES_A_ROW
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, PersistentConfig)
