@@ -14,9 +14,7 @@
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
-#ifdef PROLOGUE
 #include "common/prologue.cuh"
-#endif
 #include "conv2d/resident.cuh"
 
 constexpr int THREADS = WARPS * 32;
@@ -90,14 +88,14 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
 }
 
 // What the prologue reads besides x; gains and shifts, with zeros behind the last channel, lie in shared memory.
-struct Operands {
+struct OfChannels {
     const float *gains, *shifts;
     const Element* gates;
 };
 
 // What is multiplied in place of a lane's channels of a block.
 template <int WORDS, bool PARTIAL>
-__device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const Operands& operands) {
+__device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const OfChannels& operands) {
 #ifdef PROLOGUE
     constexpr int COUNT = WORDS * WORD;
     const int channel = block * BLOCK + anew(threadIdx.x % 4) * COUNT;
@@ -152,7 +150,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32
 template <bool LAST, int SLOT = 0>
 __device__ __forceinline__ void take_round(Sums& sums, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
                                            const Source& now, const Source& next, int round,
-                                           const Operands& operands) {
+                                           const OfChannels& operands) {
     if constexpr (SLOT < DEPTH) {
         constexpr bool halved = HALF && SLOT == BLOCKS - 1;
         const int block = round * DEPTH + SLOT;
@@ -304,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float* const biases = shared_part(numbers, COLUMN_FILTERS);
     float* const all_gains = shared_part(numbers + COLUMN_FILTERS, ALL_CHANNELS);
     float* const all_shifts = shared_part(numbers + COLUMN_FILTERS + ALL_CHANNELS, ALL_CHANNELS);
-    const Operands operands{all_gains, all_shifts, gates};
+    const OfChannels operands{all_gains, all_shifts, gates};
     const int column = blockIdx.x % COLUMNS, first_filter = column * COLUMN_FILTERS;
     const int pixels = shape.batch * shape.output_height * shape.output_width, tiles = (pixels + TILE - 1) / TILE;
     const int stride = gridDim.x / COLUMNS * WARPS;
