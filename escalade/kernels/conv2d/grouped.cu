@@ -51,7 +51,8 @@ struct ResultOf<true> {
     using Type = float;
 };
 using Result = ResultOf<HAS_RESIDUAL>::Type;
-constexpr int RESULT_PITCH = BLOCK_FILTERS * sizeof(Result) + 16;  // bytes
+// The pitch, in bytes, is an odd number of chunks of 16, so that the rows that lanes write at once are in other banks.
+constexpr int RESULT_CHUNKS = BLOCK_FILTERS * sizeof(Result) / 16, RESULT_PITCH = (RESULT_CHUNKS | 1) * 16;
 constexpr int WINDOW_BYTES = BLOCK_UNITS * PLANE_BYTES, RESULT_BYTES = PIXELS * RESULT_PITCH;
 constexpr int STAGE_BYTES = ((WINDOW_BYTES > RESULT_BYTES ? WINDOW_BYTES : RESULT_BYTES) + 127) / 128 * 128;
 constexpr int PART_BYTES = BUNDLES * STEPS * TILES_N * 32 * 8, WEIGHT_BYTES = (SPLIT ? 2 : 1) * PART_BYTES;

@@ -161,7 +161,8 @@ class _Tiling:
     def shared_bytes(self) -> int:
         p, c = self.problem, self.config
         plane = ceil_div(self.window[0] * c.pitch * 16, 128) * 128 + 16
-        results = c.pixels * (c.bundles * self.bundle.filters * (4 if p.residual else p.element_bytes) + 16)
+        chunks = c.bundles * self.bundle.filters * (4 if p.residual else p.element_bytes) // 16
+        results = c.pixels * (chunks | 1) * 16
         stage = ceil_div(max(c.bundles * self.bundle.units * plane, results), 128) * 128
         parts = 2 if _products(p) > 1 else 1
         return parts * c.bundles * self.bundle.steps(p) * self.bundle.tiles_n * 256 + 128 + 2 * stage
