@@ -31,6 +31,14 @@ LATENCY = 700.0
 """Cycles from a load to its value."""
 ISSUE_RATE = 4.0
 """Instructions of warps that a multiprocessor starts in a cycle."""
+BESIDE = 0.35
+"""How much of the shorter time is left where a launch takes one time in memory and another on multiprocessors."""
+
+
+def overlapped(card: Card, clocks: float, moved: float, beside: float) -> float:
+    """Microseconds of a launch whose copies and instructions overlap, but for a part of the shorter of the two."""
+    busy, memory = clocks / card.rates.clock, card.passing(moved)
+    return card.rates.launch_us + max(busy, memory) + beside * min(busy, memory)
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,9 @@ class Depthwise(Conv2dRung):
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, DepthwiseConfig)
         return config.clocks(problem, self.card)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, DepthwiseConfig)

@@ -14,6 +14,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.depthwise import overlapped
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 DTYPES = ("fp16", "bf16")
@@ -46,6 +47,8 @@ STORE_CLOCKS = 8.0
 """Clocks for 128 outputs of a channel on their way to shared memory, with conflicts of banks."""
 START = 3000.0
 """Clocks from the start of a block to its first products."""
+BESIDE = 0.2
+"""How much is left of the shorter of two times, of memory and of multiprocessors."""
 ALONE = 0.6
 """What a block's passes over a tile wait for each other, where no other block fills the time."""
 BARRIERS = 600.0
@@ -234,6 +237,9 @@ class DepthwiseMma(Conv2dRung):
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, MmaConfig)
         return _Tiling(problem, config, self.card).clocks
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, MmaConfig)

@@ -15,6 +15,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.depthwise import overlapped
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
@@ -56,10 +57,10 @@ SHARED_RATE = 128
 """Bytes of shared memory that are read in a clock."""
 SECTOR = 64
 """Bytes of memory that are copied together."""
+BESIDE = 0.2
+"""How much is left of the shorter of two times, of memory and of multiprocessors."""
 LOOP = 1.12
 """What a loop over rows of taps takes more than its instructions: each round waits for its own reads."""
-BESIDE = 0.2
-"""How much of the shorter time is left where a launch takes one time in memory and another on multiprocessors."""
 PIXEL_CLOCKS = 2.0
 """Clocks of a pixel's copy at least, however few its channels are."""
 ACTIVATION = 5
@@ -407,11 +408,7 @@ class DepthwiseTile(Conv2dRung):
         return _Tiling(problem, config, self.card).clocks
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        busy, memory = (
-            self.card.microseconds(self.clocks(problem, config), 0),
-            self.card.passing(problem.traffic),
-        )
-        return max(busy, self.card.rates.launch_us + memory) + BESIDE * min(busy, memory)
+        return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         assert isinstance(config, TileConfig)

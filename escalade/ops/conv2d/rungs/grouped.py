@@ -48,6 +48,8 @@ SECTOR = 32
 """Bytes that short rows cost besides."""
 START = 5000.0
 """Clocks until a block has its weights, and its first window."""
+BUNDLED = 1.7
+"""What a tile takes more where groups are multiplied side by side, and NaNs of zero products are looked for."""
 BARRIERS = 1500.0
 """Clocks of a tile in which its block waits, for others to fill."""
 
@@ -211,6 +213,8 @@ class _Tiling:
             (inputs + outputs * (2 if p.residual else 1)) * p.element_bytes / rate * (1 + SECTOR / segment)
         )
         tile = max(products, reads, copies) + BARRIERS / c.blocks_per_sm
+        if b.groups > 1:
+            tile *= BUNDLED
         weights = START + c.bundles * b.filters * b.steps(p) * 32 / rate * c.blocks_per_sm
         return weights + ceil_div(self.tiles * self.channel_blocks, self.card.multiprocessors) * tile
 
