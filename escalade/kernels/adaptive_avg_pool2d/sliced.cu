@@ -15,7 +15,7 @@ constexpr int PER_PART = (PIXELS + PARTS - 1) / PARTS;
 constexpr int PADDED = (WIDTH + 3) / 4 * 4;  // channels, and none up to whole accesses
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
-    adaptive_avg_pool2d_sliced(const Element* __restrict__ x, Element* __restrict__ y, int batch, int x_pitch,
+    adaptive_avg_pool2d_sliced(const Element* x, Element* __restrict__ y, int batch, int x_pitch,
                                int y_pitch) {
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #endif
     wait_for_previous_launch();
 
-    sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, image, batch, columns, pixels, x_pitch,
-              [] {});
+    sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, image, batch, columns, pixels,
+              PIXELS - 1 - part * PER_PART, x_pitch, [] {});
     __syncthreads();
     Element* means = y + 1LL * image * y_pitch + slice * WIDTH;
 #pragma unroll 1

@@ -9,7 +9,13 @@
 
 constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels of a slice
 constexpr int FLOATS = VECTOR < 4 ? VECTOR : 4;
-using Values = Pack<Element, VECTOR>;
+
+// A pack of channels, as words.
+template <int BYTES>
+struct Words { using Type = Pack<u32, BYTES / 4>; };
+template <>
+struct Words<2> { using Type = Pack<u16, 1>; };
+using Loaded = Words<VECTOR * sizeof(Element)>::Type;
 
 // `count` elements of shared memory, up to whole accesses.
 template <class T>
@@ -19,46 +25,49 @@ __device__ __forceinline__ T* take(unsigned char*& next, int count) {
     return start;
 }
 
-// The next AHEAD pixels of a thread, GROUPS apart, all under way at once; nothing behind the last.
-__device__ __forceinline__ void load_pixels(Values (&loaded)[AHEAD], const Element* column, int pixel, int count,
+// The next AHEAD pixels of a thread, GROUPS apart, all under way at once; behind the last the last again. A load on a
+// condition would be waited for before the next is asked for.
+__device__ __forceinline__ void load_pixels(Loaded (&loaded)[AHEAD], const Element* column, int pixel, int last,
                                             int x_pitch) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-        loaded[i] = {};
-        if (pixel + i * GROUPS < count)
-            loaded[i] = load_pack<Element, VECTOR>(column + (pixel + i * GROUPS) * x_pitch);
-    }
+    for (int i = 0; i < AHEAD; ++i)
+        loaded[i] = *reinterpret_cast<const Loaded*>(column + min(pixel + i * GROUPS, last) * x_pitch);
 }
 
-__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Values (&loaded)[AHEAD]) {
+// Those of them that are among `count`. The others become zeros by words, which are fewer than elements.
+__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], Loaded (&loaded)[AHEAD], int pixel, int count) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
+    for (int i = 0; i < AHEAD; ++i) {
+        for (auto& word : loaded[i].at) word = pixel + i * GROUPS < count ? word : 0;
+        const auto& values = reinterpret_cast<const Pack<Element, VECTOR>&>(loaded[i]);
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(loaded[i].at[e]);
+        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(values.at[e]);
+    }
 }
 
 // Sums over this block's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES threads side by side have the
 // packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp. All threads
-// call `meanwhile` when their first loads are under way.
+// call `meanwhile` when their first loads are under way. `last` is the image's last pixel, counted from the block's first.
 template <class Meanwhile>
 __device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
-                                          int columns, int pixels, int x_pitch, Meanwhile meanwhile) {
+                                          int columns, int pixels, int last, int x_pitch, Meanwhile meanwhile) {
     const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
     x += 1LL * min(first_image + image, batch - 1) * PIXELS * x_pitch;  // behind the last image the last again
 #pragma unroll 1
     for (int first = 0; first < COLUMNS; first += LANES) {  // as often for all lanes of a warp
         const int column = first + threadIdx.x % LANES;
         const int count = image < IMAGES && column < columns ? pixels : 0;
-        const Element* here = x + column * VECTOR;
+        const Element* here = x + min(column, columns - 1) * VECTOR;
         float sums[VECTOR] = {};
-        Values loaded[AHEAD];
-        load_pixels(loaded, here, group, count, x_pitch);
+        Loaded loaded[AHEAD];
+        int pixel = group;
+        load_pixels(loaded, here, pixel, last, x_pitch);
         if (first == 0) meanwhile();
-        add_pixels(sums, loaded);
-#pragma unroll 1
-        for (int pixel = group + GROUPS * AHEAD; pixel < count; pixel += GROUPS * AHEAD) {
-            load_pixels(loaded, here, pixel, count, x_pitch);
-            add_pixels(sums, loaded);
+        while (true) {
+            add_pixels(sums, loaded, pixel, count);
+            pixel += GROUPS * AHEAD;
+            if (pixel >= count) break;
+            load_pixels(loaded, here, pixel, last, x_pitch);
         }
         if (SHUFFLED)
 #pragma unroll

@@ -87,7 +87,7 @@ struct Factors {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
-    squeeze_excite_sliced(const Element* __restrict__ x, const Element* __restrict__ weight,
+    squeeze_excite_sliced(const Element* x, const Element* __restrict__ weight,
                           const Element* __restrict__ bias, const Element* __restrict__ gate_weight,
                           const Element* __restrict__ gate_bias, Element* __restrict__ y, int batch, int x_pitch,
                           int weights_ready) {
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     wait_for_previous_launch();  // if it was done before, it is over at once
 
     sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, first_image, batch, columns, pixels,
-              x_pitch, [&] {
+              PIXELS - 1 - part * PER_PART, x_pitch, [&] {
                   if (!EARLY) stage_weights();
               });
     __syncthreads();

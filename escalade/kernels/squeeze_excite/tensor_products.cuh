@@ -23,30 +23,28 @@ private:
 };
 
 // Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]. A warp has 16 rows
-// at once; behind the last row the last again.
+// at once; behind the last row and the last image it multiplies these again, behind the last column it adds zeros.
 template <class Found>
 __device__ __forceinline__ void multiply_by_mma(const Element* weight, int pitch, int rows, int depth,
                                                 const Halves& values, int stride, Found found) {
     static_assert(IMAGES <= 8, "a product has eight columns");
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
-    const auto pair = [](const Element* from, bool inside) {
-        return inside ? *reinterpret_cast<const u32*>(from) : 0u;
-    };
+    const auto pair = [](const Element* from) { return *reinterpret_cast<const u32*>(from); };
+    const int row_of_values = min(group, IMAGES - 1) * stride;
+    const Element *high = values.high + row_of_values, *low = values.low + row_of_values;
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * 16; first < rows; first += THREADS / 32 * 16) {
         const Element* upper = weight + min(first + group, rows - 1) * pitch;
         const Element* lower = weight + min(first + group + 8, rows - 1) * pitch;
-        const Element *high = values.high + group * stride, *low = values.low + group * stride;
         float sums[2][4] = {};
-#pragma unroll 2
-        for (int step = 0; step < depth; step += 16) {
-            const int k = step + 2 * member;
-            const bool here = k < depth, there = k + 8 < depth;
-            const u32 a[4] = {pair(upper + k, here), pair(lower + k, here), pair(upper + k + 8, there),
-                              pair(lower + k + 8, there)};
-            const bool image = group < IMAGES;
-            const u32 highs[2] = {pair(high + k, image && here), pair(high + k + 8, image && there)};
-            const u32 lows[2] = {pair(low + k, image && here), pair(low + k + 8, image && there)};
+#pragma unroll 4
+        for (int step = 2 * member; step < depth + 2 * member; step += 16) {
+            const bool here = step < depth, there = step + 8 < depth;
+            const int k = min(step, depth - 2), next = min(step + 8, depth - 2);
+            const u32 a[4] = {pair(upper + k), pair(lower + k), pair(upper + next), pair(lower + next)};
+            u32 highs[2] = {pair(high + k), pair(high + next)}, lows[2] = {pair(low + k), pair(low + next)};
+            highs[0] = here ? highs[0] : 0, highs[1] = there ? highs[1] : 0;
+            lows[0] = here ? lows[0] : 0, lows[1] = there ? lows[1] : 0;
             multiply_add<Element>(sums[0], a, highs);
             multiply_add<Element>(sums[1], a, lows);
         }

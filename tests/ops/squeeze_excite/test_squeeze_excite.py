@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_said() -> None:
         ("1152_7_b1_s48", "sliced", True),
         ("96_56_b32_s4", "sliced", True),
         ("240_28_b256_s10", "sliced", True),
-        ("1152_7_b256_s288", "sliced", False),
+        ("1152_7_b256_s288", "cluster", False),
         ("20000_1_b1_s4000", "naive", False),
     ],
 )

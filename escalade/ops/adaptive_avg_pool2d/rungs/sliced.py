@@ -17,14 +17,20 @@ _THREADS_HELD = 1024
 """Threads that a multiprocessor holds with 64 registers each."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
+READING = 3.0
+"""Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
 _OVERHEAD = 60
 """Instructions of a thread besides those for elements: where it begins, and how its sums meet others."""
-TURN_US = 0.4
+TURN_US = 0.15
 """Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
-SUMS_US = 0.4
-"""Microseconds in which the sums of a block meet, and a mean is stored."""
-EXCHANGE_US = 0.6
+LOAD_US = 0.05
+"""Microseconds that each load of a thread adds to a turn."""
+EXCHANGE_US = 0.35
 """Microseconds in which the blocks of a cluster start together, and push their sums to the first."""
+CLUSTERED_US = 0.0022
+"""Microseconds that each block of a cluster adds to a launch."""
+BLOCK_US = 0.0002
+"""Microseconds that each block adds to a launch."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,15 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem]):
         a_multiprocessor = ceil_div(config.blocks(p), usable)
         resident = min(a_multiprocessor, _THREADS_HELD // config.threads)
         waves = ceil_div(a_multiprocessor, resident)
-        read = config.width(p) * ceil_div(p.pixels, config.parts) * size / rates.copies.loads
-        done = (2.5 * vector * sums.slots + _OVERHEAD * config.threads) / LANES
+        rate = self.card.copy_rate(rates.copies.mma_ring, min(config.blocks(p), usable))
+        read = config.width(p) * ceil_div(p.pixels, config.parts) * size / rate
+        done = (READING * vector * sums.slots + _OVERHEAD * config.threads) / LANES
         busy = a_multiprocessor * max(read, done) / rates.clock
-        trips = sums.waits(resident) * TURN_US + SUMS_US + (EXCHANGE_US if config.parts > 1 else 0.0)
-        return rates.launch_us + waves * trips + max(busy, self.card.passing(p.bytes))
+        trips = waves * sums.waits(resident) * (TURN_US + LOAD_US * sums.ahead)
+        launch = rates.launch_us + BLOCK_US * config.blocks(p)
+        if config.parts > 1:
+            launch += EXCHANGE_US + CLUSTERED_US * config.blocks(p)
+        return launch + trips + max(busy, self.card.passing(p.bytes))
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, SlicedConfig)

@@ -27,6 +27,8 @@ ROUND_TRIP_US = 1.0
 of the two weights."""
 TURN_US = 0.4
 """Microseconds of each further turn of loads: images follow each other, and so do the pixels of a thread."""
+SMALL_LAYER_US = 0.8
+"""Microseconds of a layer over a few rows, or of a mean besides its bytes, in a launch of its own."""
 MEETING_US = 0.5
 """Microseconds in which the blocks of a cluster meet and read what the others have found."""
 
@@ -149,12 +151,11 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
 
 def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
     """Whether gates in one launch take less time than three launches do at the least: the mean as fast as x is read,
-    and two layers that take no more than a round trip each. Graphs are made before their card is known, and by an
-    H200's rates.
+    and two small layers. Graphs are made before their card is known, and by an H200's rates.
     """
     rungs = [rung.on(card) for rung in (SLICED, CLUSTER, ONE_BLOCK) if rung.supports(problem) is None]
     times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in rungs]
-    separate = 3 * (card.rates.launch_us + ROUND_TRIP_US)
+    separate = 3 * (card.rates.launch_us + SMALL_LAYER_US)
     separate += card.passing(problem.elements * ELEMENT_BYTES[problem.dtype])
     return min(times, default=separate) < separate
 

@@ -33,14 +33,18 @@ _THREADS_HELD = 2048
 """Threads that a multiprocessor holds."""
 LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
-TURN_US = 0.4
-"""Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
-LAYERS_US = 1.0
-"""Microseconds besides products: sums that meet, barriers, shuffles, activations, the store."""
-PUSHED = 32.0
+READING = 3.0
+"""Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
+PUSHED = 8.0
 """Bytes that a block gets from others of its cluster in a clock."""
-EXCHANGE_US = 0.7
-"""Microseconds in which the blocks of a cluster start together, and push what each has found to all."""
+LAYERS_US = 0.6
+"""Microseconds besides products: the first load, sums that meet, barriers, shuffles, activations, the store."""
+TURN_US = 0.15
+"""Microseconds of each further turn of loads."""
+EXCHANGE_US = 0.1
+"""Microseconds that each block of a cluster adds to the others' wait: they start together, and push to each other."""
+CLUSTERED_US = 0.004
+"""Microseconds that each block of a cluster adds to a launch."""
 
 
 @dataclass(frozen=True)
@@ -157,21 +161,20 @@ class Sliced(Rung[SqueezeExciteProblem]):
         held = min(most, self.card.blocks_with(config.shared_bytes(p) + _STATIC_BYTES))
         resident = min(held, ceil_div(blocks, usable))
         waves = ceil_div(blocks, resident * usable)
+        rate = rates.copies.loads
         pixels = config.images * config.width(p) * ceil_div(p.pixels, config.parts)
         weights = (config.width(p) + config.share(p)) * p.squeezed
-        clocks = (pixels + weights) * size / rates.copies.loads
-        read = config.pixel_sums(p).slots * widest_vector(p.dtype, p.channels)
-        product = 1.75 if config.tensor_cores else 1.5 + 1.5 * config.images
-        clocks += (2 * read + product * weights) / LANES
+        read = READING * config.pixel_sums(p).slots * widest_vector(p.dtype, p.channels)
+        product = 3.5 if config.tensor_cores else 3.0 + 3.0 * config.images
+        clocks = weights * (size / rate + product / LANES)
         if config.cluster > 1:
             clocks += config.cluster * config.images * p.squeezed * 4 / PUSHED
-        moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
-        steps = (
-            config.pixel_sums(p).waits(resident) * TURN_US
-            + LAYERS_US
-            + (EXCHANGE_US if config.cluster > 1 else 0.0)
-        )
-        return rates.launch_us + waves * steps + moved
+        summed = waves * resident * max(pixels * size / rate, read / LANES) / rates.clock
+        steps = LAYERS_US + (config.pixel_sums(p).waits(resident) - 1) * TURN_US
+        if config.cluster > 1:
+            steps += EXCHANGE_US * (1 + config.cluster) + CLUSTERED_US * blocks / waves
+        moved = max(self.card.passing(p.elements * size), summed)
+        return rates.launch_us + waves * (steps + resident * clocks / rates.clock) + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
         assert isinstance(config, SlicedConfig)
@@ -211,7 +214,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
 
 
 # Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three round trips one behind
-# another are 3 and two meetings 1; here one round trip, 0.4, the layers, 1, and one meeting, 0.7.
+# another are 3 and two meetings 1; here one round trip and the layers are 0.6, and one meeting 0.9.
 SLICED = Sliced(
     "sliced",
     "blocks multiply the sums of their own slice, so that they meet once; weights arrive while pixels are summed",
