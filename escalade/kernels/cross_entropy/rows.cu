@@ -1,8 +1,8 @@
 // partials[block] = sum over its rows of w * (log(sum(exp(x))) - (1 - s) * x[target] - s * mean(x))
 // gradient[row][c] = w * scale * (softmax(x)[c] - (1 - s) * (c == target) - s / classes)
 //
-// s is the label smoothing; w is 1, or for a mean one over the number of rows that count (rows_count.cu has counted
-// them, 32 numbers at most). A row whose target is `ignored` has no loss and no gradient; a target that is no class
+// s is the label smoothing; w is 1, or for a mean one over the number of rows that count: each warp counts few targets
+// itself (COUNTS_HERE), many have been counted by rows_count.cu, 32 numbers at most. A row whose target is `ignored` has no loss and no gradient; a target that is no class
 // makes its row NaN. WARPS warps have a row, and its elements in registers, PACKS packs a thread: it is read once, and
 // each exponential taken once; with PACKS = 0 it is read again for the gradient. A block adds up its rows in their
 // order, and a second launch the blocks. What bounds it: memory, each element read once and each gradient written once.
@@ -20,20 +20,40 @@ constexpr int THREADS = WARPS * 32;  // of a row
 constexpr int HELD = PACKS > 0 ? PACKS : 1;
 using Values = Pack<Element, VECTOR>;
 
+struct Targets {
+    const long long* of;   // each row
+    const float* counted;  // by the blocks of rows_count.cu, `counters` of them
+    int rows, counters;
+    long long ignored;
+
+    // How many rows are not ignored; the same in all lanes.
+    __device__ __forceinline__ float that_count() const {
+        if (!HAS_IGNORED) return rows;
+        const int lane = threadIdx.x % 32;
+        if (!COUNTS_HERE) return warp_sum(lane < counters ? counted[lane] : 0.f);
+        int count = 0;
+#pragma unroll 8
+        for (int row = lane; row < rows; row += 32) count += of[row] != ignored;
+        return warp_sum(count);
+    }
+};
+
 struct Row {
     const Element* x;
     Element* gradient;
     int packs, thread, target;
-    float smoothing;  // spread over all classes
-    float sure;       // what the target has of 1
-    float weight;     // of a gradient
-    bool counts;      // it is not ignored
+    float spread;   // what each class has of 1, by smoothing
+    float sure;     // what the target has besides
+    float scale;    // the gradient that comes in
+    bool counts;    // it is not ignored
+    bool is_class;  // the target is one
 
-    __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float scale) const {
+    __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float over_sum,
+                                          float weight) const {
         Values results;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
-            float derivative = exponentials[e] * scale - smoothing;
+            float derivative = exponentials[e] * over_sum - spread;
             if (pack * VECTOR + e == target) derivative -= sure;
             results.at[e] = from_float<Element>(counts ? derivative * weight : 0.f);
         }
@@ -45,16 +65,18 @@ struct Row {
 struct RowSums {
     SoftmaxSums of;
     float total = 0.f;
+    float likely = 0.f;  // the logit of the target
+    float weight = 1.f;  // of the row
 
-    __device__ __forceinline__ void over_row() {
-        const float highest = largest_of_row(of.largest);
-        of.sum = sum_of_row(of.sum * exp_below(of.largest, highest));
-        of.largest = highest;
-        if (SMOOTHED) total = sum_of_row(total);
+    // After all loads of the row are under way: it waits for the targets.
+    __device__ __forceinline__ void look_at_target(const Row& row, const Targets& targets) {
+        likely = to_float(row.x[row.target]);
+        if (IS_MEAN) weight = 1.f / targets.that_count();
+        if (row.counts && !row.is_class) weight = __int_as_float(0x7FC00000);
     }
 };
 
-__device__ __forceinline__ RowSums in_registers(const Row& row) {
+__device__ __forceinline__ RowSums in_registers(const Row& row, const Targets& targets) {
     Values loaded[HELD];
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
@@ -64,6 +86,7 @@ __device__ __forceinline__ RowSums in_registers(const Row& row) {
     }
     float values[HELD][VECTOR];
     RowSums sums;
+    sums.look_at_target(row, targets);
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         to_floats(values[i], loaded[i]);
@@ -86,15 +109,15 @@ __device__ __forceinline__ RowSums in_registers(const Row& row) {
     sums.of.sum = sum_of_row(sums.of.sum);
     if (SMOOTHED) sums.total = sum_of_row(sums.total);
     if constexpr (HAS_GRADIENT) {
-        const float scale = sums.of.scale();
+        const float over_sum = sums.of.scale(), weight = sums.weight * row.scale;
 #pragma unroll
         for (int i = 0; i < HELD; ++i)
-            if (i * THREADS + row.thread < row.packs) row.store(i * THREADS + row.thread, values[i], scale);
+            if (i * THREADS + row.thread < row.packs) row.store(i * THREADS + row.thread, values[i], over_sum, weight);
     }
     return sums;
 }
 
-__device__ __forceinline__ RowSums read_again(const Row& row) {
+__device__ __forceinline__ RowSums read_again(const Row& row, const Targets& targets) {
     RowSums sums;
 #pragma unroll 4
     for (int pack = row.thread; pack < row.packs; pack += THREADS) {
@@ -105,16 +128,20 @@ __device__ __forceinline__ RowSums read_again(const Row& row) {
         for (int e = 0; e < VECTOR; ++e)
             if (SMOOTHED) sums.total += values[e];
     }
-    sums.over_row();
+    const float highest = largest_of_row(sums.of.largest);
+    sums.of.sum = sum_of_row(sums.of.sum * exp_below(sums.of.largest, highest));
+    sums.of.largest = highest;
+    if (SMOOTHED) sums.total = sum_of_row(sums.total);
+    sums.look_at_target(row, targets);
     if constexpr (HAS_GRADIENT) {
-        const float scale = sums.of.scale();
+        const float over_sum = sums.of.scale(), weight = sums.weight * row.scale;
 #pragma unroll 4
         for (int pack = row.thread; pack < row.packs; pack += THREADS) {
             float values[VECTOR];
             to_floats(values, load_pack<Element, VECTOR>(row.x + 1LL * pack * VECTOR));
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) values[e] = expf(values[e] - sums.of.largest);
-            row.store(pack, values, scale);
+            row.store(pack, values, over_sum, weight);
         }
     }
     return sums;
@@ -123,29 +150,31 @@ __device__ __forceinline__ RowSums read_again(const Row& row) {
 extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
     cross_entropy_rows(const Element* x, const long long* target, const float* scale, const float* counted,
                        Element* gradient, float* partials, int rows, int classes, int counters, long long ignored,
-                       float smoothing) {
+                       float spread, float sure) {
     __shared__ float of_rows[ROWS];
     wait_for_previous_launch();
-    const int in_block = threadIdx.x / THREADS, lane = threadIdx.x % 32;
+    const int in_block = threadIdx.x / THREADS;
     const long long number = 1LL * blockIdx.x * ROWS + in_block;
     float loss = 0.f;
     if (number < rows) {
         const long long wanted = target[number];
-        const bool counts = !HAS_IGNORED || wanted != ignored;
         const bool is_class = wanted >= 0 && wanted < classes;
-        float weight = 1.f;
-        if (IS_MEAN) weight = 1.f / (HAS_IGNORED ? warp_sum(lane < counters ? counted[lane] : 0.f) : float(rows));
-        if (counts && !is_class) weight = __int_as_float(0x7FC00000);
-        const Element* logits = x + number * classes;
-        const int chosen = is_class ? static_cast<int>(wanted) : 0;
-        const Row row{logits, HAS_GRADIENT ? gradient + number * classes : nullptr, classes / VECTOR,
-                      static_cast<int>(threadIdx.x % THREADS), chosen, SMOOTHED ? smoothing / classes : 0.f,
-                      SMOOTHED ? 1.f - smoothing : 1.f, HAS_GRADIENT ? weight * scale[0] : 0.f, counts};
-        const float likely = to_float(logits[chosen]);
-        const RowSums sums = PACKS > 0 ? in_registers(row) : read_again(row);
-        loss = sums.of.largest + logf(sums.of.sum) - row.sure * likely;
-        if (SMOOTHED) loss -= row.smoothing * sums.total;
-        loss = (counts ? loss : 0.f) * weight;  // the mean of no row is NaN
+        const Targets targets{target, counted, rows, counters, ignored};
+        Row row;
+        row.x = x + number * classes;
+        row.gradient = HAS_GRADIENT ? gradient + number * classes : nullptr;
+        row.packs = classes / VECTOR;
+        row.thread = threadIdx.x % THREADS;
+        row.target = is_class ? static_cast<int>(wanted) : 0;
+        row.spread = SMOOTHED ? spread : 0.f;
+        row.sure = SMOOTHED ? sure : 1.f;
+        row.scale = HAS_GRADIENT ? scale[0] : 0.f;
+        row.counts = !HAS_IGNORED || wanted != ignored;
+        row.is_class = is_class;
+        const RowSums sums = PACKS > 0 ? in_registers(row, targets) : read_again(row, targets);
+        loss = sums.of.largest + logf(sums.of.sum) - row.sure * sums.likely;
+        if (SMOOTHED) loss -= row.spread * sums.total;
+        loss = (row.counts ? loss : 0.f) * sums.weight;  // the mean of no row is NaN
     }
     if (threadIdx.x % THREADS == 0) of_rows[in_block] = loss;
     __syncthreads();

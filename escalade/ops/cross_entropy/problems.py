@@ -15,8 +15,9 @@ SMALL_PROBLEMS = (
     CrossEntropyProblem(5, 1000, ignored=-100, gradient=True),
     CrossEntropyProblem(70, 24, "sum", smoothing=0.1, gradient=True),
     CrossEntropyProblem(3, 33, smoothing=0.2, ignored=2),
+    CrossEntropyProblem(600, 10, ignored=-1),
     CrossEntropyProblem(1, 33_002, gradient=True),
     CrossEntropyProblem(4, 1, "sum"),
 )
 """Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
-divides; rows that do not count; both reductions."""
+divides; rows that do not count, few and many; both reductions."""

@@ -20,6 +20,9 @@ _COUNT_THREADS = 256
 _COUNT_BLOCKS = 32
 """Blocks that count rows at most: a lane of a warp then reads one's count each."""
 
+_COUNTED_HERE = 512
+"""Rows up to which each warp looks at all targets, 16 a lane: less than a launch takes."""
+
 
 @dataclass(frozen=True)
 class Rows(Rung[CrossEntropyProblem]):
@@ -41,6 +44,7 @@ class Rows(Rung[CrossEntropyProblem]):
             "Element": element(problem.dtype), "VECTOR": vector, "WARPS": config.warps, "PACKS": config.packs,
             "ROWS": config.rows, "HAS_GRADIENT": problem.gradient, "SMOOTHED": problem.smoothing > 0,
             "HAS_IGNORED": problem.ignored is not None, "IS_MEAN": problem.reduction == "mean",
+            "COUNTS_HERE": problem.batch <= _COUNTED_HERE,
         }  # fmt: skip
         grid, counters = ceil_div(problem.batch, config.rows), _counters(problem)
         call = KernelCall(
@@ -50,13 +54,14 @@ class Rows(Rung[CrossEntropyProblem]):
             (
                 Buffer("x"), _TARGET, Buffer("scale", optional=True), _COUNTED,
                 Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, problem.batch,
-                problem.classes, counters, Int64(problem.ignored or 0), float(problem.smoothing),
+                problem.classes, counters, Int64(problem.ignored or 0),
+                problem.smoothing / problem.classes, 1.0 - problem.smoothing,
             ),
             overlap=True,
         )  # fmt: skip
         sums = total(_PARTIALS, grid, Buffer(loss_buffer(problem)))
         workspaces = [Workspace(_PARTIALS.name, grid * _PARTIAL_BYTES)]
-        if not problem.counts_first:
+        if not problem.counts_first or problem.batch <= _COUNTED_HERE:
             return Recipe((call, *sums.steps), tuple(workspaces))
         workspaces.append(Workspace(_COUNTED.name, counters * _PARTIAL_BYTES))
         return Recipe((_count(problem, counters), call, *sums.steps), tuple(workspaces))
