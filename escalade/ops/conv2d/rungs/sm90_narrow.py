@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,6 +37,8 @@ CONSUMER_THREADS = 128 + 32
 """A warpgroup that multiplies, and the warp that copies for it."""
 OTHER_REGISTERS = 56
 """Registers of a thread besides its sums, by what the compiler takes."""
+MOST_BLOCKS = 4
+"""Blocks of 64 rows of a tile at most."""
 MOST_STAGES = 6
 MOST_CONFIGS = 12
 
@@ -170,26 +173,34 @@ def _vector(p: Conv2dProblem) -> int:
     return next(n for n in (8, 4, 2, 1) if n <= most and p.filters % n == 0 and p.y_pitch % n == 0)
 
 
+def _tilings(p: Conv2dProblem, parts: int) -> Iterator[_Tiling]:
+    """Images cut into equal columns, and into as many rows as fill so many blocks of the product."""
+    for columns in sorted({ceil_div(p.output_width, pieces) for pieces in range(1, p.output_width + 1)}):
+        for blocks in range(1, MOST_BLOCKS + 1):
+            most = blocks * BLOCK // _Tiling(p, 1, columns, parts).window[1]
+            if most:
+                rows = ceil_div(p.output_height, ceil_div(p.output_height, most))
+                tiling = _Tiling(p, rows, columns, parts)
+                if tiling.width and max(tiling.window) <= MOST_IN_BOX:
+                    yield tiling
+
+
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
     """The cheapest of every number of consumers and blocks, with as few parts of the filters as have room."""
     found: dict[tuple[int, int], tuple[float, NarrowConfig]] = {}
-    cuts = sorted({ceil_div(p.output_width, pieces) for pieces in range(1, p.output_width + 1)})
     for parts in range(1, ceil_div(p.filters, EIGHT) + 1):
-        for columns in cuts:
-            for rows in range(1, p.output_height + 1):
-                tiling = _Tiling(p, rows, columns, parts)
-                if (
-                    not tiling.width
-                    or max(tiling.window) > MOST_IN_BOX
-                    or tiling.stages(LEAST_CONSUMERS, card) == 0
-                ):
+        for tiling in dict.fromkeys(_tilings(p, parts)):
+            for consumers in range(LEAST_CONSUMERS, MOST_CONSUMERS + 1):
+                stages = tiling.stages(consumers, card)
+                if not stages:
                     break
-                for consumers in range(LEAST_CONSUMERS, MOST_CONSUMERS + 1):
-                    if stages := tiling.stages(consumers, card):
-                        clocks, key = tiling.clocks(consumers, stages, card), (consumers, tiling.blocks)
-                        if key not in found or clocks < found[key][0]:
-                            found[key] = clocks, NarrowConfig(rows, columns, consumers, stages, parts)
+                clocks, key = tiling.clocks(consumers, stages, card), (consumers, tiling.blocks)
+                if key not in found or clocks < found[key][0]:
+                    found[key] = (
+                        clocks,
+                        NarrowConfig(tiling.rows, tiling.columns, consumers, stages, parts),
+                    )
         if found:
             break
     return tuple(config for _, config in sorted(found.values(), key=lambda pair: pair[0])[:MOST_CONFIGS])
