@@ -68,23 +68,28 @@ def _supported(operation: str, rung: str, problems: tuple[Any, ...]) -> list[lis
 def cover(
     operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int, share: int = 1
 ) -> list[Any]:
-    """Each problem once, and each dtype and layout at least once: the problems take turns at them.
+    """Each problem once, and each dtype in each layout at least once: the problems take turns at them.
 
     `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype. With a `share`, it is
-    one problem in so many, others for the next rung, and of the two types with 16 bits, whose kernels are alike, one.
+    one problem in so many, others for the next rung; each dtype and each layout, but not each pair of them; and of the
+    two types with 16 bits, whose kernels are alike, one.
     """
     every = supported(operation, rung, problems)
     if share > 1:
         every = [_without_twin(variants, ("fp16", "bf16")[turn % 2]) for variants in every]
     each = every[turn % max(1, min(share, len(every))) :: share]
-    rounds = max(len(each), max((len(variants) for variants in each), default=0))
+    rounds = max(len(each), max((len(variants) for variants in each), default=0) if share == 1 else 0)
     chosen = []
     for number in range(rounds):
         offered = each[number % len(each)]
         chosen.append(offered[(number + turn // share) % len(offered)])
-    met = {(problem.dtype, problem.layout) for problem in chosen}
     others = {(variant.dtype, variant.layout): variant for offered in every for variant in offered}
-    chosen += [variant for kind, variant in others.items() if kind not in met]
+    for number in range(len(others)):
+        (dtype, layout), variant = list(others.items())[(number + turn) % len(others)]
+        pairs = {(problem.dtype, problem.layout) for problem in chosen}
+        dtypes, layouts = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
+        if (dtype, layout) not in pairs if share == 1 else dtype not in dtypes or layout not in layouts:
+            chosen.append(variant)
     return list(dict.fromkeys(chosen))
 
 

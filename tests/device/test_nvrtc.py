@@ -18,6 +18,7 @@ from escalade.device.program import Program, Type
 from escalade.errors import CompileError
 from escalade.ops import Operation, Rung
 from escalade.ops.base.cards import typical
+from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 from tests.device.conftest import Write
 from tests.support import all_rungs, label, supported
@@ -248,7 +249,7 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
 def test_every_rung_compiles_and_keeps_its_registers(
     operation: Operation[Any], rung: Rung[Any], architecture: str, request: pytest.FixtureRequest
 ) -> None:
-    """Every dtype for Hopper, of the two with 16 bits one; the others take turns at the rungs, in one dtype each."""
+    """For Hopper with 16 bits and with 32, in turns; the others take turns at the rungs too, in one dtype each."""
     if architecture not in rung.architectures:
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
@@ -256,8 +257,8 @@ def test_every_rung_compiles_and_keeps_its_registers(
     intended = rung.intended_spill
     turn = ALL_ARCHITECTURES.index(architecture) + len(rung.name)
     if not request.config.option.thorough:
-        twins = {"fp16", "bf16"} <= {problem.dtype for problem in problems}
-        problems = [p for p in problems if not twins or p.dtype != ("fp16", "bf16")[turn % 2]]
+        by_size = [[p for p in problems if ELEMENT_BYTES[p.dtype] == size] for size in (1, 2, 4)]
+        problems = [alike[turn % len(alike)] for alike in by_size if alike]
     if architecture != FULLY_COMPILED and not request.config.option.thorough:
         if turn % SHARES[architecture]:
             pytest.skip(f"another rung's turn at {architecture}; --thorough compiles all")

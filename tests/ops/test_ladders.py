@@ -35,7 +35,7 @@ from tests.support import (
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
 """How many configs of a rung are run with checks, others with every seed; `--thorough` runs all."""
-SHARE = 6
+SHARE = 8
 """One problem in so many is run with each rung; `make test-slice` draws from the others."""
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
