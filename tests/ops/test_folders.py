@@ -21,8 +21,8 @@ FOLDERS = sorted(
 SHAPE = {"__init__.py", "problem.py", "problems.py", "operation.py", "op.py", "reference.py", "rungs"}
 WITHOUT_OPERATOR = {"convert", "stem"}
 """Operations that only a plan has: what they take and give are tensors as kernels lay them out, not PyTorch's."""
-FURTHER = {"conv2d": {"prologue.py"}, "optimizer_step": {"rules.py"}}
-"""What else a folder has: what is done with x in front of a convolution, and the optimisers as expressions."""
+FURTHER = {"optimizer_step": {"rules.py"}}
+"""What else a folder has: the optimisers as expressions."""
 
 
 def test_folders_and_operations_are_the_same() -> None:

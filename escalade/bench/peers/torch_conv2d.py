@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from escalade.bench.peers.layer import LayerPeer
 from escalade.ops.base.switches import with_cudnn
-from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.shared import activation
+from escalade.ops.shared import activation, prologue
 
 Inputs = Mapping[str, torch.Tensor]
 

@@ -16,8 +16,8 @@ from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import FLAG, IMAGE, INDEX, RESULT, Attributes, Signature, Sizes
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.avg_pool2d import AVG_POOL2D, AvgPool2dProblem
-from escalade.ops.conv2d import prologue
 from escalade.ops.expressions import Expression
+from escalade.ops.shared import prologue
 
 
 class AvgPool2d(Operator):

@@ -39,8 +39,9 @@ from escalade.engine.nodes.signature import (
     pair,
     positive,
 )
-from escalade.ops.conv2d import CONV2D, Conv2dProblem, prologue
+from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.expressions import Expression
+from escalade.ops.shared import prologue
 
 _MOST_READ, _MOST_READ_FOR_ONE_PIXEL = 1.25, 2.0
 """How many times the channels that it needs a convolution may read, with weights of zero for the others, rather than

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.pitch import read_pitches, spell_pitches
-from escalade.ops.conv2d import prologue
+from escalade.ops.shared import prologue
 from escalade.ops.shared.windowed import WINDOWS_NAME, WindowedImages, check_windows, read_windows
 
 _NAME = re.compile(

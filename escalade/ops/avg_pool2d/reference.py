@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
-from escalade.ops.conv2d import prologue
-from escalade.ops.shared import pooling
+from escalade.ops.shared import pooling, prologue
 from escalade.ops.shared.pooling import empty_output
 
 __all__ = ["empty_output", "exact", "peer", "random_inputs"]

@@ -11,8 +11,7 @@ from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.base.windows import touched
-from escalade.ops.conv2d import prologue
-from escalade.ops.shared import activation
+from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
 DTYPES = (*MULTIPLIED, "fp8")

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
-from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.shared import activation
+from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import MEMORY_FORMAT
 
 

@@ -8,9 +8,7 @@ from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.conv2d import prologue
-from escalade.ops.conv2d.rungs.arguments import prologue_tensors
-from escalade.ops.shared import pooling
+from escalade.ops.shared import pooling, prologue
 
 
 def rules(problem: AvgPool2dProblem) -> dict[str, Constant]:
@@ -40,7 +38,7 @@ class Naive(Rung[AvgPool2dProblem]):
             Program.of("avg_pool2d/naive.cu", "avg_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *prologue_tensors(), pooling.shape(p), windows(p)),
+            (Buffer("x"), Buffer("y"), *prologue.tensors(), pooling.shape(p), windows(p)),
             overlap=True,
         )
         return Recipe((call,))

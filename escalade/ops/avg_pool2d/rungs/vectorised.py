@@ -6,9 +6,7 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Argument
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.avg_pool2d.rungs.naive import rules
-from escalade.ops.conv2d import prologue
-from escalade.ops.conv2d.rungs.arguments import prologue_tensors
-from escalade.ops.shared import windowed
+from escalade.ops.shared import prologue, windowed
 
 
 class Vectorised(windowed.VectorisedWindows[AvgPool2dProblem]):
@@ -18,7 +16,7 @@ class Vectorised(windowed.VectorisedWindows[AvgPool2dProblem]):
         return windowed.constants(problem) | rules(problem) | prologue.constants(problem)
 
     def operands(self) -> tuple[Argument, ...]:
-        return prologue_tensors()
+        return prologue.tensors()
 
 
 # Predictions for 288 channels of 35 x 35, 3 x 3 windows, batch 32, fp16: 45 MB, 11 us.

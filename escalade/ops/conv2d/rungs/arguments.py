@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer, Ints
-from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 
@@ -50,8 +49,3 @@ def tensors() -> tuple[Argument, ...]:
         Buffer("residual", optional=True),
         Buffer("y"),
     )
-
-
-def prologue_tensors() -> tuple[Argument, ...]:
-    """gain, shift, gate: what a prologue may read besides x, for kernels with kernels/common/prologue.cuh."""
-    return tuple(Buffer(name, optional=True) for name in prologue.OPERANDS)

@@ -8,7 +8,6 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.direct_config import (
@@ -22,6 +21,7 @@ from escalade.ops.conv2d.rungs.direct_config import (
     tile,
 )
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import prologue
 
 NAIVE_RATE = 2.0e6
 """Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
@@ -74,7 +74,7 @@ class Direct(Conv2dRung):
             Program.of("conv2d/direct.cu", "conv2d_direct", constants),
             (blocks, 1, 1),
             (config.threads, 1, 1),
-            (*arguments.tensors(), *arguments.prologue_tensors(), arguments.shape(problem)),
+            (*arguments.tensors(), *prologue.tensors(), arguments.shape(problem)),
             overlap=True,
         )
         return Recipe((call,))

@@ -11,12 +11,12 @@ from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d import prologue
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 from escalade.ops.expressions import Expression
+from escalade.ops.shared import prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
@@ -318,7 +318,7 @@ class Resident(Conv2dRung):
                     Buffer("bias", optional=True),
                     Buffer("residual", optional=True),
                     Buffer("y"),
-                    *arguments.prologue_tensors(),
+                    *prologue.tensors(),
                     arguments.shape(p),
                     WeightsReady(("packed_weight", "bias")),
                     ReleaseDependents(),

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from escalade.device.program import Constant, Macro
+from escalade.device.recipe import Argument, Buffer
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.expressions import Expression, fast_functions
@@ -81,6 +82,11 @@ def constants(problem: Prepared) -> dict[str, Constant]:
         **{f"PROLOGUE_{name.upper()}": name in read for name in OPERANDS},
         "FAST_FUNCTIONS": fast_functions(problem.dtype),
     }
+
+
+def tensors() -> tuple[Argument, ...]:
+    """gain, shift, gate: arguments of kernels with kernels/common/prologue.cuh, null where a problem has none."""
+    return tuple(Buffer(name, optional=True) for name in OPERANDS)
 
 
 def random_operands(problem: Prepared, generator: torch.Generator) -> dict[str, torch.Tensor]:
