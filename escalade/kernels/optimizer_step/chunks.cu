@@ -111,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0 && take_ticket(&meeting->tickets, gridDim.x) == gridDim.x - 1) {
         counted[0] = taken + (skips ? 0.f : 1.f);
         counted[1] = skipped + (skips ? 1.f : 0.f);
+        counted[2] = skips ? 1.f : 0.f;
         if (CHECKED) meeting->not_finite = 0;
     }
 }

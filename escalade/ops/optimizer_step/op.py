@@ -15,12 +15,17 @@ from escalade.ops.optimizer_step.problem import OptimizerStepProblem
 from escalade.ops.optimizer_step.rules import Rule
 
 PROGRESS = 8
-"""Elements of `progress`: steps taken and skipped, and from the fifth on what blocks leave each other."""
-_MEETING = 4
+"""Elements of `progress`: steps taken, steps skipped, whether the last was, and from the fifth on what blocks leave
+each other."""
+_COUNTS, _MEETING = 3, 4
 
 
 def no_progress(device: torch.device | str = "cpu") -> torch.Tensor:
-    """The `progress` of an optimiser that has taken no step: its first two elements count those taken and skipped."""
+    """The `progress` of an optimiser that has taken no step.
+
+    Its first two elements count the steps taken and skipped; the third is 1 if the last was skipped, as
+    `torch._amp_update_scale_` takes it for the next loss scale.
+    """
     return torch.zeros(PROGRESS, device=device)
 
 
@@ -151,7 +156,7 @@ def _run(
 ) -> None:
     problem = _problem(parameters, gradients, state, copies, scalars, progress, expression, names, checked)
     require_rung(OPTIMIZER_STEP, rung)
-    counts, meeting = progress[:2], progress[_MEETING:]
+    counts, meeting = progress[:_COUNTS], progress[_MEETING:]
     tensors = {"scalars": scalars, "counts": counts, "counted": counts, "meeting": meeting}
     for tensor, arrays in enumerate(_by_parameter(parameters, state, copies)):
         parameter, kept, copied = arrays

@@ -22,7 +22,7 @@ def random_inputs(problem: OptimizerStepProblem, device: torch.device, seed: int
     generator = torch.Generator(device=device).manual_seed(seed)
     inputs = {
         "scalars": torch.tensor([_TYPICAL.get(name, 0.5) for name in problem.scalars], device=device),
-        "counts": torch.tensor([TAKEN, SKIPPED], device=device),
+        "counts": torch.tensor([TAKEN, SKIPPED, 1.0], device=device),
     }
     for tensor, size in enumerate(problem.sizes):
         parameter, gradient, *state = problem.read(tensor)
@@ -37,8 +37,9 @@ def empty_output(problem: OptimizerStepProblem, device: torch.device) -> torch.T
 
 
 def further_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
-    """Room for the other parameters, the state, the copies, and how many steps have been taken and skipped."""
-    made = {"counted": torch.empty(2, device=device)}
+    """Room for the other parameters, the state, the copies, and how many steps have been taken and skipped, and whether
+    this one was."""
+    made = {"counted": torch.empty(3, device=device)}
     for tensor, size in enumerate(problem.sizes):
         for name in problem.written(tensor):
             copied = problem.copy and name.startswith("copy")
@@ -54,7 +55,8 @@ def exact(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> 
 
 def further(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """All else in float64, copies rounded to their type."""
-    found = {"counted": inputs["counts"].double() + torch.tensor([1.0, 0.0], device=inputs["counts"].device)}
+    counted = torch.tensor([TAKEN + 1, SKIPPED, 0.0], dtype=torch.float64, device=inputs["counts"].device)
+    found = {"counted": counted}
     for tensor in range(len(problem.sizes)):
         results = _results(problem, inputs, tensor, torch.float64)
         copies = (results[0].to(STORAGE[problem.copy]).double(),) if problem.copy else ()

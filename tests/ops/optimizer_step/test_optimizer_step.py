@@ -83,6 +83,9 @@ def test_steps_in_place_with_a_loss_scale_are_adamws() -> None:
         assert [one._version for one in parameters] == [version + 1 for version in versions]
         if step == 1:
             assert all(map(torch.equal, (*parameters, *state["v"], *copies), before))
+            scale = torch.tensor([1024.0])
+            torch._amp_update_scale_(scale, torch.zeros(1, dtype=torch.int32), progress[2:3], 2.0, 0.5, 2000)
+            assert scale == 512
             continue
         for one, gradient in zip(theirs, gradients, strict=True):
             one.grad = gradient.float() / 1024
