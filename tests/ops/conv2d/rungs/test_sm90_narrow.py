@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.rung import Config
+from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_narrow import RUNGS, Narrow, NarrowConfig
 from tests.support import check
@@ -58,3 +60,16 @@ def test_small_odd_sizes(problem: Conv2dProblem, config: NarrowConfig, seed: int
     assert RUNG.supports(problem) is None
     rung = OneBlock(RUNG.name, RUNG.summary, RUNG.below, RUNG.predicted_gain)
     check(CONV2D, rung, problem, config, CPU, seed)
+
+
+def test_sums_leave_registers_to_the_rest() -> None:
+    """Two blocks of 144 columns would spill: they are not offered."""
+    problem = Conv2dProblem.square(64, 48, 64, 3, batch=16, dtype="fp16", layout="nhwc", bias=True)
+    (program,) = RUNG.recipe(problem, RUNG.configs(problem)[0]).programs
+    assert compile_program(program, "sm_90a").resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("filters", "taps", "taken"), [(32, 3, True), (64, 3, False), (32, 1, False)])
+def test_few_filters_of_several_taps_are_taken(filters: int, taps: int, taken: bool) -> None:
+    problem = Conv2dProblem.square(128, filters, 28, taps, batch=32, dtype="fp16", layout="nhwc")
+    assert (choose(CONV2D, problem, CPU).rung.name == RUNG.name) == taken
