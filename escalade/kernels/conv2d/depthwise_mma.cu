@@ -129,33 +129,48 @@ struct Strip {
     }
 };
 
-struct Outputs {  // of a lane: 2 columns of two strips
-    u32 pixel[2];   // the first, in the tile
+// Where a lane's outputs go, 2 columns of two strips. Lanes of every other strip begin with the second column: the first
+// ones of all strips lie in half of the banks. Rows are whole multiples of 8 pixels, over which the swizzle repeats.
+struct Outputs {
+    u32 at[2][2];
     bool exists[2];
+    bool second_first;
 
-    __device__ __forceinline__ explicit Outputs(u32 group) {
+    __device__ __forceinline__ Outputs(u32 group, int channel) {
         const u32 lane = thread_number() % 32;
+        second_first = lane / 4 % 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const u32 index = group * 16 + lane / 4 + i * 8;
             exists[i] = STRIPS % 16 == 0 || index < STRIPS;
-            pixel[i] = Strip(index).output() + lane % 4 * 2;
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                at[i][e] = swizzled<PIXEL_BYTES>(Strip(index).output() + lane % 4 * 2 + (e ^ second_first), channel * 2);
         }
     }
 };
 
 // Finishes a row of a lane's outputs and puts it into the tile that TMA stores.
 __device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int row, const Outputs& to,
-                                        unsigned char* outputs, int channel) {
+                                        unsigned char* outputs) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        Pack<Element, TOGETHER> finished;
+    for (int i = 0; i < 2; ++i) {
+        u32 words[2][TOGETHER / 2];
 #pragma unroll
-        for (int c = 0; c < TOGETHER; ++c) finished.at[c] = from_float<Element>(activated<HAS_RELU>(sums[c][e]));
-        u32 words[TOGETHER / 2];
-        memcpy(words, &finished, sizeof words);
-        const u32 at = swizzled<PIXEL_BYTES>(to.pixel[e / 2] + row * TILE_COLUMNS + e % 2, channel * 2);
-        if (to.exists[e / 2]) *reinterpret_cast<uint2*>(outputs + at) = make_uint2(words[0], words[1]);
+        for (int e = 0; e < 2; ++e) {
+            Pack<Element, TOGETHER> finished;
+#pragma unroll
+            for (int c = 0; c < TOGETHER; ++c)
+                finished.at[c] = from_float<Element>(activated<HAS_RELU>(sums[c][i * 2 + e]));
+            memcpy(words[e], &finished, sizeof finished);
+        }
+        if (!to.exists[i]) continue;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const uint2 value = make_uint2(to.second_first ? words[1 - e][0] : words[e][0],
+                                           to.second_first ? words[1 - e][1] : words[e][1]);
+            *reinterpret_cast<uint2*>(outputs + to.at[i][e] + row * TILE_COLUMNS * PIXEL_BYTES) = value;
+        }
     }
 }
 
@@ -197,7 +212,7 @@ __device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOG
     const int channel = channel_of(thread_number());
     const Strip strip(min(group * 16 + lane % 16, static_cast<u32>(STRIPS - 1)));
     const u32 first = shared_address(planes) + channel * PLANE_BYTES + (strip.octet() + lane / 16) * 16;
-    const Outputs to(group);
+    const Outputs to(group, channel);
     float sums[ROWS][TOGETHER][4], total = 0.f;
 #pragma unroll
     for (int i = 0; i < INPUT_ROWS; ++i) {
@@ -218,7 +233,7 @@ __device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOG
         }
         const int complete = i - (FILTER_HEIGHT - 1) * DILATION_H;
         if (complete < 0) continue;
-        put_row(sums[complete], complete, to, outputs, channel);
+        put_row(sums[complete], complete, to, outputs);
 #pragma unroll
         for (int e = 0; e < TOGETHER * 4; ++e) total += sums[complete][e / 4][e % 4];
     }

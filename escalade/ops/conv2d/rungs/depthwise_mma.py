@@ -43,7 +43,7 @@ READ_CLOCKS = 4.0
 """Clocks for the 512 bytes of an ldmatrix."""
 TURN_CLOCKS = 10.0
 """Clocks for 256 inputs on their way to the planes."""
-STORE_CLOCKS = 8.0
+STORE_CLOCKS = 4.0
 """Clocks for 128 outputs of a channel on their way to shared memory, with conflicts of banks."""
 START = 3000.0
 """Clocks from the start of a block to its first products."""
