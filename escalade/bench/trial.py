@@ -19,7 +19,7 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
-from escalade.measure.verification import Case, Outcome, compare, outputs_of
+from escalade.measure.verification import Case, Outcome, compare, outputs_of, spoilt
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
 
@@ -254,7 +254,7 @@ class Bench:
         def spoil() -> None:
             self._scratch.fill_(0xFF)
             for result in (tensors[name] for tensors in sets for name in self._outputs):
-                result.fill_(math.nan)
+                spoilt(result)
 
         def judge() -> str:
             assert tolerance is not None

@@ -167,14 +167,19 @@ class Case:
         pixels lie apart beside each of them."""
         if pitch:
             output, between = apart(plain, pitch, _CANARY)
-            return output.fill_(float("nan")), (between,)
+            return spoilt(output), (between,)
         if self.device.type != "cuda" or plain.numel() == 0:
-            return plain.fill_(float("nan")), ()
+            return spoilt(plain), ()
         size = plain.numel() * plain.element_size()
         memory = torch.full((size + 2 * GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=self.device)
         inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
         output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
-        return output.fill_(float("nan")), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+        return spoilt(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+
+
+def spoilt(result: torch.Tensor) -> torch.Tensor:
+    """The tensor full of NaN, or of whole numbers near the largest, so that what nobody writes is seen."""
+    return result.fill_(math.nan if result.is_floating_point() else torch.iinfo(result.dtype).max - 1)
 
 
 def most_peer_error(operation: Operation[Any], problem: Any) -> float:

@@ -26,7 +26,7 @@ from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.linear import LINEAR, linear
-from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d
+from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d, max_pool2d_with_places
 from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, max_pool2d_backward
 from escalade.ops.mlp import MLP, mlp
 from escalade.ops.mlp_backward import MLP_BACKWARD, mlp_backward
@@ -123,6 +123,7 @@ __all__ = [
     "linear",
     "max_pool2d",
     "max_pool2d_backward",
+    "max_pool2d_with_places",
     "mlp",
     "mlp_backward",
     "mse_loss",

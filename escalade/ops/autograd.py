@@ -93,12 +93,29 @@ def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The places of the maxima are found again in x: keeping them would slow every forward pass."""
+    """The places of the maxima are found again in x, for whoever has not kept them."""
     (x,) = ctx.saved_tensors
     grad_x = torch.ops.escalade.max_pool2d_backward(
         gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc"
     )
     return grad_x, None, None, None, None, None
+
+
+def _setup_max_pool2d_with_places(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    x, *ctx.windows, _, _ = inputs
+    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
+    ctx.save_for_backward(output[1])
+
+
+def _max_pool2d_with_places_backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    """The places have no gradient, and x need not be kept."""
+    (places,) = ctx.saved_tensors
+    grad_x = torch.ops.escalade.max_pool2d_backward(
+        gradient, None, places, ctx.size, *ctx.windows, False, ctx.channels_last
+    )
+    return grad_x, *(None,) * 6
 
 
 def _setup_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -146,5 +163,6 @@ def register() -> None:
     define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
+    define_gradient("max_pool2d_with_places", _setup_max_pool2d_with_places, _max_pool2d_with_places_backward)
     define_gradient("mlp", _setup_mlp, _mlp_backward)
     define_gradient("upsample2d", _setup_upsample2d, _upsample2d_backward)

@@ -13,7 +13,7 @@ from escalade.device.packing import Prepared
 from escalade.device.program import Program
 from escalade.device.timing import Proof, Subject, time_interleaved
 from escalade.errors import CompileError, UnsupportedError
-from escalade.measure.verification import Case, compare, outputs_of
+from escalade.measure.verification import Case, compare, outputs_of, spoilt
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -171,7 +171,7 @@ def _proof(
 ) -> Proof:
     def spoil() -> None:
         for output in outputs.values():
-            output.fill_(math.nan)
+            spoilt(output)
 
     def judge() -> str:
         for name, right in expected.items():

@@ -57,6 +57,7 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     ),
     "linear": lambda t: ops.linear(shifted(2, 8, dtype=t), shifted(4, 8, dtype=t), shifted(4, dtype=t)),
     "max_pool2d": lambda t: ops.max_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
+    "max_pool2d_with_places": lambda t: ops.max_pool2d_with_places(shifted(2, 8, 6, 6, dtype=t), 2),
     "max_pool2d_backward": lambda t: ops.max_pool2d_backward(
         shifted(2, 8, 3, 3, dtype=t), 2, x=shifted(2, 8, 6, 6, dtype=t)
     ),

@@ -19,6 +19,11 @@ struct Largest {
     __device__ __forceinline__ bool is_cut_off() const { return value <= 0.f; }
 };
 
+template <bool BEHIND_RELU>
+__device__ __forceinline__ unsigned char stored_place(const Largest& largest) {
+    return BEHIND_RELU && largest.is_cut_off() ? NOWHERE : largest.place;
+}
+
 // The first tap along one dimension that is inside the image, of a window that begins at a place of the padding.
 __device__ __forceinline__ int first_inside(int begin, int dilation) {
     return begin < 0 ? (dilation - 1 - begin) / dilation : 0;

@@ -2,17 +2,41 @@
 //
 // A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
 // walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
-// time, and reduced along the row, then down the rows. What bounds it: memory.
+// time, and reduced along the row, then down the rows; with PLACES element by element, and the places of the maxima are
+// stored too, a byte each. What bounds it: memory.
 //
-// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits.
+// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits, largest_place.cuh that with its
+// place.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
+#include "max_pool2d/largest_place.cuh"
 
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
 using Vector = Values<VECTOR>;
 
-extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, PoolShape shape) {
+// VECTOR maxima with their places.
+struct Placed {
+    Largest at[VECTOR];
+
+    __device__ __forceinline__ void meet(const Pack<Element, VECTOR>& seen, int place) {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) at[e].meet(to_float(seen.at[e]), place);
+    }
+    __device__ __forceinline__ void store(Element* values, unsigned char* places) const {
+        Pack<Element, VECTOR> largest;
+        Pack<unsigned char, VECTOR> from;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            largest.at[e] = from_float<Element>(at[e].value);
+            from.at[e] = stored_place<BEHIND_RELU>(at[e]);
+        }
+        store_pack(values, largest);
+        store_pack(places, from);
+    }
+};
+
+extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, unsigned char* places, PoolShape shape) {
     wait_for_previous_launch();
     const u32 vectors = shape.channels / VECTOR;
     const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
@@ -32,6 +56,48 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, P
     int offsets[COLUMNS];
 #pragma unroll
     for (int s = 0; s < COLUMNS; ++s) offsets[s] = nearest_inside(left + s, shape.width) * shape.x_step();
+
+    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
+    if constexpr (PLACES) {
+        unsigned char* from = places + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
+        Placed largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
+#pragma unroll
+        for (int i = 0; i < OUTPUT_ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e)
+                    largest[i][j].at[e] = {__int_as_float(0xFF800000),  // -inf
+                                           first_inside(top + i * STRIDE_H, 1) * KERNEL_W +
+                                               first_inside(left + j * STRIDE_W, 1)};
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const Element* row = pixels + nearest_inside(top + r, shape.height) * shape.width * shape.x_step();
+            Pack<Element, VECTOR> seen[COLUMNS];
+#pragma unroll
+            for (int s = 0; s < COLUMNS; ++s) seen[s] = load_pack<Element, VECTOR>(row + offsets[s]);
+            if (top + r < 0 || top + r >= shape.height) continue;
+#pragma unroll
+            for (int i = 0; i < OUTPUT_ROWS; ++i)
+#pragma unroll
+                for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+#pragma unroll
+                    for (int s = 0; s < KERNEL_W; ++s) {
+                        const int down = r - i * STRIDE_H, column = left + j * STRIDE_W + s;
+                        if (down < 0 || down >= KERNEL_H || column < 0 || column >= shape.width) continue;
+                        largest[i][j].meet(seen[j * STRIDE_W + s], down * KERNEL_W + s);
+                    }
+        }
+#pragma unroll
+        for (int i = 0; i < OUTPUT_ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+                if (output_row + i < shape.output_height && output_column + j < shape.output_width) {
+                    const int output = (output_row + i) * shape.output_width + output_column + j;
+                    largest[i][j].store(outputs + output * shape.y_step(), from + output * shape.channels);
+                }
+        return;
+    }
 
     Vector largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
 #pragma unroll
@@ -53,7 +119,6 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, P
         }
     }
 
-    Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i)
 #pragma unroll

@@ -44,7 +44,7 @@ __device__ __forceinline__ Places find(const Element* image, int output_row, int
         }
     Places places;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) places.at[e] = MASK && largest[e].is_cut_off() ? NOWHERE : largest[e].place;
+    for (int e = 0; e < VECTOR; ++e) places.at[e] = stored_place<MASK>(largest[e]);
     return places;
 }
 

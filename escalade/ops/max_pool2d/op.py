@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.executables import ready
+from escalade.ops.calling.library import define, require_rung
 from escalade.ops.max_pool2d.operation import MAX_POOL2D
-from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.max_pool2d.problem import NOWHERE, MaxPool2dProblem
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import check_images, layout_of
+from escalade.ops.shared.images import check_images, laid_out, layout_of
 from escalade.ops.shared.windowed import empty_pooled
 
 _SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
+_WITH_PLACES = (
+    "max_pool2d_with_places(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, "
+    "bool behind_relu=False, str? rung=None) -> (Tensor, Tensor)"
+)
 
 
 def max_pool2d(
@@ -29,12 +34,65 @@ def max_pool2d(
     """The largest value of every window, as `torch.nn.functional.max_pool2d` without dilation.
 
     The stride is the kernel unless given. NCHW and channels_last inputs are taken as they are (the result
-    has x's layout), anything else is copied first. `rung` names one rung of the ladder instead of the
-    chosen one.
+    has x's layout), anything else is copied first. Where a channels_last x needs a gradient, the places of the maxima
+    are kept for it. `rung` names one rung of the ladder instead of the chosen one.
     """
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
-    return torch.ops.escalade.max_pool2d(x, kernel, stride, pooling.two(padding, "padding"), ceil_mode, rung)
+    padding = pooling.two(padding, "padding")
+    if rung is None and _keeps_places(x, kernel):
+        y: torch.Tensor = torch.ops.escalade.max_pool2d_with_places(x, kernel, stride, padding, ceil_mode)[0]
+        return y
+    return torch.ops.escalade.max_pool2d(x, kernel, stride, padding, ceil_mode, rung)
+
+
+def _keeps_places(x: torch.Tensor, kernel: list[int]) -> bool:
+    """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC."""
+    needed = torch.is_grad_enabled() and x.requires_grad
+    return needed and x.dim() == 4 and layout_of(x) == "nhwc" and kernel[0] * kernel[1] <= NOWHERE
+
+
+def max_pool2d_with_places(
+    x: torch.Tensor,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    *,
+    ceil_mode: bool = False,
+    behind_relu: bool = False,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `max_pool2d` gives, and for each output the place of its maximum in the window, row by row, in one byte: the
+    first of equals, the last of NaNs.
+
+    With `behind_relu`, where x came out of a ReLU, the place of a maximum that is not positive is 255: by such places
+    `max_pool2d_backward` gives the gradient of what went into the ReLU, and so does autograd.
+    """
+    kernel = pooling.two(kernel, "kernel")
+    stride = kernel if stride is None else pooling.two(stride, "stride")
+    padding = pooling.two(padding, "padding")
+    y, places = torch.ops.escalade.max_pool2d_with_places(
+        x, kernel, stride, padding, ceil_mode, behind_relu, rung
+    )
+    return y, places
+
+
+def _problem(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    places: bool = False,
+    behind_relu: bool = False,
+) -> MaxPool2dProblem:
+    check_images("max_pool2d", x)
+    batch, channels, height, width = x.shape
+    return MaxPool2dProblem(
+        batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
+        (padding[0], padding[-1]), ceil_mode, dtype_of("max_pool2d", x), layout_of(x),
+        places=places, behind_relu=behind_relu,
+    )  # fmt: skip
 
 
 def _run(
@@ -45,13 +103,7 @@ def _run(
     ceil_mode: bool,
     rung: str | None = None,
 ) -> torch.Tensor:
-    check_images("max_pool2d", x)
-    batch, channels, height, width = x.shape
-    problem = MaxPool2dProblem(
-        batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
-        (padding[0], padding[-1]), ceil_mode, dtype_of("max_pool2d", x), layout_of(x),
-    )  # fmt: skip
-    return pooling.run(MAX_POOL2D, problem, x, rung)
+    return pooling.run(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
 
 
 def _fake(
@@ -65,4 +117,37 @@ def _fake(
     return empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
+def _run_with_places(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    behind_relu: bool = False,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = _problem(x, kernel, stride, padding, ceil_mode, True, behind_relu)
+    y = MAX_POOL2D.output(problem, x.device)
+    kept = MAX_POOL2D.further_outputs(problem, x.device)
+    if problem.batch == 0:
+        require_rung(MAX_POOL2D, rung)
+    else:
+        ready(MAX_POOL2D, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y, **kept})
+    return y, kept["places"]
+
+
+def _fake_with_places(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    behind_relu: bool = False,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
+    return y, torch.empty_like(y, dtype=torch.uint8)
+
+
 define(_SCHEMA, _run, _fake)
+define(_WITH_PLACES, _run_with_places, _fake_with_places)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.operation import Operation
+from escalade.ops.base.operation import Operation, Tensors
 from escalade.ops.max_pool2d import reference
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d.problems import PROBLEMS, SMALL_PROBLEMS
@@ -23,6 +25,12 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
+
+    def further_outputs(self, problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return reference.further_outputs(problem, device)
+
+    def further_references(self, problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return reference.further_references(problem, inputs)
 
     def preferred(self, problem: MaxPool2dProblem) -> tuple[str, ...]:
         return ("vectorised", "shared_tile", "naive")

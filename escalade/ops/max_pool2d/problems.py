@@ -13,8 +13,12 @@ def _square(
     )
 
 
-PROBLEMS = tuple(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256))
-"""What `escalade ladder max_pool2d` measures: ResNet's, in every dtype and layout that a rung supports."""
+PROBLEMS = (
+    *(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256)),
+    MaxPool2dProblem.parse("256_32_k2s2_b256_behindrelu"),
+)
+"""What `escalade ladder max_pool2d` measures: ResNet's, in every dtype and layout that a rung supports, and that of an
+autoencoder in training."""
 
 SMALL_PROBLEMS = (
     _square(16, 13, 3, 2, 1, batch=2),
@@ -28,6 +32,9 @@ SMALL_PROBLEMS = (
     _square(1, 1, 1, 1, 0),
     MaxPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
     MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3)),
+    MaxPool2dProblem(1, 16, 9, 7, (3, 3), (2, 2), (1, 1), places=True),
+    MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3), places=True, behind_relu=True),
+    MaxPool2dProblem(2, 8, 6, 6, (2, 2), (2, 2), places=True, behind_relu=True),
 )
 """Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
-not square, odd sizes, parts of larger buffers, and windows with gaps."""
+not square, odd sizes, parts of larger buffers, windows with gaps, and places of maxima, behind a ReLU too."""

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.gradient_problem import GradientProblem
-from escalade.ops.max_pool2d.problem import MaxPool2dProblem
-from escalade.ops.shared.images import spell_pair
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem, require_bytes_for_places
 from escalade.ops.shared.windowed import sharing
 
-NOWHERE = 255
-"""What is stored in place of a maximum that a ReLU in front of the pool has cut off."""
 _MASK, _STORED = "_mask", "_stored"
 
 
@@ -33,19 +30,17 @@ class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
     def __post_init__(self) -> None:
         self.follow("max_pool2d_backward", DTYPES)
         f = self.forward
-        if f.x_pitch or f.y_pitch:
+        if f.x_pitch or f.y_pitch or f.places:
             raise UnsupportedError(
-                f"{f.name} has pixels that lie apart; max_pool2d_backward takes dense images"
+                f"{f.name} has pixels that lie apart, or a second result; max_pool2d_backward takes the pool's windows "
+                "and dense images"
             )
         if self.mask and self.stored:
             raise UnsupportedError(
                 f"{f.name} with a mask and stored places: the places say themselves where a ReLU has cut a maximum off"
             )
-        if self.stored and math.prod(f.kernel) > NOWHERE:
-            raise UnsupportedError(
-                f"a kernel of {spell_pair(f.kernel)}: a place is stored in a byte, which takes windows of up to "
-                f"{NOWHERE} pixels. Give x instead"
-            )
+        if self.stored:
+            require_bytes_for_places(f.kernel)
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dBackwardProblem:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from escalade.ops.max_pool2d.problem import MaxPool2dProblem
-from escalade.ops.max_pool2d_backward.problem import NOWHERE, MaxPool2dBackwardProblem
+from escalade.ops.max_pool2d.problem import NOWHERE, MaxPool2dProblem
+from escalade.ops.max_pool2d.reference import corners, indices_of, to_places
+from escalade.ops.max_pool2d_backward.problem import MaxPool2dBackwardProblem
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import MEMORY_FORMAT
 from escalade.ops.shared.pooling import empty_input as empty_output
@@ -25,33 +25,9 @@ def random_inputs(
     """`indices` are what PyTorch's forward pass keeps; only the peer reads them."""
     f = problem.forward
     x = pooling.random_inputs(f, device, seed)["x"]
-    indices = _indices(f, x)
+    indices = indices_of(f, x)
     kept = {"places": to_places(f, indices)} if problem.stored else {"x": x}
     return {"gradient": pooling.random_gradient(problem, device, seed + 1), **kept, "indices": indices}
-
-
-def _indices(f: MaxPool2dProblem, x: torch.Tensor) -> torch.Tensor:
-    """For each output, the pixel of its maximum, counted in the image row by row."""
-    found = F.max_pool2d(x, f.kernel, f.stride, f.padding, f.dilation, f.ceil_mode, return_indices=True)
-    return found[1]
-
-
-def _corners(
-    windows: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row and the column of each window's first tap, for a tensor with an element a window."""
-    rows, columns = (
-        torch.arange(windows.shape[2 + d], device=windows.device) * stride[d] - padding[d] for d in (0, 1)
-    )
-    return rows.view(-1, 1), columns
-
-
-def to_places(f: MaxPool2dProblem, indices: torch.Tensor) -> torch.Tensor:
-    """Places in the window, a byte each, of pixels in the image."""
-    top, left = _corners(indices, f.stride, f.padding)
-    rows = (indices.div(f.width, rounding_mode="floor") - top).div(f.dilation[0], rounding_mode="floor")
-    columns = (indices % f.width - left).div(f.dilation[1], rounding_mode="floor")
-    return (rows * f.kernel[1] + columns).to(torch.uint8)
 
 
 def from_places(
@@ -63,7 +39,7 @@ def from_places(
     dilation: Sequence[int] = (1, 1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pixels in the image of places in the window, and which of them count; the others are some pixel."""
-    top, left = _corners(places, stride, padding)
+    top, left = corners(places, stride, padding)
     counts = places != NOWHERE
     taps = places.long()
     rows = top + taps.div(kernel[1], rounding_mode="floor") * dilation[0]
@@ -80,7 +56,7 @@ def exact(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
         planes.scatter_add_(2, pixels.flatten(2), torch.where(counts, gradient, 0.0).flatten(2))
         return planes.view(f.batch, f.channels, f.height, f.width)
     x = inputs["x"].double()
-    return _finish(problem, _backward(f, gradient, x, _indices(f, x)), x)
+    return _finish(problem, _backward(f, gradient, x, indices_of(f, x)), x)
 
 
 def peer(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:

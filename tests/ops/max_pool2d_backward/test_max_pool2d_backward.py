@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
-from escalade.ops import OPERATIONS, max_pool2d, max_pool2d_backward
+from escalade.ops import OPERATIONS, max_pool2d, max_pool2d_backward, max_pool2d_with_places
 from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d_backward import MaxPool2dBackwardProblem
 from tests import formulas
@@ -46,7 +46,10 @@ def test_the_first_of_equals_and_the_last_nan(
     found = max_pool2d_backward(gradient, x=x, mask=mask, rung=rung, **WINDOW)
     assert found.is_contiguous(memory_format=memory_format)
     assert torch.equal(found.double(), expected)
-    by_places = max_pool2d_backward(gradient, places=places, size=9, **WINDOW)
+    found, kept = max_pool2d_with_places(x, behind_relu=mask, **WINDOW)
+    torch.testing.assert_close(found, max_pool2d(x, **WINDOW), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(kept, places)
+    by_places = max_pool2d_backward(gradient, places=kept, size=9, **WINDOW)
     assert torch.equal(by_places.double(), expected)
 
 
@@ -55,7 +58,7 @@ def test_the_first_of_equals_and_the_last_nan(
     [
         ({"mask": True, "stored": True}, "the places say themselves"),
         ({"dtype": "fp64"}, "dtype 'fp64'"),
-        ({"forward": replace(PLAIN.forward, layout="nhwc", x_pitch=16)}, "takes dense images"),
+        ({"forward": replace(PLAIN.forward, layout="nhwc", x_pitch=16)}, "dense images"),
         ({"forward": replace(PLAIN.forward, height=40, kernel=(32, 8)), "stored": True}, "up to 255 pixels"),
     ],
 )
@@ -95,6 +98,8 @@ def test_opcheck(memory_format: torch.memory_format) -> None:
     x, gradient = tensors(memory_format)
     _, places = formulas.max_pool_gradient(x, gradient, 3, 2, 1)
     gradient.requires_grad_()
+    with_places = torch.ops.escalade.max_pool2d_with_places.default
+    torch.library.opcheck(with_places, (x.clone().requires_grad_(), [3, 3], [2, 2], [1, 1], False))
     for kept in ((x, None), (None, places)):
         torch.library.opcheck(
             torch.ops.escalade.max_pool2d_backward.default,
@@ -123,6 +128,17 @@ def test_autograd_once_and_twice_and_compiled() -> None:
     assert leaf.grad is not None and torch.equal(leaf.grad, expected[0])
 
 
+def test_a_relu_in_front_has_its_gradient_in_the_places() -> None:
+    x, gradient = tensors(torch.channels_last)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.max_pool2d(leaf.relu(), 3, 2, 1), leaf, gradient)
+    behind = x.relu().requires_grad_()
+    y, _ = max_pool2d_with_places(behind, behind_relu=True, **WINDOW)
+    assert torch.equal(torch.autograd.grad(y, behind, gradient)[0], expected)
+
+
 def test_an_empty_batch() -> None:
+    y, places = max_pool2d_with_places(torch.ones(0, 8, 9, 9), **WINDOW)
+    assert y.shape == places.shape == (0, 8, 5, 5)
     gradient = torch.ones(0, 8, 5, 5)
     assert max_pool2d_backward(gradient, x=torch.ones(0, 8, 9, 9), **WINDOW).shape == (0, 8, 9, 9)

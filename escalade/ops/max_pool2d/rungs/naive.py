@@ -17,6 +17,11 @@ def windows(problem: MaxPool2dProblem) -> Ints:
     return Ints((*p.kernel, *p.stride, *p.padding, *p.dilation))
 
 
+def kept(problem: MaxPool2dProblem) -> dict[str, Constant]:
+    """What kernels that can tell the places of maxima leave open."""
+    return {"PLACES": problem.places, "BEHIND_RELU": problem.behind_relu}
+
+
 class Naive(Rung[MaxPool2dProblem]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
@@ -27,12 +32,13 @@ class Naive(Rung[MaxPool2dProblem]):
     def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
         p = problem
-        constants: dict[str, Constant] = {**pooling.constants(p), "NHWC": p.layout == "nhwc"}
+        layout: dict[str, Constant] = {"NHWC": p.layout == "nhwc"}
+        constants = pooling.constants(p) | layout | kept(p)
         call = KernelCall(
             Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
             (blocks(p.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p), windows(p)),
+            (Buffer("x"), Buffer("y"), Buffer("places", optional=True), pooling.shape(p), windows(p)),
             overlap=True,
         )
         return Recipe((call,))

@@ -43,6 +43,8 @@ class SharedTile(Rung[MaxPool2dProblem]):
             return f"{self.name} takes layout nchw, not {problem.layout}"
         if problem.dilation != (1, 1):
             return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilation)}"
+        if problem.places:
+            return f"{self.name} gives the maxima alone, not their places"
         if not self.configs(problem):
             return (
                 f"{self.name} keeps what a tile of windows sees in 48 KB of shared memory, which these exceed"
