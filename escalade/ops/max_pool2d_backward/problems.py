@@ -23,6 +23,8 @@ SMALL_PROBLEMS = tuple(
         "16_13_k3s2p1_b2_stored",
         "8_10_k2s2_b1_mask",
         "8_10_k2s2_b2_stored",
+        "3_9x16_k2s2_b2",
+        "2_7x8_k2x1s3x2_b1_stored",
         "12_9_k3s1p1_b1_mask",
         "3_11_k3s2_b2_ceil",
         "5_6_k2s3p1_b1_ceil_stored",

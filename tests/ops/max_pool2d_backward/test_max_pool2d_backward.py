@@ -90,7 +90,7 @@ def test_atomics_are_for_those_who_name_them() -> None:
     operation = OPERATIONS["max_pool2d_backward"]
     chosen = {choose(operation, problem, CPU).rung.name for problem in operation.small_problems}
     chosen |= {choose(operation, replace(p, layout="nhwc"), CPU).rung.name for p in operation.small_problems}
-    assert chosen == {"vectorised", "stored", "gathered"}
+    assert chosen == {"vectorised", "rows", "stored", "gathered"}
 
 
 @pytest.mark.parametrize("memory_format", LAYOUTS)
