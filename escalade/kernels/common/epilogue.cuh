@@ -26,6 +26,24 @@ __device__ __forceinline__ float activated(float sum, float residual) {
 #endif
 }
 
+// The same of two sums.
+template <bool RESIDUAL, bool RELU>
+__device__ __forceinline__ float2 activated_pair(float2 sums, float2 residuals) {
+#ifdef EXPRESSION_PAIR
+    float in[2][EXPRESSION_INPUTS], out[2][1];
+    if constexpr (EXPRESSION_INPUTS == 2) {
+        in[0][EXPRESSION_X] = sums.x, in[0][1 - EXPRESSION_X] = residuals.x;
+        in[1][EXPRESSION_X] = sums.y, in[1][1 - EXPRESSION_X] = residuals.y;
+    } else {
+        in[0][0] = RESIDUAL ? sums.x + residuals.x : sums.x, in[1][0] = RESIDUAL ? sums.y + residuals.y : sums.y;
+    }
+    evaluate_pair(out, in);
+    return make_float2(out[0][0], out[1][0]);
+#else
+    return make_float2(activated<RESIDUAL, RELU>(sums.x, residuals.x), activated<RESIDUAL, RELU>(sums.y, residuals.y));
+#endif
+}
+
 template <bool RELU>
 __device__ __forceinline__ float activated(float sum) {
     return activated<false, RELU>(sum, 0.f);

@@ -248,8 +248,8 @@ __device__ __forceinline__ void finish(const Sums& sums, const Residuals& residu
                 const float(&four)[4] = sums[row / 2][FIRST + block];
                 float2 other = {};
                 if (HAS_RESIDUAL) other = from_words(&residuals[row][(FIRST + block) * 2 / WORD]);
-                to_words(&pack.at[block * 2 / WORD], activated<HAS_RESIDUAL, HAS_RELU>(four[row % 2], other.x),
-                         activated<HAS_RESIDUAL, HAS_RELU>(four[row % 2 + 2], other.y));
+                const float2 two = activated_pair<HAS_RESIDUAL, HAS_RELU>({four[row % 2], four[row % 2 + 2]}, other);
+                to_words(&pack.at[block * 2 / WORD], two.x, two.y);
             }
             if (target.has<FIRST>(row)) store<WORDS>(y + target.place<FIRST>(row), pack);
         }

@@ -25,6 +25,10 @@ def fast_functions(dtype: str) -> bool:
     return dtype != "fp32"
 
 
+PAIRED = ("silu",)
+"""Functions that kernels have for two elements at once too, with fewer special functions: `silu_pair`."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A function of operands."""
@@ -164,6 +168,30 @@ class Expression:
             for number, call in enumerate(self.calls)
         ]
         return lines, [spelled(result) for result in self.results]
+
+    def pair_constants(self) -> dict[str, Constant]:
+        """What `evaluate_pair` of `kernels/common/expression.cuh` leaves open; nothing where two gain nothing by it."""
+        if not any(call.function in PAIRED for call in self.calls):
+            return {}
+        place = {name: number for number, name in enumerate(self.inputs)}
+
+        def spelled(operand: Operand, which: int) -> str:
+            if isinstance(operand, str):
+                return f"in[{which}][{place[operand]}]"
+            return f"t{operand}[{which}]" if isinstance(operand, int) else _literal(operand)
+
+        lines = []
+        for number, call in enumerate(self.calls):
+            first, second = (", ".join(spelled(one, which) for one in call.operands) for which in (0, 1))
+            if call.function in PAIRED:
+                lines.append(f"float t{number}[2]; of::{call.function}_pair(t{number}, {first}, {second});")
+            else:
+                lines.append(
+                    f"const float t{number}[2] = {{of::{call.function}({first}), of::{call.function}({second})}};"
+                )
+        for which in (0, 1):
+            lines += [f"out[{which}][{n}] = {spelled(one, which)};" for n, one in enumerate(self.results)]
+        return {"EXPRESSION_PAIR": Macro(" ".join(lines))}
 
     def __str__(self) -> str:
         return self.text

@@ -70,6 +70,11 @@ def constants_of(problem: Activated) -> dict[str, Constant]:
     return constants(problem.relu, problem.activation, problem.dtype)
 
 
+def pair_constants(problem: Activated) -> dict[str, Constant]:
+    """What `activated_pair` of kernels/common/epilogue.cuh leaves open besides."""
+    return Expression.parse(problem.activation).pair_constants() if problem.activation else {}
+
+
 def takes_residual(activation: str) -> bool:
     """Whether an activation says itself what becomes of the residual, which is added in front of others."""
     return bool(activation) and "residual" in Expression.parse(activation).inputs

@@ -16,7 +16,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 from escalade.ops.expressions import Expression
-from escalade.ops.shared import prologue
+from escalade.ops.shared import activation, prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
@@ -50,7 +50,7 @@ SPECIAL_LANES = 16
 STORED = 1.0
 """Instructions for each result, besides its activation: it is packed and stored with others."""
 SPECIAL = {
-    "silu": 2,
+    "silu": 1.5,
     "sigmoid": 2,
     "exp": 1,
     "tanh": 2,
@@ -297,6 +297,7 @@ class Resident(Conv2dRung):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             **prologue.constants(p),
             **arguments.epilogue_constants(p),
+            **activation.pair_constants(p),
         }
         packed = tiling.columns * tiling.weight_bytes
         steps = (

@@ -25,7 +25,7 @@ def resident(name: str, dtype: str = "fp16") -> Conv2dProblem:
     return Conv2dProblem.parse(name, dtype, "nhwc")
 
 
-GROUPS = resident("24to120_7_k1s1_b1_bias+res+relu")
+GROUPS = resident("24to120_7_k1s1_b1_bias+res[silu(x)]")
 """Filters in groups of four, two and one blocks, the last of them half a block; channels that end in half a block."""
 ROUNDS = resident("600to40_8_k1s1_b2_bias")
 """More channels than registers hold at once, no multiple of those."""
@@ -56,6 +56,15 @@ def test_an_infinity_meets_no_zero_of_the_padding(seed: int) -> None:
     y = CONV2D.output(problem, CPU)
     bind(RUNG.recipe(problem, config), {**inputs, "y": y})()
     assert y[0, :, 2, 3].isposinf().all() and y.isfinite().sum() == y.numel() - problem.filters
+
+
+def test_a_nan_stays_with_its_filter_where_two_share_a_reciprocal(seed: int) -> None:
+    problem, config = CASES[0]
+    inputs = CONV2D.inputs(problem, CPU, seed)
+    inputs["weight"][3] = torch.nan
+    y = CONV2D.output(problem, CPU)
+    bind(RUNG.recipe(problem, config), {**inputs, "y": y})()
+    assert y[:, 3].isnan().all() and y.isnan().sum() == y[:, 3].numel()
 
 
 @pytest.mark.parametrize(
