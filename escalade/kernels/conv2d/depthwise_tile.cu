@@ -21,6 +21,8 @@ constexpr int WINDOW_WIDTH = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) 
 constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_HEIGHT * WINDOW_WIDTH * BLOCK_CHANNELS * sizeof(Element);
 constexpr int STAGE_BYTES = (WINDOW_BYTES + 127) / 128 * 128;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int WEIGHT_PITCH = BLOCK_CHANNELS + VECTOR;  // so that the taps of a channel fall into many banks
+constexpr int WEIGHT_BYTES = TAPS * WEIGHT_PITCH * 4;
 constexpr int ROW_STEP = WINDOW_WIDTH * BLOCK_CHANNELS;
 constexpr int COLUMNS = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;  // of a thread's inputs
 constexpr int INPUT_ROWS = (ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void load_weights(float* turned, const Element* weigh
     const int here = min(BLOCK_CHANNELS, CHANNELS - channel) * TAPS;
 #pragma unroll 4
     for (int i = threadIdx.x; i < here; i += THREADS)
-        turned[i % TAPS * BLOCK_CHANNELS + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
+        turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
 }
 
 // The products of one row of inputs and one row of taps, column by column: an input is converted once.
@@ -83,7 +85,7 @@ __device__ __forceinline__ void load_taps(float (&w)[FILTER_WIDTH][VECTOR], cons
 #pragma unroll
         for (int v = 0; v < VECTOR; v += WIDTH) {
             const Pack<float, WIDTH> pack =
-                load_pack<float, WIDTH>(weights + (tap_row * FILTER_WIDTH + s) * BLOCK_CHANNELS + v);
+                load_pack<float, WIDTH>(weights + (tap_row * FILTER_WIDTH + s) * WEIGHT_PITCH + v);
 #pragma unroll
             for (int e = 0; e < WIDTH; ++e) w[s][v + e] = pack.at[e];
         }
@@ -151,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Element* const stages =
         shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
     float* const weights =
-        shared_part(reinterpret_cast<float*>(shared_memory + STAGES * STAGE_BYTES), TAPS * BLOCK_CHANNELS);
-    u64* const barriers = shared_part(
-        reinterpret_cast<u64*>(shared_memory + STAGES * STAGE_BYTES + TAPS * BLOCK_CHANNELS * 4), STAGES);
+        shared_part(reinterpret_cast<float*>(shared_memory + STAGES * STAGE_BYTES), WEIGHT_BYTES / 4);
+    u64* const barriers =
+        shared_part(reinterpret_cast<u64*>(shared_memory + STAGES * STAGE_BYTES + WEIGHT_BYTES), STAGES);
     const u32 full = shared_address(barriers);
 
     const int block_channel = blockIdx.x % CHANNEL_BLOCKS * BLOCK_CHANNELS;

@@ -49,7 +49,7 @@ ISSUE_RATE = 4.0
 """Instructions of warps that start in a clock, at most."""
 HALF_ISSUE = 0.7
 """Warps of a scheduler with which it starts half of what it could."""
-START = 2200.0
+START = 1900.0
 """From the start of a block to its first window and weights."""
 TURN = 800.0
 """From the end of a tile to the next one's products; other blocks fill the time."""
@@ -148,10 +148,9 @@ class _Tiling:
 
     @cached_property
     def shared_bytes(self) -> int:
+        c = self.config
         stage = ceil_div(self.window_bytes, 128) * 128
-        return (
-            self.config.stages * stage + self.problem.taps * self.config.channels * 4 + 8 * self.config.stages
-        )
+        return c.stages * (stage + 8) + self.problem.taps * (c.channels + c.vector) * 4
 
     @cached_property
     def channel_blocks(self) -> int:
