@@ -17,6 +17,7 @@ from escalade.engine.nodes.base import (
     activation_of,
     finish,
 )
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import NHWC, Forms, Lowered
 from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
@@ -81,7 +82,33 @@ class ConvTranspose2d(Operator):
         window = {key: call.pair(key, 1 if key in ("stride", "dilation") else 0) for key in _WINDOW}
         if any(more >= step for more, step in zip(window["output_padding"], window["stride"], strict=True)):
             return None  # no convolution makes an image of this size of that one
+        if window["stride"] == (1, 1):
+            plain = self._convolution(node, inputs, window, call("groups", 1), graph)
+            if plain is not None:
+                return plain
         return self.instead_of(node, inputs, **window, groups=call("groups", 1), relu=False)
+
+    def _convolution(
+        self, node: Node, inputs: Mapping[str, str | None], window: Mapping[str, tuple[int, int]], groups: int,
+        graph: Graph,
+    ) -> Node | None:  # fmt: skip
+        """With stride 1 it is a convolution by the filters turned around, unless that would have to cut x."""
+        assert inputs["weight"] is not None
+        weight = graph.constants[inputs["weight"]]
+        reach = ((size - 1) * step for size, step in zip(weight.shape[2:], window["dilation"], strict=True))
+        rows, columns = (far - own for far, own in zip(reach, window["padding"], strict=True))
+        if min(rows, columns) < 0:
+            return None
+        turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3).contiguous()
+        return Conv2d.instead_of(
+            node,
+            {
+                "x": inputs["gradient"],
+                "weight": graph.add_constant(f"{node.name}_weight", turned),
+                "bias": inputs["bias"],
+            },
+            stride=(1, 1), padding=(rows, columns), dilation=window["dilation"], groups=groups, relu=False,
+        )  # fmt: skip
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes

@@ -22,7 +22,7 @@ from escalade.engine.plan.program import KernelProgram, Program, compile_togethe
 from escalade.engine.plan.values import empty, in_form
 from escalade.ops.base.card import Card
 
-_STEP_US = 30.0
+_STEP_US = 50.0
 """Microseconds, about, that the host takes for a step by itself."""
 _Tensors = MutableMapping[str, torch.Tensor]
 _Run = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
@@ -94,10 +94,11 @@ class SteppedProgram:
     ) -> list[torch.Tensor]:
         plan, given = self.plan, self.plan.graph.inputs
         values = {entry.name: self._given(entry, t) for entry, t in zip(given, tensors, strict=True)}
-        for number, (step, run) in enumerate(zip(plan.steps, self._runs, strict=True)):
-            values[step.node.name] = run(values, lasting)
-            for name in self._ends.get(number, ()):
-                del values[name]
+        with own_arithmetic(plan.dtype, self._device):
+            for number, (step, run) in enumerate(zip(plan.steps, self._runs, strict=True)):
+                values[step.node.name] = run(values, lasting)
+                for name in self._ends.get(number, ()):
+                    del values[name]
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
         for name, dtype in zip(plan.graph.outputs, types, strict=True):
@@ -109,7 +110,9 @@ class SteppedProgram:
         return results
 
     def _given(self, entry: Input, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().resolve_neg().to(self.plan.forms[entry.name].dtype)
+        dtype = self.plan.forms[entry.name].dtype
+        plain = tensor.detach().resolve_neg()
+        return plain if plain.dtype is dtype else plain.to(dtype)
 
     def _output(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if name in self.plan.graph.constants:
@@ -140,17 +143,21 @@ class SteppedProgram:
         return self._by_kernels(step, step.recipe, constants, values)
 
     def _in_pytorch(self, step: Step, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
-        stored, form = STORAGE[self.plan.dtype], self.plan.forms[step.node.name]
+        forms, stored = self.plan.forms, STORAGE[self.plan.dtype]
+        form = forms[step.node.name]
+        others = {  # images that come in another type
+            name
+            for name in self._images.intersection(roles.values())
+            if forms[name].dtype.is_floating_point and forms[name].dtype is not stored
+        }
 
         def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
             given = {
-                role: values[name].to(stored)
-                if name in self._images and values[name].is_floating_point()
-                else values[name]
+                role: values[name].to(stored) if name in others else values[name]
                 for role, name in roles.items()
             }
-            with own_arithmetic(self.plan.dtype, self._device):
-                return compute(step.node, {**constants, **given}).to(form.dtype)
+            result = compute(step.node, {**constants, **given})
+            return result if result.dtype is form.dtype else result.to(form.dtype)
 
         return run
 

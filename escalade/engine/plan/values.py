@@ -7,6 +7,8 @@ graph is recorded that memory is of the graph's own pool, and lies where it lies
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from escalade.engine.graph.forms import Form
@@ -100,9 +102,8 @@ class Values:
 
 def in_form(form: Form, value: torch.Tensor) -> torch.Tensor:
     """A value of that type and in that order, copied only if it is not."""
-    size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
-    strides = form.view(torch.empty(size, dtype=torch.uint8, device="meta"), 0).stride()
-    lies_so = all(
+    _, strides = _memory(form)
+    lies_so = value.stride() == strides or all(
         found == wanted or size <= 1
         for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
     )
@@ -113,5 +114,13 @@ def in_form(form: Form, value: torch.Tensor) -> torch.Tensor:
 
 def empty(form: Form, device: torch.device) -> torch.Tensor:
     """Memory of its own for a value of that form."""
+    size, strides = _memory(form)
+    flat = torch.empty(size, dtype=torch.uint8, device=device).view(form.dtype)
+    return flat.as_strided(form.shape, strides)
+
+
+@lru_cache(maxsize=4096)
+def _memory(form: Form) -> tuple[int, tuple[int, ...]]:
+    """The bytes that a value of that form takes by itself, and its strides."""
     size = form.rows * (form.pitch or form.row) * form.dtype.itemsize
-    return form.view(torch.empty(size, dtype=torch.uint8, device=device), 0)
+    return size, form.view(torch.empty(size, dtype=torch.uint8, device="meta"), 0).stride()

@@ -41,3 +41,12 @@ def test_as_a_convolution_it_is_known_too() -> None:
 
     graph = capture(Model(), (torch.randn(2, 4, 3, 3),))
     assert [node.op for node in graph] == ["conv_transpose2d"]
+
+
+@pytest.mark.parametrize("padding", [(1, 2), (4, 0)])
+def test_with_stride_1_it_is_a_convolution_unless_that_cuts_the_image(padding: tuple[int, int]) -> None:
+    model = nn.ConvTranspose2d(6, 4, (2, 3), padding=padding, dilation=(3, 2), groups=2).eval()
+    x = torch.randn(2, 6, 9, 5)
+    graph = capture(model, (x,))
+    assert [node.op for node in graph] == ["conv2d" if padding == (1, 2) else "conv_transpose2d"]
+    torch.testing.assert_close(Engine(graph, "fp32", "cpu")(x), model(x).detach(), rtol=1e-4, atol=1e-5)
