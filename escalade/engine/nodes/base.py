@@ -201,6 +201,14 @@ class Operator(ABC):
         """Whether it does what `normalize=` asks for, so that x may be of uint8."""
         return False
 
+    def is_product_of_planes(self, node: Node, graph: Graph) -> bool:
+        """Whether its result, in PyTorch's order, is a matrix times the planes of x, which PyTorch does as they lie."""
+        return False
+
+    def left_to_pytorch(self, node: Node) -> str:
+        """Why PyTorch does a node that kernels do elsewhere, in a sentence; nothing where they do it."""
+        return ""
+
     def layout(self, node: Node) -> str:
         """How the result lies in memory."""
         if len(node.shape) != 4 or not node.is_floating:

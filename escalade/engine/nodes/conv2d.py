@@ -13,6 +13,7 @@ from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import (
+    Layouts,
     Operator,
     Recognised,
     Recogniser,
@@ -130,7 +131,26 @@ class Conv2d(Operator):
             RESULT: (batch, filters, *positive(result)),
         }
 
-    def lower(self, node: Node, forms: Forms) -> Lowered:
+    def is_product_of_planes(self, node: Node, graph: Graph) -> bool:
+        a, weight = node.attributes, graph.constants[node.inputs["weight"]]
+        window = (tuple(weight.shape[2:]), a["stride"], a["dilation"])
+        return (
+            window == ((1, 1),) * 3 and a["padding"] == (0, 0) and a["groups"] == 1 and has_one_input(node)
+            and graph.shape_of(node.inputs["x"])[2:] != (1, 1)
+        )  # fmt: skip
+
+    def left_to_pytorch(self, node: Node) -> str:
+        if node.attributes.get("layout") != "nchw":
+            return ""
+        return "by itself and in PyTorch's order it is a product of matrices, and spares two conversions"
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        own = node.attributes.get("layout", "nhwc")
+        return Layouts(own, own)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        if self.left_to_pytorch(node):
+            return None
         batch, channels, height, width = forms.value(node.inputs["x"]).shape
         filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
         a = node.attributes

@@ -11,7 +11,7 @@ from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import assign_layouts, convert_inputs, reorder_flattened
+from escalade.engine.passes.layout import assign_layouts, convert_inputs, leave_products, reorder_flattened
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
@@ -65,6 +65,8 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
         recognise_folded(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
+            if dtype in ("fp32", "tf32"):  # in 16 bits PyTorch converts too
+                leave_products(graph)
         reorder_flattened(graph)
         convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
         assign_layouts(graph)

@@ -12,6 +12,8 @@ from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import Layouts
 from escalade.engine.nodes.convert import Convert
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.ops.expressions import IDENTITY
 
 
 def reorder_flattened(graph: Graph) -> None:
@@ -41,6 +43,27 @@ def _reorderable(layer: Node, value: str) -> bool:
 def _flattens_image(graph: Graph, node: Node) -> bool:
     before, after = graph.shape_of(node.inputs["x"]), node.shape
     return len(before) == 4 and len(after) == 2 and before[0] == after[0] and before[2:] != (1, 1)
+
+
+def leave_products(graph: Graph) -> None:
+    """1×1 convolutions of an image as it comes, with nothing behind them that wants NHWC, stay in PyTorch's order: two
+    conversions cost more than what kernels gain. What they apply is a step of its own."""
+    for given in graph.inputs:
+        readers = graph.users().get(given.name, [])
+        if len(given.shape) != 4 or len(readers) != 1 or given.name in graph.outputs:
+            continue
+        (node,) = readers
+        operator = operator_of(node)
+        if not operator.is_product_of_planes(node, graph) or _leads_to_nhwc(graph, node):
+            continue
+        applied = operator.applied(node)
+        plain = operator.applying(node, IDENTITY).with_attributes(layout="nchw")
+        if applied.is_identity:
+            graph.nodes[node.name] = plain
+            continue
+        product = replace(plain, name=graph.fresh(f"{node.name}_product"))
+        graph.insert_before(node.name, product)
+        graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product.name}, expression=applied.text)
 
 
 def convert_inputs(graph: Graph, pad_channels: bool) -> None:
@@ -98,6 +121,11 @@ def _belongs_in_nhwc(graph: Graph, node: Node, value: str) -> bool:
         return True
     if operator_of(node).expression(node) is not None or not _takes_nhwc(node, value):
         return False
+    return _leads_to_nhwc(graph, node)
+
+
+def _leads_to_nhwc(graph: Graph, node: Node) -> bool:
+    """Whether something behind a node, through all that takes images as they lie, wants them in NHWC."""
     users = graph.users()
     seen, ahead = {node.name}, [node.name]
     while ahead:

@@ -250,7 +250,7 @@ class _Choices:
             return Step(node, why_pytorch=self._in_pytorch[node.name])
         lowered = operator.lower(node, self._asking) if node.is_floating else None
         if lowered is None:
-            return Step(node)
+            return Step(node, why_pytorch=operator.left_to_pytorch(node))
         _require_room(node, lowered, self._asking.value(node.name))
         if self._fusion is FusionLevel.naive:
             choice = _foot(lowered, self._device)

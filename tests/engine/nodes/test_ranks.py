@@ -74,3 +74,22 @@ def test_layers_of_sequences_are_those_of_images() -> None:
     assert sum(step.operation == "convert" for step in explained.steps) == 2  # in front of all, and behind
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("behind", "steps"),
+    [
+        (torch.nn.Identity(), ["conv2d"]),
+        (torch.nn.GELU(), ["conv2d", "pointwise"]),
+        (torch.nn.Conv2d(6, 3, 3), ["convert", "conv2d", "conv2d", "convert"]),
+    ],
+)
+def test_a_convolution_of_pixels_by_itself_stays_in_pytorchs_order(
+    behind: torch.nn.Module, steps: list[str]
+) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(8, 6, 1), behind).eval(), torch.randn(2, 8, 4, 5)
+    engine = compile(model, x, dtype="tf32", device="cpu")
+    explained = planned(engine, x)
+    assert [step.operation for step in explained.steps] == steps
+    assert len(explained.fallbacks) == (len(steps) < 3)
+    torch.testing.assert_close(engine(x), model(x))
