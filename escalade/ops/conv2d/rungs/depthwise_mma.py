@@ -39,8 +39,8 @@ MOST_CONFIGS = 8
 
 # Clocks of a multiprocessor.
 PRODUCT_CLOCKS = 2.0
-READ_CLOCKS = 4.0
-"""Clocks for the 512 bytes of an ldmatrix."""
+READ_CLOCKS = 4.5
+"""Clocks for the 512 bytes of an ldmatrix: 4, and what is left of its latency."""
 TURN_CLOCKS = 10.0
 """Clocks for 256 inputs on their way to the planes."""
 STORE_CLOCKS = 4.0
@@ -49,7 +49,7 @@ START = 3000.0
 """Clocks from the start of a block to its first products."""
 BESIDE = 0.2
 """How much is left of the shorter of two times, of memory and of multiprocessors."""
-ALONE = 0.6
+ALONE = 0.5
 """What a block's passes over a tile wait for each other, where no other block fills the time."""
 BARRIERS = 600.0
 """Clocks of a tile in which its block waits."""
@@ -141,8 +141,7 @@ class _Tiling:
         blocks = ceil_div(self.channel_blocks * self.workers, self.card.multiprocessors)
         resident = min(blocks, c.blocks_per_sm)
         strips = c.images * c.tile_rows // c.rows * c.tile_columns // OUTPUTS
-        shares = max(1, self.warps // (c.channels // TOGETHER))
-        groups = ceil_div(ceil_div(strips, STRIPS), shares) * shares * c.channels
+        groups = ceil_div(strips, STRIPS) * c.channels
         input_rows = c.rows + (p.filter_height - 1) * p.dilation[0]
         window = c.images * self.window[0] * self.window[1] * c.channels
         outputs = c.images * c.tile_rows * c.tile_columns * c.channels

@@ -51,7 +51,7 @@ HALF_ISSUE = 0.7
 """Warps of a scheduler with which it starts half of what it could."""
 START = 1900.0
 """From the start of a block to its first window and weights."""
-TURN = 800.0
+TURN = 1100.0
 """From the end of a tile to the next one's products; other blocks fill the time."""
 SHARED_RATE = 128
 """Bytes of shared memory that are read in a clock."""
@@ -293,9 +293,13 @@ def _channels(p: Conv2dProblem) -> list[int]:
 
 
 def _cuts(total: int) -> list[int]:
-    """Equal parts, of which few leave much over."""
-    parts = {ceil_div(total, count) for count in range(1, total + 1)}
-    return sorted(part for part in parts if ceil_div(total, part) * part * 9 <= total * 10)
+    """Sizes of equal parts, each size about two thirds of the one before, of those that leave little over."""
+    parts = sorted({ceil_div(total, count) for count in range(1, total + 1)}, reverse=True)
+    found = parts[:1]
+    for part in parts[1:]:
+        if part <= max(1, found[-1] * 2 // 3) and ceil_div(total, part) * part * 9 <= total * 10:
+            found.append(part)
+    return sorted(found)
 
 
 def _tiles(
