@@ -16,6 +16,7 @@ PROMISED = {
     "own_kernel": "reads shared parts",
     "streaming": "1 images: classes",
     "torch_compile": "right, also with other weights",
+    "training_step": "5 steps taken, 0 skipped",
 }
 """What each prints near its end."""
 
