@@ -8,8 +8,16 @@ from escalade.device.program import Constant
 from escalade.ops.base.grid import ceil_div
 
 _WARP = 32
+_LINE_BYTES = 128
 _MOST_AHEAD = 8
 """Pixels of a thread that are under way at once, at most."""
+_PARTS_OF_LINES = 1.15
+"""Times as long as whole lines take out of memory, where several blocks read parts of them."""
+
+
+def line_factor(slices: int, slice_bytes: int) -> float:
+    """How much longer memory takes where pixels are read in so many slices of so many bytes."""
+    return _PARTS_OF_LINES if slices > 1 and slice_bytes % _LINE_BYTES else 1.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, element, wides
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.shared.pixel_sums import PixelSums
+from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 
 _THREADS_HELD = 1024
 """Threads that a multiprocessor holds with 64 registers each."""
@@ -19,11 +19,11 @@ LANES = 128
 """Instructions of threads that a multiprocessor starts in a clock."""
 READING = 3.0
 """Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
-_OVERHEAD = 60
+_OVERHEAD = 100
 """Instructions of a thread besides those for elements: where it begins, and how its sums meet others."""
 TURN_US = 0.15
 """Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
-LOAD_US = 0.05
+LOAD_US = 0.03
 """Microseconds that each load of a thread adds to a turn."""
 EXCHANGE_US = 0.35
 """Microseconds in which the blocks of a cluster start together, and push their sums to the first."""
@@ -105,7 +105,8 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem]):
         launch = rates.launch_us + BLOCK_US * config.blocks(p)
         if config.parts > 1:
             launch += EXCHANGE_US + CLUSTERED_US * config.blocks(p)
-        return launch + trips + max(busy, self.card.passing(p.bytes))
+        lines = line_factor(config.slices(p), config.width(p) * size)
+        return launch + trips + max(busy, self.card.passing(p.bytes) * lines)
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
         assert isinstance(config, SlicedConfig)

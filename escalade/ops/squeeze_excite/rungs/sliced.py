@@ -12,7 +12,7 @@ from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.shared.pixel_sums import PixelSums
+from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
 
@@ -37,10 +37,14 @@ READING = 3.0
 """Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
 PUSHED = 8.0
 """Bytes that a block gets from others of its cluster in a clock."""
-LAYERS_US = 0.6
+LAYERS_US = 0.4
 """Microseconds besides products: the first load, sums that meet, barriers, shuffles, activations, the store."""
+TENSOR_CORES_US = 0.15
+"""Microseconds that splitting values and waiting for tensor cores add."""
 TURN_US = 0.15
 """Microseconds of each further turn of loads."""
+THREAD_US = 0.0006
+"""Microseconds that each thread of a block adds to its barriers and sums."""
 EXCHANGE_US = 0.1
 """Microseconds that each block of a cluster adds to the others' wait: they start together, and push to each other."""
 CLUSTERED_US = 0.004
@@ -165,15 +169,17 @@ class Sliced(Rung[SqueezeExciteProblem]):
         pixels = config.images * config.width(p) * ceil_div(p.pixels, config.parts)
         weights = (config.width(p) + config.share(p)) * p.squeezed
         read = READING * config.pixel_sums(p).slots * widest_vector(p.dtype, p.channels)
-        product = 3.5 if config.tensor_cores else 3.0 + 3.0 * config.images
+        product = 3.5 if config.tensor_cores else 2.25 + 2.75 * config.images
         clocks = weights * (size / rate + product / LANES)
         if config.cluster > 1:
             clocks += config.cluster * config.images * p.squeezed * 4 / PUSHED
         summed = waves * resident * max(pixels * size / rate, read / LANES) / rates.clock
-        steps = LAYERS_US + (config.pixel_sums(p).waits(resident) - 1) * TURN_US
+        steps = LAYERS_US + THREAD_US * config.threads + config.tensor_cores * TENSOR_CORES_US
+        steps += (config.pixel_sums(p).waits(resident) - 1) * TURN_US
         if config.cluster > 1:
             steps += EXCHANGE_US * (1 + config.cluster) + CLUSTERED_US * blocks / waves
-        moved = max(self.card.passing(p.elements * size), summed)
+        lines = line_factor(config.slices, config.width(p) * size)
+        moved = max(self.card.passing(p.elements * size) * lines, summed)
         return rates.launch_us + waves * (steps + resident * clocks / rates.clock) + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
@@ -214,7 +220,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
 
 
 # Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three round trips one behind
-# another are 3 and two meetings 1; here one round trip and the layers are 0.6, and one meeting 0.9.
+# another are 3 and two meetings 1; here one round trip and the layers are 0.7, and one meeting 0.9.
 SLICED = Sliced(
     "sliced",
     "blocks multiply the sums of their own slice, so that they meet once; weights arrive while pixels are summed",
