@@ -235,6 +235,7 @@ class _Choices:
         self._asking, self._device, self._avoid, self._fusion = asking, device, avoid, fusion
         self._in_pytorch = in_pytorch
         self._made: dict[str, Step] = {}
+        self._chosen: dict[tuple[str, Problem], Choice] = {}
 
     def of(self, node: Node) -> Step:
         """The step of a node."""
@@ -255,13 +256,20 @@ class _Choices:
         if self._fusion is FusionLevel.naive:
             choice = _foot(lowered, self._device)
             return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-        choice = choose(lowered.operation, lowered.problem, self._device, avoid=self._avoid)
+        choice = self._choice(lowered)
         if choice.problem != lowered.problem:
             raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
         reason = reason_for_pytorch(lowered.operation, choice, self._device)
         if reason is not None:
             return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+    def _choice(self, lowered: Lowered) -> Choice:
+        """Networks repeat their layers: each problem is thought about once."""
+        asked = lowered.operation.name, lowered.problem
+        if asked not in self._chosen:
+            self._chosen[asked] = choose(lowered.operation, lowered.problem, self._device, avoid=self._avoid)
+        return self._chosen[asked]
 
     def takes(self, node: Node, role: str, pitch: int) -> bool:
         """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""

@@ -319,7 +319,8 @@ def test_fallbacks_are_listed() -> None:
 
 
 def test_linear_layers_over_pixels_are_convolutions() -> None:
-    plan = of(lambda p, x: p.fc(x.permute(0, 2, 3, 1)), 8, 4, 4, fc=nn.Linear(8, 5))
+    pool = nn.MaxPool2d(2)
+    plan = of(lambda p, x: p.fc(p.pool(x).permute(0, 2, 3, 1)), 8, 4, 4, fc=nn.Linear(8, 5), pool=pool)
     assert not step_of(plan, "conv2d").in_pytorch and step_of(plan, "permute").is_alias
 
 
