@@ -112,35 +112,32 @@ struct Work {
 
 // ------------------------------------------------------------------ copies, by one thread of each copying warp
 
-// One row of taps of a slab.
-__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory, int row) {
-    const u32 full = memory.weights_full + row * 8;
-    barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
-    for (int s = 0; s < FILTER_WIDTH; ++s)
-        tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
-                    row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
+__device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory) {
+    for (int row = 0; row < WEIGHT_ROWS; ++row) {
+        const u32 full = memory.weights_full + row * 8;
+        barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
+        for (int s = 0; s < FILTER_WIDTH; ++s)
+            tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
+                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
+    }
 }
 
-// The first consumer's copies bring the weights too, each slab's behind its first window; of those the first row need not
-// wait for the launch in front if weights are ready. The others begin with one window, and go on when weights have come.
+// Weights need not wait for the launch in front if they are ready; otherwise the first window comes before them.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
                                              const Memory& memory, const Work& work, int consumer,
                                              bool weights_ready) {
-    int row = consumer ? WEIGHT_ROWS : 0;  // of weights that comes next
-    if (!row && weights_ready) copy_weights(weight_map, memory, row++);
+    const bool has_weights = consumer == 0;
+    if (has_weights && weights_ready) copy_weights(weight_map, memory);
     wait_for_previous_launch();
     Windows ring = memory.ring(consumer);
-    bool begun = false;
     for (int index = work.first; index < work.tiles; index += work.step) {
         const Work::Tile tile = work.tile(index);
         for (int slab = 0; slab < SLABS; ++slab, ring.next()) {
-            if (consumer && begun) barrier_wait(memory.weights_full + (WEIGHT_ROWS - 1) * 8, 0);
-            begun = true;
             ring.wait_empty();
             barrier_expect(ring.full(ring.stage), WINDOW_BYTES);
             tma_load_4d(ring.address(), window_map, ring.full(ring.stage), slab * SLAB,
                         tile.column - work.shape.pad_w, tile.row - work.shape.pad_h, tile.image);
-            for (; row < min((slab + 1) * FILTER_HEIGHT, WEIGHT_ROWS); ++row) copy_weights(weight_map, memory, row);
+            if (has_weights && !weights_ready && index == work.first && slab == 0) copy_weights(weight_map, memory);
         }
     }
 }
@@ -225,8 +222,10 @@ __device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* fr
             for (int e = 0; e < WORDS; ++e) parts[read].at[e] += part.at[e];
         }
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e)
-        sums[e] = parts[READS == 2 && other ? 1 - e / WORDS : e / WORDS].at[e % WORDS];
+    for (int e = 0; e < VECTOR; ++e) {  // selected, not indexed, so that parts stay in registers
+        const int read = e / WORDS;
+        sums[e] = READS == 2 && other ? parts[READS - 1 - read].at[e % WORDS] : parts[read].at[e % WORDS];
+    }
 }
 
 struct Store {
