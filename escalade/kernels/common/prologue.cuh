@@ -13,7 +13,8 @@ __device__ __forceinline__ float prologue(float x, float gain, float shift, floa
 }
 #endif
 
-// What belongs to COUNT neighbouring channels of an image, the first of them `channel`, and its gate at `gate`.
+// What belongs to COUNT neighbouring channels of an image, the first of them `channel`, a multiple of COUNT, and its gate
+// at `gate`.
 template <class Element, int COUNT>
 struct PrologueOperands {
 #ifdef PROLOGUE
@@ -22,11 +23,8 @@ struct PrologueOperands {
 
     __device__ __forceinline__ PrologueOperands(const float* gains, const float* shifts, const Element* gates,
                                                 int channel, long long gate) {
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-            if (PROLOGUE_GAIN) this->gains.at[e] = gains[channel + e];
-            if (PROLOGUE_SHIFT) this->shifts.at[e] = shifts[channel + e];
-        }
+        if (PROLOGUE_GAIN) this->gains = load_pack<float, COUNT>(gains + channel);
+        if (PROLOGUE_SHIFT) this->shifts = load_pack<float, COUNT>(shifts + channel);
         if (PROLOGUE_GATE) this->gates = load_pack<Element, COUNT>(gates + gate);
     }
 
