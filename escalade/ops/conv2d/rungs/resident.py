@@ -65,6 +65,8 @@ PLAIN = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum")
 """Functions of one instruction."""
 CALL, SPECIAL_CALL = 4.0, 1.0
 """Instructions of a call of another function, and those for each special function in it."""
+GATED = 0.5
+"""What loading the gates of a pixel takes of what its channels take: all pixels of an image have the same, in L1."""
 TILE_INSTRUCTIONS = 60.0
 """Instructions for a tile: its addresses and ends."""
 BESIDES = 4.0
@@ -108,6 +110,12 @@ class _Tiling:
     def weight_bytes(self) -> int:
         """Bytes of a column: four registers of a warp for each step and block of filters."""
         return self.steps * self.config.filter_blocks * 32 * 16
+
+    @property
+    def by_channel_bytes(self) -> int:
+        """Of gains and shifts, in fp32, that the lanes of a warp read from shared memory for a tile, each its own."""
+        read = sum(name != "gate" for name in prologue.operands(self.problem))
+        return read * self.steps * 32 * 4 * (8 // self.problem.element_bytes)
 
     @property
     def shared_bytes(self) -> int:
@@ -155,6 +163,7 @@ class _Tiling:
         instructions, special = _cost(p.activation)
         prepared = self.steps * c.pixel_blocks * 8 // p.element_bytes if p.prologue else 0
         before, special_before = _cost(p.prologue)
+        gated = GATED if "gate" in prologue.operands(p) else 0.0
         x_bytes = PIXELS * c.pixel_blocks * _row_bytes(p)
         y_bytes = PIXELS * c.pixel_blocks * c.filter_blocks * FILTERS * p.element_bytes
         issued = (
@@ -166,10 +175,11 @@ class _Tiling:
         )
         units = (
             products * PIXELS * FILTERS * BLOCK_BYTES / 4 / card.rates.mma_products,
-            self.weight_bytes / SHARED_RATE,
+            (self.weight_bytes + self.by_channel_bytes) / SHARED_RATE,
             issued / SCHEDULERS,
             (results * special + prepared * special_before) * 32 / SPECIAL_LANES,
-            (x_bytes + y_bytes * (2 if p.residual else 1)) / card.rates.copies.mma_ring.together,
+            (x_bytes * (1 + gated) + y_bytes * (2 if p.residual else 1))
+            / card.rates.copies.mma_ring.together,
         )
         blocks, turns = ceil_div(self.grid(card), card.multiprocessors), self.turns(card)
         tile = max(units) + BESIDES * (sum(units) - max(units)) / (blocks * c.warps)
