@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.engine.graph.graph import ATEN, Graph, Node
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.concatenate import Concatenate
 from escalade.engine.nodes.slice import Slice
@@ -46,7 +47,9 @@ def resolve_scatters(graph: Graph) -> None:
 
 def _written(graph: Graph, node: Node) -> _Written | None:
     """What a node writes into a copy of a value, if it is a range of numbers one after the other."""
-    if node.op != ATEN or name_of(node.attributes["target"]) != "slice_scatter" or not node.is_floating:
+    if not Aten.matches(node) or not node.is_floating:
+        return None
+    if name_of(node.attributes["target"]) != "slice_scatter":
         return None
     call = AtenCall(node)
     value, source, at = call.value("self"), call.value("src"), call("dim", 0)
