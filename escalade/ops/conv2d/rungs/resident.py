@@ -37,7 +37,7 @@ MOST_THREADS = 2048
 """Threads of a multiprocessor."""
 MOST_CONFIGS = 16
 
-START_CLOCKS = 1200.0
+START_CLOCKS = 2000.0
 """Clocks from the launch to the first loads, and from the last results to the end."""
 LATENCY = 900.0
 """Clocks from a load of x to its use, where nothing else hides them."""

@@ -52,9 +52,9 @@ TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
 END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
 """Cycles from one tile's products to the next one's where nothing else is multiplied meanwhile: so many, and for every
 result."""
-UNEVEN_CYCLES_A_SUM = {64: 0.12, 128: 0.35, 256: 0.35}
-"""Cycles more for every result, by a tile's filters, where those of the problem are no multiple: 480to80_14 and
-672to112_14 have tiles of 64, 24to72_56, 40to120_28, 104to104_28 and 208to208_14 of 128."""
+UNEVEN_CYCLES_A_SUM, UNEVEN_WIDE_CYCLES_A_SUM = 0.1, 0.35
+"""Cycles more for every result where filters are no multiple of a tile's: of 64 in 240to40_28, 480to80_14 and
+112to672_14, and of 128 and more in 24to72_56, 40to120_28 and 104to104_28."""
 THIN_CYCLES_A_ROW = 10.0
 """Cycles more for every pixel of a tile whose channels are less than a row of a slab: 16to64_112."""
 STRAIGHT = 1.4
@@ -181,7 +181,7 @@ class PersistentConfig(Config):
         if self.cluster > 1:  # they wait for each other
             products, copies = 1.08 * products, 1.08 * copies
         if filters % self.filters:
-            end += UNEVEN_CYCLES_A_SUM.get(self.filters, 0.0) * sums
+            end += (UNEVEN_WIDE_CYCLES_A_SUM if self.filters > LEAST_FILTERS else UNEVEN_CYCLES_A_SUM) * sums
         return rounds * (ceil_div(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
 
 
