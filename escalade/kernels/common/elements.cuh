@@ -34,6 +34,20 @@ __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* address) {
     return *reinterpret_cast<const Pack<T, COUNT>*>(address);
 }
 
+// Zeros without a load unless `inside`; by words, for the compiler puts 16-bit elements of two sources together one by
+// one.
+template <class T, int COUNT>
+__device__ __forceinline__ Pack<T, COUNT> load_pack_if(bool inside, const T* address) {
+    constexpr int WORDS = sizeof(T) * COUNT / sizeof(unsigned);
+    if constexpr (WORDS == 0) {
+        return inside ? load_pack<T, COUNT>(address) : Pack<T, COUNT>{};
+    } else {
+        Pack<unsigned, WORDS> words = {};
+        if (inside) words = load_pack<unsigned, WORDS>(reinterpret_cast<const unsigned*>(address));
+        return reinterpret_cast<const Pack<T, COUNT>&>(words);
+    }
+}
+
 template <class T, int COUNT>
 __device__ __forceinline__ void store_pack(T* address, const Pack<T, COUNT>& pack) {
     *reinterpret_cast<Pack<T, COUNT>*>(address) = pack;

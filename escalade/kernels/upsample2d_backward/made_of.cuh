@@ -15,7 +15,10 @@ template <bool PAST>
 __device__ __forceinline__ int first_output(int pixel, int size, int outputs, float step) {
     const auto reached = [&](int at) {
         const Places found = places(at, size, step);
-        return PAST ? found.at[0] > pixel : found.at[TAPS - 1] >= pixel;
+        if (PAST) return found.at[0] > pixel;
+        // At a place in front of the image the second pixel of two has no weight, which would make many outputs its own.
+        const bool counts = TAPS != 2 || found.weight[TAPS - 1] > 0.f;
+        return found.at[0] >= pixel || (counts && found.at[TAPS - 1] >= pixel);
     };
     // The tap in front of a place is at the place rounded down, or one before it with four of them.
     const float place = pixel + (PAST ? TAPS / 4 + 1 : TAPS / 4 + 1 - TAPS);

@@ -43,9 +43,9 @@ extern "C" __global__ void upsample2d_backward_vectorised(const Element* gradien
 #pragma unroll UNROLLED_COLUMNS
         for (int j = 0; j < MOST_COLUMNS; ++j) {
             const int row = rows.first + i, column = columns.first + j;
-            Vector seen = {};
-            if (EVEN || (row < rows.end && column < columns.end))
-                seen = load_pack<Element, VECTOR>(gradients + (row * shape.output_width + column) * shape.channels);
+            const Vector seen = load_pack_if<Element, VECTOR>(
+                EVEN || (row < rows.end && column < columns.end),
+                gradients + (row * shape.output_width + column) * shape.channels);
             float weight = 1.f;
             if constexpr (TAPS > 1)
                 weight = weight_in(row, pixel_row, shape.height, row_step) *

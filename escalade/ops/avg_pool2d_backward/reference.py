@@ -35,12 +35,13 @@ def peer(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def _backward(problem: AvgPool2dBackwardProblem, gradient: torch.Tensor) -> torch.Tensor:
-    """PyTorch wants to know only the shape and the layout of x."""
+    """PyTorch wants to know only the shape and the layout of x. Its kernel for NHWC forgets the padding on a GPU
+    (pytorch/pytorch#188344), so where there is some it is given NCHW."""
     f = problem.forward
-    x = torch.empty(
-        (f.batch, f.channels, f.height, f.width),
-        dtype=gradient.dtype, device=gradient.device, memory_format=MEMORY_FORMAT[problem.layout],
-    )  # fmt: skip
+    memory_format = MEMORY_FORMAT["nchw" if any(f.padding) else problem.layout]
+    gradient = gradient.contiguous(memory_format=memory_format)
+    size = (f.batch, f.channels, f.height, f.width)
+    x = torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format)
     backward: Any = torch.ops.aten.avg_pool2d_backward
     result: torch.Tensor = backward(
         gradient, x, f.kernel, f.stride, f.padding, f.ceil_mode, f.count_padding, f.divisor or None

@@ -34,23 +34,31 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
     @property
     def most_outputs(self) -> tuple[int, int]:
         """Outputs down and along that are made of one pixel, at most: those with places in as many pixels as there are
-        taps, and one at either end by rounding."""
+        taps, and one at either end by rounding unless no place is rounded."""
         f = self.forward
+        more = 0 if self._exact and not f.corners else 2
         down, along = (
-            min(outputs, math.ceil(f.taps / step) + 2) if step else outputs
+            min(outputs, math.ceil(f.taps / step) + more) if step else outputs
             for step, outputs in zip(f.steps, f.output, strict=True)
         )
         return down, along
+
+    @property
+    def _exact(self) -> bool:
+        """Whether sizes are powers of two apart, so that no place is rounded."""
+        f = self.forward
+        sizes = zip(f.steps, (f.height, f.width), f.output, strict=True)
+        return all(
+            step * outputs == size and math.frexp(step)[0] == 0.5 and step <= 1
+            for step, size, outputs in sizes
+        )
 
     @property
     def even(self) -> tuple[int, int] | None:
         """Outputs down and along that are copies of each pixel, where these are powers of two for the nearest pixel, so
         that no place is rounded; None otherwise."""
         f = self.forward
-        sizes = zip(f.steps, (f.height, f.width), f.output, strict=True)
-        if f.taps > 1 or any(
-            step * outputs != size or math.frexp(step)[0] != 0.5 or step > 1 for step, size, outputs in sizes
-        ):
+        if f.taps > 1 or not self._exact:
             return None
         return f.output[0] // f.height, f.output[1] // f.width
 

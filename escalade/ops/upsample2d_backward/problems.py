@@ -24,7 +24,7 @@ SMALL_PROBLEMS = tuple(
         "5_7x6to16_b1_nearest_by2.3x2.7",
         "5_9x10to4x7_b2_nearest_exact",
         "8_3to33_b1_nearest",
-        "8_2to20_b1_bilinear",
+        "8_3to30_b1_bilinear",
     )
 )
 """Small problems that between them have every mode, both rules for corners, factors of their own, gradients that are

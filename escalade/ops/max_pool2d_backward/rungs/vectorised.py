@@ -21,8 +21,6 @@ MOST_PIXELS = 64
 """Pixels of a tile: the code has no loop over them."""
 MOST_TAPS = 81
 """Taps of all windows of a tile that are found in x: the code has no loop over them."""
-BUSY_THREADS = 4 * 2048
-"""Threads a multiprocessor that fill it four times."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class TileConfig(Config):
         return windows <= MOST_WINDOWS and rows * columns <= MOST_PIXELS and taps <= MOST_TAPS
 
 
-TILES = tuple(TileConfig(rows, columns) for rows, columns in ((2, 2), (1, 2), (1, 1)))
+TILES = tuple(TileConfig(rows, columns) for rows, columns in ((1, 1), (1, 2), (2, 2)))
 
 
 class Vectorised(Rung[MaxPool2dBackwardProblem]):
@@ -67,23 +65,18 @@ class Vectorised(Rung[MaxPool2dBackwardProblem]):
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.dilation != (1, 1):
             return f"{self.name} takes windows without gaps, not dilation {spell_pair(f.dilation)}"
-        if not TILES[-1].fits(problem):
+        if not TILES[0].fits(problem):
             return (
                 f"{self.name} takes up to {MOST_WINDOWS} windows that see a pixel, strides of up to {MOST_PIXELS} "
                 f"pixels, and where it reads x {MOST_TAPS} taps"
             )
-        if TILES[-1].threads_for(f) >= 2**31:
+        if TILES[0].threads_for(f) >= 2**31:
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return None
 
     def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
-        """The largest tile that leaves the card busy where windows overlap, the smallest otherwise."""
-        f = problem.forward
-        fitting = [tile for tile in TILES if tile.fits(problem)]
-        busy = BUSY_THREADS * self.card.multiprocessors
-        overlap = windowed.sharing(f) > 1
-        default = next((tile for tile in fitting if overlap and tile.threads_for(f) >= busy), fitting[-1])
-        return tuple(sorted(fitting, key=lambda tile: tile != default))
+        """The smallest first: registers for more windows cost more threads than overlaps save loads."""
+        return tuple(tile for tile in TILES if tile.fits(problem))
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
         assert isinstance(config, TileConfig)

@@ -12,7 +12,7 @@ from escalade.ops.shared.pixel_tiles import ONE_PIXEL
 from escalade.ops.upsample2d.rungs.arguments import constants
 from escalade.ops.upsample2d_backward.problem import Upsample2dBackwardProblem
 
-MOST_UNROLLED = 36
+MOST_UNROLLED = 64
 """Outputs of a pixel up to which the code has no loop over them: four registers each, if all are under way."""
 
 
