@@ -305,7 +305,8 @@ def test_a_kernel_of_ours_runs_on_the_twin(seed: int) -> None:
     shape = Ints((1, 1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1, 2, 2))
     arguments = (
         Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("residual", optional=True),
-        Buffer("y"), shape,
+        Buffer("y"), Buffer("gain", optional=True), Buffer("shift", optional=True),
+        Buffer("gate", optional=True), shape,
     )  # fmt: skip
     bind(
         Recipe((KernelCall(program, (1, 1, 1), (32, 1, 1), arguments),)), {"x": x, "weight": weight, "y": y}

@@ -23,9 +23,10 @@ NOT_BEYOND_32_BITS = {
 
 
 def _candidates(size: int, batch: int | None) -> Iterator[Conv2dProblem]:
-    """Dense, grouped, depthwise and a network's first layer; by default with a batch that takes outputs past 2^31."""
+    """Dense, grouped, depthwise, a network's first layer and a product of pixels; by default with a batch that takes
+    outputs past 2^31."""
     for name in ("16to16_{}_k3s1_b1", "64to64_{}_k3s1_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s1g16_b1",
-                 "3to64_{}_k7s2_b1"):  # fmt: skip
+                 "3to64_{}_k7s2_b1", "16to64_{}_k1s1_b1"):  # fmt: skip
         one = Conv2dProblem.parse(name.format(size))
         images = batch or 2**31 // one.output_elements + 4
         for dtype in ("fp16", "fp32", "tf32"):

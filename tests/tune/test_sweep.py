@@ -334,7 +334,7 @@ def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> Non
 
 
 def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
-    """Whether the chosen rung did not take the problem when the sweep was made, and expects to beat what did."""
+    """Whether the chosen rung did not take the problem when the sweep was made, and expects no more than the bound."""
     measured = samples.load(RECORDED)[verdict.key]
     if any(sample.rung == verdict.chosen for sample in measured):
         return False
@@ -342,7 +342,7 @@ def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
     card = typical(measured[0].architecture or None)
     chosen = ops.operation("conv2d").ladder.rung(verdict.chosen).on(card)
     estimates = [chosen.estimate(problem, config) or math.inf for config in chosen.configs(problem)]
-    return min(estimates) < verdict.best_us
+    return min(estimates) < judgement.BOUND * verdict.best_us
 
 
 # --- the command line

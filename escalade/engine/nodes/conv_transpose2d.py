@@ -92,7 +92,7 @@ class ConvTranspose2d(Operator):
         self, node: Node, inputs: Mapping[str, str | None], window: Mapping[str, tuple[int, int]], groups: int,
         graph: Graph,
     ) -> Node | None:  # fmt: skip
-        """With stride 1 it is a convolution by the filters turned around, unless that would have to cut x."""
+        """The convolution by the filters turned around that it is with stride 1; None if that would have to cut x."""
         assert inputs["weight"] is not None
         weight = graph.constants[inputs["weight"]]
         reach = ((size - 1) * step for size, step in zip(weight.shape[2:], window["dilation"], strict=True))

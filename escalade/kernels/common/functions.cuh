@@ -101,7 +101,8 @@ FUNCTION(silu)(float x) {
     return FAST_FUNCTIONS ? x * sigmoid(x) : x / (1.f + expf(-x));
 }
 // Of two numbers, with one reciprocal for both: the special-function unit is what many of them wait for. Powers stay
-// below 2^63, so that their product is finite; x times less than that is 0 in every type with 16 bits.
+// below 2^63, so that their product is finite, and numbers above -44, so that theirs with 2^-63 is nothing; a NaN of one
+// does not reach the other.
 __device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
     if (!FAST_FUNCTIONS) {
         y[0] = silu(a), y[1] = silu(b);
@@ -110,7 +111,7 @@ __device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
     const float below_a = 1.f + exp2_approximate(fminf(-1.44269504f * a, 63.f));
     const float below_b = 1.f + exp2_approximate(fminf(-1.44269504f * b, 63.f));
     const float both = reciprocal_approximate(below_a * below_b);
-    y[0] = a * (both * below_b), y[1] = b * (both * below_a);
+    y[0] = maximum(a, -44.f) * (both * below_b), y[1] = maximum(b, -44.f) * (both * below_a);
 }
 FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
     if (!FAST_FUNCTIONS) return tanhf(x);

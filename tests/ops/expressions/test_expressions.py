@@ -150,3 +150,27 @@ def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathli
             got.double(), fitting, rtol=2e-5, atol=1e-5 if fast else 2e-6, equal_nan=True,
             msg=partial(_named, name),
         )  # fmt: skip
+
+
+PAIRS = """
+#include "common/functions.cuh"
+extern "C" __global__ void run(const float* values, float* y) {
+    float both[2];
+    of::silu_pair(both, values[2 * threadIdx.x], values[2 * threadIdx.x + 1]);
+    for (int i = 0; i < 2; ++i) y[2 * threadIdx.x + i] = both[i];
+}
+"""
+
+
+def test_two_at_once_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "run.cu"
+    source.write_text(PAIRS)
+    each = torch.tensor([0.0, 1.5, -3.0, -40.0, -100.0, -1e30, 60.0, 1e30, float("nan")])
+    values = torch.cartesian_prod(each, each).contiguous()
+    y = torch.empty_like(values)
+    call = KernelCall(
+        Program.of(str(source), "run", {"FAST_FUNCTIONS": True}), (1, 1, 1), (len(values), 1, 1),
+        (Buffer("values"), Buffer("y")),
+    )  # fmt: skip
+    bind(Recipe((call,)), {"values": values, "y": y})()
+    torch.testing.assert_close(y, torch.nn.functional.silu(values), rtol=2e-5, atol=1e-15, equal_nan=True)

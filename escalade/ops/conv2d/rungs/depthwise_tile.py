@@ -392,6 +392,8 @@ class DepthwiseTile(Conv2dRung):
             return f"{self.name} takes a filter for every channel; depthwise takes several"
         if p.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {p.layout}"
+        if p.taps == 1:
+            return f"{self.name} brings windows that several outputs share; filters of one pixel have none"
         if p.channels % unit:
             return f"{self.name} copies {unit} channels at a time, and {p.channels} are not that; depthwise takes any"
         if p.y_pitch and p.residual:

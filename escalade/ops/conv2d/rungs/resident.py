@@ -113,7 +113,7 @@ class _Tiling:
 
     @property
     def by_channel_bytes(self) -> int:
-        """Of gains and shifts, in fp32, that the lanes of a warp read from shared memory for a tile, each its own."""
+        """Bytes of gains and shifts in fp32, which the lanes of a warp read from shared memory, each its own."""
         read = sum(name != "gate" for name in prologue.operands(self.problem))
         return read * self.steps * 32 * 4 * (8 // self.problem.element_bytes)
 
