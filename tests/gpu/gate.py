@@ -41,6 +41,8 @@ _FOUND = 86
 """What it is to end with where it found something."""
 _SUMMARY = re.compile(r"========= (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 _FINDING = re.compile(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|\s)(.+)")
+_MOST_SAID = 200
+"""Characters of what a failed test says."""
 _LIKELY = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/bin")
 
 
@@ -88,8 +90,9 @@ def counted(report: str) -> dict[str, Any]:
     for case in xml.fromstring(report).iter("testcase"):
         total += 1
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '')}"
-        if case.find("failure") is not None or case.find("error") is not None:
-            wrong.append(name)
+        if (failed := case.find("failure")) is not None or (failed := case.find("error")) is not None:
+            said = (failed.get("message") or "").strip().splitlines()
+            wrong.append(f"{name}: {said[0][:_MOST_SAID]}" if said else name)
         elif (skipped := case.find("skipped")) is not None:
             reasons[skipped.get("message", "")] += 1
     skips = sum(reasons.values())

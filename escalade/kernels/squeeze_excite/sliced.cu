@@ -115,8 +115,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (threadIdx.x == 0) {
         barrier_init(barrier, 1);
         fence_barrier_init();
-        barrier_expect(barrier, CLUSTER * IMAGES * HIDDEN * sizeof(float));
     }
+    __syncthreads();
+    if (threadIdx.x == 0) barrier_expect(barrier, CLUSTER * IMAGES * HIDDEN * sizeof(float));
     cluster_arrive_relaxed();
 #endif
     constexpr int FEATURE_UNITS = SQUEEZED / SQUEEZED_VECTOR;
