@@ -19,7 +19,7 @@ from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind
 from tests.engine.mutations import mutated_bytes, mutated_contents
 
-BYTES, GRAPHS, PIECES = 600, 1400, 7
+BYTES, GRAPHS, PIECES = 600, 1000, 5
 """Files with changed bytes, files with changed graphs, and the tests that these are done in."""
 MOST_ELEMENTS = 10_000
 """Of inputs that a changed engine is called with."""

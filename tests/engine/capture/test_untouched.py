@@ -323,7 +323,14 @@ _activation = _closure()
 
 Pair = namedtuple("Pair", ["left", "right"])
 
+
+def _grad_mode(self: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(True)
+    return _cached(self, x)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "a mode of PyTorch's": lambda: Model(_grad_mode, cache=None),
     "shared modules": shared,
     "tied parameters": tied,
     "a cache": lambda: Model(_cached, cache=None),
@@ -404,11 +411,6 @@ def _fails(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.missing(y)
 
 
-def _grad_mode(self: Any, x: torch.Tensor) -> torch.Tensor:
-    torch.set_grad_enabled(True)
-    return _cached(self, x)
-
-
 def _decides(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x if _cached(self, x).sum() > 0 else x + 1
 
@@ -424,7 +426,6 @@ FAILING: dict[str, Callable[[], nn.Module]] = {
         _fails, cache=None, calls=0, log=[], by_name={}, last=deque(), kept=None, counts=np.zeros(2),
         ordered=OrderedDict(b=1, a=2), groups=defaultdict(list),
     ),
-    "a mode of PyTorch's": lambda: Model(_grad_mode, cache=None),
     "a decision by values": lambda: Model(_decides, cache=None),
     "state": lambda: Model(_state, cache=None, total=nn.Buffer(torch.zeros(()))),
     "a number as a result": lambda: Model(lambda self, x: (_cached(self, x), 3), cache=None),

@@ -236,6 +236,7 @@ def test_a_device_s_choice_is_for_its_card(monkeypatch: pytest.MonkeyPatch) -> N
 def test_choices_of_other_cards_are_right(name: str, seed: int) -> None:
     card = OTHERS[(seed + len(name)) % len(OTHERS)]
     operation = OPERATIONS[name]
-    problem = replace(operation.small_problems[seed % len(operation.small_problems)], dtype="fp16")
+    drawn = operation.small_problems[seed % 3 :: 3] or operation.small_problems
+    problem = replace(min(drawn, key=lambda one: one.flops), dtype="fp16")
     choice = estimated(operation, problem, card)
     check(operation, choice.rung, choice.problem, choice.config, CPU, seed)

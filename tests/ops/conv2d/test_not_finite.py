@@ -33,7 +33,11 @@ def problem_for(rung: Rung[Conv2dProblem]) -> Conv2dProblem:
     plain = [
         p
         for p in known
-        if p.dilation == (1, 1) and not p.shortcut_channels and p.dtype != "fp8" and p.output_elements
+        if p.dilation == (1, 1)
+        and not p.shortcut_channels
+        and p.dtype != "fp8"
+        and p.output_elements
+        and not (p.prologue or p.activation)
     ]
     return min(plain[:4], key=lambda problem: problem.flops)
 
