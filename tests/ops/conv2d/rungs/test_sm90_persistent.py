@@ -156,5 +156,5 @@ def test_configs_fit_and_do_not_spill(rung: Rung[Conv2dProblem], dtype: str, sam
         (call,) = rung.recipe(problem, config).steps
         assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
         programs[call.program] = config
-    for program, config in sample(programs.items(), 2):
+    for program, config in sample(programs.items(), 1):
         assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

@@ -46,12 +46,12 @@ def test_the_persistent_rung_on_odd_sizes(name: str, dtype: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("name", ["136to72_9x11_k3s2_b3_mask", "64to72_6x7_k1s2_b2"])
-def test_every_tile_is_placed(name: str, seed: int) -> None:
+def test_every_tile_is_placed(name: str, seed: int, sample: Sample) -> None:
     """Through shared memory, where masks arrive, and straight from registers."""
     problem, rung = half(name), OPERATION.ladder.rung("persistent")
     configs = rung.configs(problem)
     assert {config.as_dict()["buffers"] for config in configs} > {0, 1}
-    for config in configs:
+    for config in sample(configs, 3):
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
@@ -190,9 +190,9 @@ def test_a_sample_that_misleads_is_made_up_for(outlier: float, seed: int) -> Non
 
 @pytest.mark.parametrize("name", ["64to64_9x11_k3s1_b1_mask", "64to64_9x11_k3s2_b1_mask"])
 @pytest.mark.parametrize("rung", ["window", "streamed_window"])
-def test_windows_of_every_config(rung: str, name: str, seed: int) -> None:
+def test_windows_of_every_config(rung: str, name: str, seed: int, sample: Sample) -> None:
     problem, one = half(name), OPERATION.ladder.rung(rung)
-    for config in one.configs(problem):
+    for config in sample(one.configs(problem), 2):
         check(OPERATION, one, problem, config, CPU, seed)
 
 
@@ -279,13 +279,13 @@ def test_the_choice() -> None:
 @pytest.mark.parametrize(
     ("rung", "name", "configs"),
     [
-        ("persistent", "128to128_28_k3s1_b256_mask", 3),
-        ("persistent", "64to128_56_k3s2_b256_mask", 3),
-        ("window", "64to64_56_k3s1_b256_mask", 2),
+        ("persistent", "128to128_28_k3s1_b256_mask", 2),
+        ("persistent", "64to128_56_k3s2_b256_mask", 1),
+        ("window", "64to64_56_k3s1_b256_mask", 1),
         ("window", "128to64_56_k3s2_b32_mask", 1),
-        ("streamed_window", "256to256_14_k3s1_b256_mask", 2),
+        ("streamed_window", "256to256_14_k3s1_b256_mask", 1),
         ("streamed_window", "64to128_56_k3s2_b256_mask", 1),
-        ("wgmma_split", "64to128_56_k3s2_b256_mask", 2),
+        ("wgmma_split", "64to128_56_k3s2_b256_mask", 1),
     ],
 )
 def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) -> None:
