@@ -247,8 +247,8 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
 def test_every_rung_compiles_and_keeps_its_registers(
     operation: Operation[Any], rung: Rung[Any], architecture: str, request: pytest.FixtureRequest
 ) -> None:
-    """One dtype each, in turns: the cards that tests run on compile all. Other architectures than Hopper's take turns at
-    the rungs too."""
+    """One dtype each, in turns: the card that tests run on compiles all. Other architectures than Hopper's take turns
+    at the rungs too."""
     if architecture not in rung.architectures:
         pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
