@@ -13,6 +13,7 @@ thread_local State* state;
 namespace {
 
 thread_local std::unique_ptr<State> kept;
+std::mutex one_launch;  // at a time, of those with checks: what is known of it is its thread's
 constexpr uintptr_t PAGE_BYTES = 4096, NEAR_BYTES = 1 << 25;
 constexpr Site IS_WHERE = 1u << 31;
 
@@ -300,6 +301,7 @@ void access(const Access& access) {
 // ------------------------------------------------------------------ called by the other parts
 
 void begin_launch(const Launch& launch) {
+    one_launch.lock();
     kept = std::make_unique<State>();
     kept->launch = &launch;
     kept->moves = launch.relocation->moves();
@@ -331,6 +333,7 @@ void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to) {
 void end_launch() {  // the cells stay, for what is asked about them afterwards
     state->requests.end_cluster();
     state->launch = nullptr;
+    one_launch.unlock();
 }
 
 void touch_shared(uint32_t rank, uint32_t offset, uint32_t bytes, bool write, bool asynchronous, Where where,
