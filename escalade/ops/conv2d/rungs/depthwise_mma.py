@@ -15,6 +15,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.depthwise import overlapped
+from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 DTYPES = ("fp16", "bf16")
@@ -72,7 +73,7 @@ class MmaConfig(Config):
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _Tiling(Tiles):
     """What follows from a problem and a config; the same sums as in the kernel."""
 
     problem: Conv2dProblem
@@ -101,31 +102,6 @@ class _Tiling:
         plane = (c.images * (height * octets + height // c.rows * gap) | 1) * 16
         taps = c.channels * (4 + p.filter_height * (p.filter_width + 1) * p.element_bytes)
         return stage + outputs + c.channels * plane + ceil_div(taps, 8) * 8 + 8
-
-    @cached_property
-    def channel_blocks(self) -> int:
-        return ceil_div(self.problem.channels, self.config.channels)
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        """Tiles down and across an image."""
-        p, c = self.problem, self.config
-        return ceil_div(p.output_height, c.tile_rows), ceil_div(p.output_width, c.tile_columns)
-
-    @cached_property
-    def tiles(self) -> int:
-        return ceil_div(self.problem.batch, self.config.images) * self.grid[0] * self.grid[1]
-
-    @cached_property
-    def rounds(self) -> int:
-        """Tiles of a block."""
-        at_once = self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks
-        return ceil_div(self.tiles, max(1, at_once))
-
-    @cached_property
-    def workers(self) -> int:
-        """Blocks that share the tiles of the same channels."""
-        return ceil_div(self.tiles, self.rounds)
 
     @property
     def registers(self) -> int:

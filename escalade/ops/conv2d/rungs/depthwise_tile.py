@@ -16,6 +16,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.depthwise import overlapped
+from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
@@ -110,7 +111,7 @@ def _turns(lanes: int, bytes: int, steps: tuple[int, int, int], counts: tuple[in
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _Tiling(Tiles):
     """What follows from a problem and a config; the same sums as in the kernel."""
 
     problem: Conv2dProblem
@@ -151,31 +152,6 @@ class _Tiling:
         c = self.config
         stage = ceil_div(self.window_bytes, 128) * 128
         return c.stages * (stage + 8) + self.problem.taps * (c.channels + c.vector) * 4
-
-    @cached_property
-    def channel_blocks(self) -> int:
-        return ceil_div(self.problem.channels, self.config.channels)
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        """Tiles down and across an image."""
-        p, c = self.problem, self.config
-        return ceil_div(p.output_height, c.tile_rows), ceil_div(p.output_width, c.tile_columns)
-
-    @cached_property
-    def tiles(self) -> int:
-        return ceil_div(self.problem.batch, self.config.images) * self.grid[0] * self.grid[1]
-
-    @cached_property
-    def rounds(self) -> int:
-        """Tiles of a block."""
-        at_once = self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks
-        return ceil_div(self.tiles, max(1, at_once))
-
-    @cached_property
-    def workers(self) -> int:
-        """Blocks that share the tiles of the same channels."""
-        return ceil_div(self.tiles, self.rounds)
 
     @cached_property
     def columns(self) -> int:
