@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import platform
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -16,12 +15,13 @@ from rich.markup import escape
 
 from escalade.bench.coverage.catalogue import Entry, entries
 from escalade.bench.coverage.run import Clock, Coverage, LostDevice, left_over
+from escalade.bench.coverage.together import measure_together
 from escalade.bench.networks.judging import MOST
 from escalade.bench.peers import registry
 from escalade.bench.peers.comparison import COVERAGE
 from escalade.commands.devices import network_device
 from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
-from escalade.commands.progress import Say, status
+from escalade.commands.progress import status
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
@@ -75,6 +75,16 @@ def command(
             show_default=False,
         ),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Networks that are prepared at once, each in a process of its own; while one is timed the others "
+            "stand still.",
+        ),
+    ] = 1,
     timed: Annotated[
         bool,
         typer.Option(
@@ -107,31 +117,32 @@ def command(
             COVERAGE + networks.partition(":")[0], where, batches, dtypes, beside, seconds, seed, size,
             run.ceilings(), timed,
         )  # fmt: skip
-        done = _measure(coverage, found, Clock(budget), run, say)
+        clock = Clock(budget)
+        if jobs == 1:
+            pieces = coverage.each(found, clock, say)
+        else:
+            pieces = measure_together(coverage, networks, found, jobs, clock, say)
+        left = _measure(pieces, found, run)
     run.show()
-    if done < len(found):
+    if left:
         console.print(
-            f"[yellow]not measured:[/] {len(found) - done} of {len(found)} networks, for want of time or after an "
-            f"error. The rest: --only {escape(repr(left_over(found, done)))}"
+            f"[yellow]not measured:[/] {len(left)} of {len(found)} networks, for want of time or after an "
+            f"error. The rest: --only {escape(repr(left_over(left)))}"
         )
     if any(record.failure and not record.is_peer for record in run.records):
         raise typer.Exit(1)
 
 
-def _measure(coverage: Coverage, found: Sequence[Entry], clock: Clock, run: _Run, say: Say) -> int:
-    """How many networks were measured, from the first on."""
-    for done, entry in enumerate(found):
-        if not clock.allows_another():
-            return done
-        began = time.monotonic()
-        try:
-            for records in coverage.measure(entry, say):
-                run.keep(records)
-        except LostDevice as lost:
-            run.note(str(lost))
-            return done + 1
-        clock.took(time.monotonic() - began)
-    return len(found)
+def _measure(pieces: Iterator[tuple[Entry, list[Record]]], found: Sequence[Entry], run: _Run) -> list[Entry]:
+    """Keeps what comes; the networks that were not measured."""
+    done = set()
+    try:
+        for entry, records in pieces:
+            run.keep(records)
+            done.add(entry.name)
+    except LostDevice as lost:
+        run.note(str(lost))
+    return [entry for entry in found if entry.name not in done]
 
 
 def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None) -> None:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from escalade.device.measuring_alone import undisturbed
 from escalade.device.recording import recorded
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -182,18 +183,19 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     spent = dict.fromkeys(samplers, 0.0)
     running = list(samplers)
-    for finished in range(1, max_rounds + 1):
-        before_round(len(running))
-        for name in running:
-            samplers[name].start()
-        for name in running:
-            microseconds = samplers[name].finish()
-            samples[name].append(microseconds)
-            spent[name] += microseconds * samplers[name].calls / 1e6
-        if finished >= min_rounds:
-            running = [name for name in running if spent[name] < seconds_each]
-        if not running:
-            break
+    with undisturbed():
+        for finished in range(1, max_rounds + 1):
+            before_round(len(running))
+            for name in running:
+                samplers[name].start()
+            for name in running:
+                microseconds = samplers[name].finish()
+                samples[name].append(microseconds)
+                spent[name] += microseconds * samplers[name].calls / 1e6
+            if finished >= min_rounds:
+                running = [name for name in running if spent[name] < seconds_each]
+            if not running:
+                break
     return {
         name: summarize(values, samplers[name].how, samplers[name].note) for name, values in samples.items()
     }
@@ -301,13 +303,14 @@ def host_time(
     `calls` of them in a row are fewer than a stream holds, so that none waits for room in it.
     """
     samples = []
-    for _ in range(rounds + 1):
+    with undisturbed():
+        for _ in range(rounds + 1):
+            wait()
+            began = time.perf_counter()
+            for _ in range(calls):
+                call()
+            samples.append((time.perf_counter() - began) * 1e6 / calls)
         wait()
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        samples.append((time.perf_counter() - began) * 1e6 / calls)
-    wait()
     return summarize(samples[1:], "host")
 
 

@@ -54,22 +54,32 @@ class Coverage:
     timed: bool = True
     """Whether plans are also run; if not, they are an H200's."""
 
+    def each(self, found: Sequence[Entry], clock: Clock, say: Say) -> Iterator[tuple[Entry, list[Record]]]:
+        """The records of one network after another, as long as there is time."""
+        for entry in found:
+            if not clock.allows_another():
+                return
+            began = time.monotonic()
+            for records in self.measure(entry, say):
+                yield entry, records
+            clock.took(time.monotonic() - began)
+
     def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
         """The records of one network, piece by piece: of ours for every batch and dtype, and of the peers there."""
-        size = self.size or entry.size or SIZE
+        size = self._size(entry)
         try:
             say(f"{entry.name}: making and capturing it")
             workload = self._workload(entry)
             model = workload.model(size, self.seed)
             graph = capture(model, (images(2, size, self.seed),))
         except Exception as broken:  # a constructor, a model or its capture may fail in any way
-            yield [self._failed(entry, size, batch, dtype, broken) for batch, dtype in self._cases()]
+            yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
             return
         setting = Setting(
             workload, model, graph, self.device, size, self.batches, self.dtypes, self.peers, (), self.seconds,
             self.seed, self.ceilings, Budget(),
         )  # fmt: skip
-        for batch, dtype in self._cases():
+        for batch, dtype in self.cases():
             try:
                 if self.timed:
                     engines = {dtype: setting.engine(dtype)}
@@ -78,11 +88,15 @@ class Coverage:
                 else:
                     yield [self._planned(entry, setting, batch, dtype, say)]
             except Exception as broken:  # out of memory, a launch that fails: the others go on
-                yield [self._failed(entry, size, batch, dtype, broken)]
+                yield [self.failed(entry, batch, dtype, broken)]
                 self._require_device(entry)
         free(self.device)
 
-    def _cases(self) -> list[tuple[int, str]]:
+    def _size(self, entry: Entry) -> int:
+        return self.size or entry.size or SIZE
+
+    def cases(self) -> list[tuple[int, str]]:
+        """Batches and dtypes, in the order in which a network is measured in them."""
         return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
 
     def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
@@ -119,11 +133,12 @@ class Coverage:
     def _filed(self, entry: Entry, record: Record) -> Record:
         return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
 
-    def _failed(self, entry: Entry, size: int, batch: int, dtype: str, broken: Exception) -> Record:
+    def failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
+        """The record of a case that could not be measured, and why."""
         failure = reason(broken)
         if not isinstance(broken, EscaladeError):
             failure = f"{type(broken).__name__}: {failure}"
-        return replace(self._blank(entry, size, batch, dtype), failure=failure)
+        return replace(self._blank(entry, self._size(entry), batch, dtype), failure=failure)
 
     def _require_device(self, entry: Entry) -> None:
         """A kernel that has gone wrong may leave a GPU that answers everything with an error: then nothing that comes
@@ -158,6 +173,6 @@ class Clock:
         self._longest = max(self._longest, seconds)
 
 
-def left_over(entries: Sequence[Entry], done: int) -> str:
+def left_over(entries: Sequence[Entry]) -> str:
     """What a run that was stopped has not measured, as `--only` takes it."""
-    return "|".join(f"^{entry.name.replace('.', '[.]')}$" for entry in entries[done:])
+    return "|".join(f"^{entry.name.replace('.', '[.]')}$" for entry in entries)

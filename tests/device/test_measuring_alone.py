@@ -1,0 +1,49 @@
+"""Processes that prepare side by side: who measures is alone, and the others go on afterwards."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from escalade.device import measuring_alone
+
+
+def _stands_still(process: int) -> bool:
+    """By what Linux says of its state, once a signal has had the time to arrive."""
+    for _ in range(100):
+        state = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "T":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read as Linux has them")
+def test_the_others_stand_still_while_one_measures(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring_alone, "_group", None)
+    monkeypatch.setattr(measuring_alone, "_SETTLING_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            with measuring_alone.undisturbed():  # of no group: nobody is stopped
+                measuring_alone.join(tmp_path)
+                (tmp_path / str(other.pid)).touch()
+            with pytest.raises(RuntimeError, match="in between"), measuring_alone.undisturbed():
+                assert _stands_still(other.pid)
+                with measuring_alone.undisturbed():
+                    pass
+                assert _stands_still(other.pid), "the end of an inner measurement is not that of the outer"
+                raise RuntimeError("something goes wrong in between")
+            assert not _stands_still(other.pid)
+            with measuring_alone.undisturbed():
+                measuring_alone.leave(tmp_path, 0)  # whoever measured has died
+                assert not _stands_still(other.pid)
+        finally:
+            other.kill()
+    with measuring_alone.undisturbed():  # it has ended without a word
+        pass
