@@ -33,58 +33,15 @@ class NotBatched(EscaladeError):
     """Sizes depend on the batch in a way that a graph cannot hold."""
 
 
-class Reader:
-    """An exported program, node by node."""
+class FxReader:
+    """The calls of a graph of `torch.fx`, one after another."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
-        self._nodes = unwrapped(exported.graph_module)
-        if _tangled(self._nodes):
-            exported = exported.run_decompositions({})
-            self._nodes = unwrapped(exported.graph_module)
-        self._exported = exported
-        self._original = original
+    def __init__(self) -> None:
         self._symbol: Any = None
         self._values: dict[torch.fx.Node, str] = {}
         """What each tensor holds by now; of those changed in place, the tensor that they all are."""
         self._same: dict[torch.fx.Node, torch.fx.Node] = {}
         """The results of operations in place, and the tensors that they are."""
-
-    def graph(self) -> Graph:
-        exported = self._exported
-        signature = exported.graph_signature
-        graph = Graph((), {}, {}, ())
-        tensors = {**exported.state_dict, **exported.constants}
-        targets = {
-            **signature.inputs_to_parameters, **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }  # fmt: skip
-        copies = _Copies(self._original)
-        inputs: list[Input] = []
-        for node in self._nodes.nodes:
-            if node.op == "placeholder":
-                if node.name in targets:
-                    graph.constants[node.name] = copies.of(tensors[targets[node.name]])
-                    self._values[node] = node.name
-                else:
-                    inputs.append(self._input(node))
-                    self._values[node] = node.name
-                graph.inputs = tuple(inputs)
-            elif node.op == "call_function":
-                self._call(graph, node)
-            elif node.op == "get_attr":
-                raise CaptureError(
-                    f"the model has a branch or loop inside ({node.target}); a plan runs the same operations every time"
-                )
-            elif node.op == "output":
-                self._outputs(graph, node)
-        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
-        if self._symbol is not None:
-            graph.batches = self._batches()
-        if graph.changes_inputs:
-            graph.notes.append(
-                "the model writes to its input; the engine leaves the caller's tensor as it is"
-            )
-        return graph
 
     def _input(self, node: torch.fx.Node) -> Input:
         value = node.meta.get("val")
@@ -100,32 +57,8 @@ class Reader:
                     self._symbol = next(iter(symbols))
         return Input(node.name, self._shape(value), _dtype_name(value.dtype))
 
-    def _outputs(self, graph: Graph, node: torch.fx.Node) -> None:
-        specs = self._exported.graph_signature.output_specs
-        found, types = [], []
-        for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
-            if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                graph.changes_inputs = True
-                continue
-            if spec.kind is not OutputKind.USER_OUTPUT:
-                raise CaptureError(_state(spec.target))
-            if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
-                raise CaptureError(f"the model returns {value!r}; a compiled model returns tensors only")
-            found.append(self._value(value))
-            types.append(_dtype_name(value.meta["val"].dtype))
-        graph.outputs, graph.output_types = tuple(found), tuple(types)
-
     def _value(self, node: torch.fx.Node) -> str:
         return self._values[self._same.get(node, node)]
-
-    def _batches(self) -> tuple[int, int | None]:
-        """The batch sizes for which the model takes the branches that it took."""
-        values = self._exported.range_constraints.get(self._symbol)
-        if values is None:
-            return 1, None
-        least = int(values.lower) if values.lower.is_Integer else 1
-        # Two is what export begins with, whatever the model is like.
-        return (1 if least <= 2 else least), (int(values.upper) if values.upper.is_Integer else None)
 
     def _shape(self, value: torch.Tensor) -> Shape:
         return tuple(self._dimension(size) for size in value.shape)
@@ -158,11 +91,7 @@ class Reader:
             return  # sizes and results in several parts: whoever uses them reads them from their node
         if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
             raise CaptureError(f"{target} is no tensor operation; a plan runs the same operations every time")
-        if target.namespace != "aten":
-            raise CaptureError(
-                f"{target.name()} is not one of PyTorch's own operators; compile the parts of the model around it"
-            )
-        self._refuse_state(call)
+        self._look_at(call, target)
         node = self._node(graph, fx, call, target, value)
         if result is not None:
             node = node.with_attributes(result=result)
@@ -205,22 +134,112 @@ class Reader:
         return Node(
             graph.fresh(fx.name), ATEN, inputs,
             {"target": target.name(), "arguments": map_leaves(leaf, bound)},
-            self._shape(value), _dtype_name(value.dtype), _source(call),
+            self._shape(value), _dtype_name(value.dtype), self._source(call),
         )  # fmt: skip
 
-    def _refuse_state(self, call: torch.fx.Node) -> None:
+    def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+        """Refuses a call that the graph cannot hold."""
+
+    def _source(self, call: torch.fx.Node) -> str:
+        """The module that an operation belongs to."""
+        return ""
+
+
+class Reader(FxReader):
+    """An exported program, node by node."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
+        super().__init__()
+        self._nodes = unwrapped(exported.graph_module)
+        if _tangled(self._nodes):
+            exported = exported.run_decompositions({})
+            self._nodes = unwrapped(exported.graph_module)
+        self._exported = exported
+        self._original = original
+
+    def graph(self) -> Graph:
+        exported = self._exported
+        signature = exported.graph_signature
+        graph = Graph((), {}, {}, ())
+        tensors = {**exported.state_dict, **exported.constants}
+        targets = {
+            **signature.inputs_to_parameters, **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }  # fmt: skip
+        copies = _Copies(self._original)
+        inputs: list[Input] = []
+        for node in self._nodes.nodes:
+            if node.op == "placeholder":
+                if node.name in targets:
+                    graph.constants[node.name] = copies.of(tensors[targets[node.name]])
+                    self._values[node] = node.name
+                else:
+                    inputs.append(self._input(node))
+                    self._values[node] = node.name
+                graph.inputs = tuple(inputs)
+            elif node.op == "call_function":
+                self._call(graph, node)
+            elif node.op == "get_attr":
+                raise CaptureError(
+                    f"the model has a branch or loop inside ({node.target}); a plan runs the same operations every time"
+                )
+            elif node.op == "output":
+                self._outputs(graph, node)
+        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
+        if self._symbol is not None:
+            graph.batches = self._batches()
+        if graph.changes_inputs:
+            graph.notes.append(
+                "the model writes to its input; the engine leaves the caller's tensor as it is"
+            )
+        return graph
+
+    def _outputs(self, graph: Graph, node: torch.fx.Node) -> None:
+        specs = self._exported.graph_signature.output_specs
+        found, types = [], []
+        for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                graph.changes_inputs = True
+                continue
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise CaptureError(_state(spec.target))
+            if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
+                raise CaptureError(f"the model returns {value!r}; a compiled model returns tensors only")
+            found.append(self._value(value))
+            types.append(_dtype_name(value.meta["val"].dtype))
+        graph.outputs, graph.output_types = tuple(found), tuple(types)
+
+    def _batches(self) -> tuple[int, int | None]:
+        """The batch sizes for which the model takes the branches that it took."""
+        values = self._exported.range_constraints.get(self._symbol)
+        if values is None:
+            return 1, None
+        least = int(values.lower) if values.lower.is_Integer else 1
+        # Two is what export begins with, whatever the model is like.
+        return (1 if least <= 2 else least), (int(values.upper) if values.upper.is_Integer else None)
+
+    def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+        if target.namespace != "aten":
+            raise CaptureError(
+                f"{target.name()} is not one of PyTorch's own operators; compile the parts of the model around it"
+            )
         signature = self._exported.graph_signature
         own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         first = call.args[0] if call.args else None
         if _mutates(call) and isinstance(first, torch.fx.Node) and first.name in own:
             raise CaptureError(_state(own[first.name]))
-        names = [argument.name for argument in call.target._schema.arguments]  # type: ignore[union-attr]
+        names = [argument.name for argument in target._schema.arguments]
         bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
         # These change their statistics when they train, though their schemas do not say so.
         trains = bound.get("training") or bound.get("use_input_stats")
         statistics = bound.get("running_mean")
         if trains and isinstance(statistics, torch.fx.Node):
             raise CaptureError(_state(own.get(statistics.name, statistics.name)))
+
+    def _source(self, call: torch.fx.Node) -> str:
+        stack = call.meta.get("nn_module_stack") or {}
+        names = [path for path, _ in stack.values()]
+        return names[-1].removeprefix("L['self'].") if names else ""
 
 
 def _state(name: str | None) -> str:
@@ -281,10 +300,3 @@ def _is_view(node: torch.fx.Node) -> bool:
         result.alias_info is not None and not result.alias_info.is_write
         for result in node.target._schema.returns
     )
-
-
-def _source(node: torch.fx.Node) -> str:
-    """The module that an operation belongs to."""
-    stack = node.meta.get("nn_module_stack") or {}
-    names = [path for path, _ in stack.values()]
-    return names[-1].removeprefix("L['self'].") if names else ""

@@ -42,11 +42,13 @@ class Original:
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
         self._alive: list[Any] = []
 
-    def copied(self, made: Made = lambda tensor: tensor) -> nn.Module:
-        """Another copy in evaluation mode, with what `made` makes of each tensor in its place."""
+    def copied(self, made: Made = lambda tensor: tensor, *, evaluates: bool = True) -> nn.Module:
+        """Another copy with what `made` makes of each tensor in its place; in evaluation mode, or in the caller's."""
         maker = _Copier(lambda tensor: made(self._tensor(tensor)), self._outside)
         self._alive.append(maker)  # weak references among the copies need somebody to hold what they point at
         model: nn.Module = maker.of(self._model)
+        if not evaluates:
+            return model
         with contextlib.suppress(
             NotImplementedError
         ):  # the module of an exported program, which has no modes

@@ -45,7 +45,7 @@ class Node:
     attributes: Mapping[str, Any]
     shape: Shape
     dtype: str
-    """The result's: a floating type here means the plan's own, whatever it is."""
+    """The result's: a floating type here means the plan's own, whatever it is, unless the graph is typed."""
     source: str = ""
     """The place in the model that it comes from, such as `layer1.0.conv1`."""
 
@@ -98,6 +98,8 @@ class Graph:
     """Whether the model writes to what it is given; an engine never does."""
     ranges: Mapping[str, float] = field(default_factory=dict)
     """The largest magnitude of each value of the fused graph, as seen in calibration, for FP8."""
+    typed: bool = False
+    """Whether floating types are meant: a training step has weights in fp32 and products in 16 bits."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
     is_sound: bool = True
@@ -142,7 +144,7 @@ class Graph:
         return next(given.shape for given in self.inputs if given.name == name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Floating types stand for the plan's own."""
+        """Floating types stand for the plan's own, unless the graph is typed."""
         if name in self.constants:
             return self.constants[name].dtype
         if name in self.nodes:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Recognised, Recogniser
+
+
+def holds_as(node: Node, x: str, graph: Graph) -> bool:
+    """Whether a plan keeps a value in the type that the node gives."""
+    dtype = graph.dtype_of(x)
+    return dtype is getattr(torch, node.dtype) if graph.typed else dtype.is_floating_point
 
 
 def _same(node: Node, call: AtenCall, graph: Graph) -> Recognised:
@@ -23,11 +31,11 @@ def _dropout(node: Node, call: AtenCall, graph: Graph) -> Recognised:
 
 
 def _to(node: Node, call: AtenCall, graph: Graph) -> Recognised:
-    """A cast from one floating type to another, which is nothing: the plan has one of its own."""
+    """A cast from one floating type to another, which is nothing where the plan has one of its own."""
     x = call.value("self")
-    if x is None or not node.is_floating:
+    if x is None or not node.is_floating or x in graph.constants:
         return None
-    return x if x not in graph.constants and graph.dtype_of(x).is_floating_point else None
+    return x if holds_as(node, x, graph) else None
 
 
 def _copied(node: Node, call: AtenCall, graph: Graph) -> Recognised:
@@ -35,7 +43,7 @@ def _copied(node: Node, call: AtenCall, graph: Graph) -> Recognised:
     x = call.value("src")
     if x is None or x in graph.constants or not node.is_floating or graph.shape_of(x) != node.shape:
         return None
-    return x if graph.dtype_of(x).is_floating_point else None
+    return x if holds_as(node, x, graph) else None
 
 
 IDENTITIES: dict[str, Recogniser] = {

@@ -20,6 +20,7 @@ from escalade.engine.nodes.base import (
     unpermuted,
     with_channels,
 )
+from escalade.engine.nodes.identity import holds_as
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
 from escalade.engine.nodes.pointwise_lowering import lower_expression
@@ -113,7 +114,7 @@ class Pointwise(Operator):
             return None
         roles = dict(zip(order, ROLES, strict=False))
         own = named.rename({f"_{place}": roles[values[name]] for place, name in enumerate(expression.inputs)})
-        if own.is_identity and graph.dtype_of(order[0]).is_floating_point and order[0] not in graph.constants:
+        if own.is_identity and holds_as(node, order[0], graph) and order[0] not in graph.constants:
             return order[0]
         if not _is_expression(own.text):
             return None

@@ -22,7 +22,9 @@ Numbers = Mapping[str, Any]
 """Arguments that are no tensors, by name."""
 TENSOR = "tensor"
 """What stands for a tensor among the arguments of a call."""
-_SHAPE = (2, 4)
+_SHAPE, _OTHER_SHAPE = (2, 4), (3, 5)
+"""Sizes to trace operators with: what they compute of an element may depend on how many there are, as a mean's gradient
+does."""
 _OTHER_WORDS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
                 "bitwise_not": "logical_not", "__and__": "logical_and", "__or__": "logical_or"}  # fmt: skip
 """Operators on bits that are functions of truth values where those are all there is."""
@@ -152,7 +154,12 @@ def _expression(operator: Overload, given: tuple[tuple[str, Any], ...]) -> Expre
     } | dict(given)
     if _is_spelled(operator):
         return _spelled(operator, complete)
-    return _traced(operator, complete) if _may_decompose(operator) else None
+    if not _may_decompose(operator):
+        return None
+    found = _traced(operator, complete, _SHAPE)
+    if found is None or torch.Tag.pointwise in operator.tags:
+        return found
+    return found if _traced(operator, complete, _OTHER_SHAPE) == found else None
 
 
 def _name(operator: Overload) -> str:
@@ -206,8 +213,8 @@ def _table() -> dict[Overload, Callable[..., Any]]:
     }
 
 
-def _traced(operator: Overload, given: Numbers) -> Expression | None:
-    """What PyTorch makes of a call, if all of that are functions of ours of whole tensors."""
+def _traced(operator: Overload, given: Numbers, shape: tuple[int, ...]) -> Expression | None:
+    """What PyTorch makes of a call on tensors of these sizes, if all of that are functions of ours of whole tensors."""
     tensors = [name for name, value in given.items() if value == TENSOR]
     kinds = {argument.name: argument for argument in operator._schema.arguments}
 
@@ -217,7 +224,7 @@ def _traced(operator: Overload, given: Numbers) -> Expression | None:
         return operator(*places, **filled)
 
     examples = [
-        torch.ones(_SHAPE, dtype=torch.bool if name in ("mask", "condition") else torch.float32, device="cpu")
+        torch.ones(shape, dtype=torch.bool if name in ("mask", "condition") else torch.float32, device="cpu")
         for name in tensors
     ]
     try:
@@ -225,10 +232,10 @@ def _traced(operator: Overload, given: Numbers) -> Expression | None:
             graph = make_fx(call, decomposition_table=_table())(*examples).graph
     except Exception:  # whatever PyTorch has against it, it does the step itself
         return None
-    return _read(graph, tensors)
+    return _read(graph, tensors, shape)
 
 
-def _read(graph: torch.fx.Graph, names: list[str]) -> Expression | None:
+def _read(graph: torch.fx.Graph, names: list[str], shape: tuple[int, ...]) -> Expression | None:
     """The expression of a traced graph whose placeholders have these names."""
     places = iter(names)
     made: dict[torch.fx.Node, Expression | None] = {}
@@ -240,17 +247,19 @@ def _read(graph: torch.fx.Graph, names: list[str]) -> Expression | None:
             result = node.args[0]
             return made.get(result) if calls and isinstance(result, torch.fx.Node) else None
         else:
-            made[node] = _of_call(node, made)
+            made[node] = _of_call(node, made, shape)
             calls += 1
     return None
 
 
-def _of_call(node: torch.fx.Node, made: Mapping[torch.fx.Node, Expression | None]) -> Expression | None:
+def _of_call(
+    node: torch.fx.Node, made: Mapping[torch.fx.Node, Expression | None], shape: tuple[int, ...]
+) -> Expression | None:
     """A call in a traced graph, of what stands in front of it; None if it is none of ours."""
     operator, value = node.target, node.meta.get("val")
     if not isinstance(operator, Overload) or not _is_spelled(operator):
         return None
-    if not isinstance(value, torch.Tensor) or value.shape not in ((), _SHAPE):
+    if not isinstance(value, torch.Tensor) or value.shape not in ((), shape):
         return None
     schema = operator._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}

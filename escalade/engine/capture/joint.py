@@ -1,0 +1,270 @@
+"""Makes one graph of a training step: the model, its loss, and the gradients of its parameters, by AOTAutograd.
+
+The graph is functional. Parameters and buffers are among its inputs; what the step changes besides parameters, such as
+the running statistics of BatchNorm, is among its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_export_module
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from escalade.engine.capture.export import require_module
+from escalade.engine.capture.reader import CaptureError, FxReader
+from escalade.engine.capture.separate import Original
+from escalade.engine.capture.surroundings import undisturbed
+from escalade.engine.graph.graph import Graph, Node
+
+Loss = Callable[..., torch.Tensor]
+SCALE = "scale"
+"""The graph's input that the loss is multiplied by before gradients are taken, where there is one."""
+_EMPTY_CALLS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
+"""Calls that say something of values and change nothing."""
+_DECOMPOSED = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
+"""Operators of one kernel each that AOTAutograd would take apart into gathers and scatters of single elements."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A training step for inputs of one size.
+
+    The graph's inputs are all parameters, all buffers, what the model and the loss are given, and the loss scale if
+    there is one; its outputs are the loss, the gradients, and the new values of buffers.
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]
+    """The names, in the model, of the first inputs: every parameter once."""
+    buffers: tuple[str, ...]
+    """The names of the inputs behind them."""
+    trained: tuple[str, ...]
+    """The parameters that the outputs behind the loss are the gradients of."""
+    changed: tuple[str, ...]
+    """The buffers that the last outputs are the new values of."""
+
+
+def capture_step(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Sequence[Any],
+    targets: Sequence[Any],
+    *,
+    autocast: torch.dtype | None = None,
+    scaled: bool = False,
+) -> Joint:
+    """What a step of training computes: `loss(model(*inputs), *targets)` and its gradients.
+
+    Modules are in the modes that the caller has them in. With `autocast` the step runs in autocast to that type, and
+    with `scaled` gradients are those of the loss times a further input. The model is never run, copies of it are.
+    """
+    require_module(model)
+
+    def run() -> Joint:
+        with undisturbed(model, autocast=False) as outside, torch.compiler.set_stance("force_eager"):
+            ours = [*model.parameters(), *model.buffers()]  # which tracing replaces, and nothing writes to
+            copied = Original(model, ours, outside).copied(evaluates=False)
+            return _captured(_Step(copied, loss, len(inputs), autocast, scaled), inputs, targets)
+
+    return torch.compiler.disable(run)()
+
+
+def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joint:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"a training step is given {type(value).__name__}; it takes tensors, other arguments belong into the "
+                "model or the loss"
+            )
+        return mode.from_tensor(value.detach(), static_shapes=True)
+
+    given = [fake(value) for value in (*inputs, *targets)]
+    if step.scaled:
+        given.append(fake(torch.ones((), device=given[0].device)))
+    step.hollow(mode)
+    try:
+        with torch.enable_grad(), upsampling_whole():
+            with mode:
+                step.freeze_unused(given)
+            module, signature = aot_export_module(step, given, trace_joint=True, output_loss_index=0)
+    except CaptureError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise CaptureError(
+            f"{step.title} cannot be captured as a training step: {type(error).__name__}: {first}"
+        ) from error
+    assert isinstance(module, torch.fx.GraphModule)
+    return _JointReader(module, signature, step).joint()
+
+
+class _Step(nn.Module):
+    """A model with its loss, as a module whose parameters are the model's, each once."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, inputs: int, autocast: torch.dtype | None, scaled: bool
+    ) -> None:
+        super().__init__()
+        self._step = (model, loss, inputs, autocast)  # no submodule: its parameters would be there twice
+        self.title = type(model).__name__
+        self.scaled = scaled
+        self.parameter_names = {f"p{n}": name for n, (name, _) in enumerate(model.named_parameters())}
+        self.buffer_names = {f"b{n}": name for n, (name, _) in enumerate(model.named_buffers())}
+
+    def hollow(self, mode: FakeTensorMode) -> None:
+        """Takes tensors like the model's, without contents."""
+        named = dict(self._step[0].named_parameters()) | dict(self._step[0].named_buffers())
+
+        def like(name: str) -> torch.Tensor:
+            return mode.from_tensor(named[name].detach(), static_shapes=True)
+
+        for own, name in self.parameter_names.items():
+            self.register_parameter(own, nn.Parameter(like(name), named[name].requires_grad))
+        for own, name in self.buffer_names.items():
+            self.register_buffer(own, like(name))
+
+    def freeze_unused(self, given: Sequence[torch.Tensor]) -> None:
+        """Parameters that the loss does not depend on have no gradients."""
+        wanted = [one for one in self.parameters() if one.requires_grad]
+        if not wanted:
+            raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
+        loss = self(*given)[0]
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise CaptureError(
+                f"the loss is {loss.dtype} of {list(loss.shape)}; a training step takes a loss of one number"
+            )
+        if not loss.requires_grad:
+            raise CaptureError(f"the loss depends on no parameter of {self.title}")
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        for parameter, gradient in zip(wanted, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        model, loss, inputs, autocast = self._step
+        own = {**self.parameter_names, **self.buffer_names}
+        state = {name: getattr(self, tensor) for tensor, name in own.items()}
+        targets = given[inputs:-1] if self.scaled else given[inputs:]
+        with torch.autocast(given[0].device.type, autocast, enabled=autocast is not None):
+            result = loss(torch.func.functional_call(model, state, given[:inputs]), *targets)
+        if not isinstance(result, torch.Tensor):
+            raise CaptureError(f"the loss is {type(result).__name__}; a training step takes a tensor")
+        return (result * given[-1], result.detach()) if self.scaled else (result,)
+
+
+class _JointReader(FxReader):
+    """The module of AOTAutograd, node by node."""
+
+    def __init__(self, module: torch.fx.GraphModule, signature: Any, step: _Step) -> None:
+        super().__init__()
+        for node in module.graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _EMPTY_CALLS:
+                module.graph.erase_node(node)
+        module.graph.eliminate_dead_code()
+        self._module = module
+        self._signature = signature
+        self._step = step
+        self._sources: dict[torch.fx.Node, str] = {}
+        """The modules that parameters belong to, and with them what is computed of these."""
+
+    def joint(self) -> Joint:
+        step, graph = self._step, Graph((), {}, {}, (), typed=True)
+        nodes = list(self._module.graph.nodes)
+        given = [node for node in nodes if node.op == "placeholder"]
+        named = [*step.parameter_names.values(), *step.buffer_names.values()]
+        for number, node in enumerate(given):
+            name = named[number] if number < len(named) else f"input_{number - len(named)}"
+            self._sources[node] = name.rpartition(".")[0]
+            if step.scaled and number == len(given) - 1:
+                name = SCALE
+            self._values[node] = graph.fresh(name.replace(".", "_"))
+            graph.inputs = (*graph.inputs, replace(self._input(node), name=self._values[node]))
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(graph, node)
+            elif node.op == "get_attr":
+                self._constant(graph, node)
+        trained = [name for own, name in step.parameter_names.items() if getattr(step, own).requires_grad]
+        changed = self._changed()
+        results = list(nodes[-1].args[0])
+        new, gradients = results[: len(changed)], results[len(results) - len(trained) :]
+        losses = results[len(changed) : len(results) - len(trained)]
+        if len(losses) != 1 + step.scaled:
+            raise CaptureError(f"{step.title} changes one value in two places of its own when it runs")
+        order = [losses[-1], *gradients, *new]
+        graph.outputs = tuple(map(self._value, order))
+        graph.output_types = tuple(str(one.meta["val"].dtype).removeprefix("torch.") for one in order)
+        graph.remove_dead_code()
+        return Joint(
+            graph, *map(tuple, (step.parameter_names.values(), step.buffer_names.values(), trained, changed))
+        )
+
+    def _changed(self) -> list[str]:
+        """The buffers that the step writes to, in the order of the results that hold their new values."""
+        signature, step = self._signature, self._step
+        if signature.parameters_to_mutate or signature.user_inputs_to_mutate:
+            raise CaptureError(
+                f"{step.title} writes to its parameters or its inputs when it runs; a training step leaves inputs as "
+                "they are, and parameters to the optimiser"
+            )
+        return [step.buffer_names[own] for own in signature.buffers_to_mutate.values()]
+
+    def _constant(self, graph: Graph, node: torch.fx.Node) -> None:
+        tensor = getattr(self._module, str(node.target), None)
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"{self._step.title} has a branch or loop inside ({node.target}); a plan runs the same operations "
+                "every time"
+            )
+        self._values[node] = graph.add_constant(str(node.target), tensor.detach().clone())
+        self._sources[node] = ""
+
+    def _node(self, graph: Graph, fx: torch.fx.Node, call: torch.fx.Node, *rest: Any) -> Node:
+        """PyTorch keeps a batch's statistics in the type of BatchNorm's weights, which its tensors without contents do
+        not say."""
+        node = super()._node(graph, fx, call, *rest)
+        if call.target is torch.ops.aten._native_batch_norm_legit_functional.default and fx.args[1] in (1, 2):
+            others = [graph.dtype_of(name) for role, name in node.inputs.items() if role != "in0"]
+            wide = next((dtype for dtype in others if dtype.itemsize > 2), None)
+            node = node if wide is None else replace(node, dtype=str(wide).removeprefix("torch."))
+        return node
+
+    def _source(self, call: torch.fx.Node) -> str:
+        """The module whose parameters it is computed with."""
+        found = {self._sources.get(one, "") for one in call.all_input_nodes} - {""}
+        source = found.pop() if len(found) == 1 else ""
+        if call.target is torch.ops.aten._to_copy.default:
+            self._sources[call] = source
+        return source
+
+
+@contextmanager
+def upsampling_whole() -> Iterator[None]:
+    """AOTAutograd keeps upsampling as the operators that it is, and their gradients so too."""
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    taken: list[tuple[Any, Any, Any]] = []
+    try:
+        for overload in overloads:
+            for key in keys:
+                if key in overload.py_kernels:
+                    taken.append((overload, key, overload.py_kernels.pop(key)))
+            overload._dispatch_cache.clear()
+        yield
+    finally:
+        for overload, key, kernel in taken:
+            overload.py_kernels[key] = kernel
+        for overload in overloads:
+            overload._dispatch_cache.clear()
