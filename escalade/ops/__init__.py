@@ -16,6 +16,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.batch_norm import BATCH_NORM, batch_norm
+from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, batch_norm_backward
 from escalade.ops.batch_statistics import BATCH_STATISTICS, batch_statistics
 from escalade.ops.conv2d import CONV2D, conv2d
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
@@ -62,6 +63,7 @@ OPERATIONS: dict[str, Operation] = {
         ADD,
         POINTWISE,
         BATCH_NORM,
+        BATCH_NORM_BACKWARD,
         BATCH_STATISTICS,
         MAX_POOL2D,
         MAX_POOL2D_BACKWARD,
@@ -111,6 +113,7 @@ __all__ = [
     "avg_pool2d",
     "avg_pool2d_backward",
     "batch_norm",
+    "batch_norm_backward",
     "batch_statistics",
     "conv2d",
     "conv2d_input_gradient",

@@ -15,15 +15,15 @@ from escalade.ops.batch_norm.operation import BATCH_NORM
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem
 from escalade.ops.batch_norm.reference import empty_output
 from escalade.ops.batch_statistics.op import fake_statistics, run_statistics
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import (
     define,
     library,
     require_alike,
     require_rung,
-    require_same_device,
     without_launch,
 )
+from escalade.ops.shared.channels import check_numbers, numbers
 from escalade.ops.shared.images import check_images, empty_beside, laid_out, layout_of
 
 Optional = torch.Tensor | None
@@ -64,17 +64,7 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
         raise UnsupportedError(
             f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
         )
-    channels = x.shape[1]
-    for name, tensor in channelwise.items():
-        if tensor is None:
-            continue
-        require_same_device(x, name, tensor)
-        if tensor.dtype not in (torch.float32, x.dtype):
-            raise UnsupportedError(f"{name} is {tensor.dtype}; batch_norm takes float32, or x's dtype")
-        if tensor.dim() != 1 or tensor.shape[0] != channels:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(tensor.shape)}; for {channels} channels it must be ({channels},)"
-            )
+    check_numbers("batch_norm", x, channelwise)
 
 
 def _check_training(x: torch.Tensor) -> None:
@@ -118,14 +108,9 @@ def _normalise(
     def images(tensor: Optional) -> Optional:
         return None if tensor is None else laid_out(tensor, problem.layout)
 
-    def channelwise(tensor: Optional, default: float = 0.0) -> torch.Tensor:
-        if tensor is None:
-            return x.new_full((channels,), default, dtype=torch.float32)
-        return aligned(tensor.float().contiguous())
-
     tensors = {
-        "x": images(x), "weight": channelwise(weight, 1.0), "bias": channelwise(bias), "mean": channelwise(mean),
-        "variance": channelwise(variance), "residual": images(residual), "y": y,
+        "x": images(x), "weight": numbers(x, weight, 1.0), "bias": numbers(x, bias), "mean": numbers(x, mean),
+        "variance": numbers(x, variance), "residual": images(residual), "y": y,
     }  # fmt: skip
     ready(BATCH_NORM, problem, x.device, rung).run(tensors)
     return y
@@ -197,30 +182,24 @@ def _training(
 
 
 def _setup_training(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, _, ctx.eps, relu, residual, _ = inputs
+    x, weight, bias, ctx.eps, ctx.relu, residual, _ = inputs
     ctx.has_residual = residual is not None
     y, statistics = output
     ctx.mark_non_differentiable(statistics)
-    ctx.save_for_backward(x, weight, statistics, y if relu else None)
+    ctx.save_for_backward(x, weight, bias, statistics, y if ctx.relu and ctx.has_residual else None)
 
 
 def _backward_training(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    x, weight, statistics, y = ctx.saved_tensors
-    if y is not None:
-        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
-    grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        gradient,
-        x,
-        weight,
-        None,
-        None,
-        statistics[0],
-        torch.rsqrt(statistics[1] + ctx.eps),
-        True,
-        ctx.eps,
-        _needed(ctx),
+    """The output is kept only where a residual hides behind it what the ReLU has cut off."""
+    x, weight, bias, statistics, y = ctx.saved_tensors
+    rstd = torch.rsqrt(statistics[1] + ctx.eps)
+    found = torch.ops.escalade.batch_norm_backward(
+        gradient, x, weight, bias, statistics[0], rstd, ctx.relu, y, y is not None
     )
-    return grad_x, grad_weight, grad_bias, None, None, gradient if ctx.has_residual else None, None
+    parameters = zip(found[1:3], (weight, bias), strict=True)
+    of_parameters = (None if given is None else one.to(given.dtype) for one, given in parameters)
+    of_residual = found[3] if y is not None else gradient
+    return found[0], *of_parameters, None, None, of_residual if ctx.has_residual else None, None
 
 
 def _needed(ctx):  # type: ignore[no-untyped-def]

@@ -1,13 +1,20 @@
-"""What operations that treat images channel by channel share: names, checks, and how an array lies over threads."""
+"""What operations that treat images channel by channel share: names, checks, numbers of channels, and how an array lies
+over threads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from escalade.device.program import Constant, Type
-from escalade.ops.base.dtypes import element, widest_vector
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import VECTOR_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.calling.executables import aligned
+from escalade.ops.calling.library import require_same_device
 from escalade.ops.shared.images import ImageProblem, check_problem, pair_pattern, require_32_bits, spell_pair
 
 SIZES = rf"(?P<channels>\d+)_{pair_pattern('size')}_b(?P<batch>\d+)"
@@ -59,8 +66,34 @@ class Rows:
     """Blocks that it takes for all channels."""
 
     @staticmethod
-    def of(problem: Channelwise, threads: int) -> Rows:
-        vector = widest_vector(problem.dtype, problem.channels)
+    def of(problem: Channelwise, threads: int, most: int = VECTOR_BYTES) -> Rows:
+        """Packs are as wide as the channels allow, up to `most` elements."""
+        vector = min(most, widest_vector(problem.dtype, problem.channels))
         packs = problem.channels // vector
         width = min(packs, threads)
         return Rows(vector, width, threads // width, blocks(packs, width))
+
+
+# --- tensors
+
+
+def check_numbers(operation: str, x: torch.Tensor, numbers: Mapping[str, torch.Tensor | None]) -> None:
+    """Refuses what is not one number for each channel of x."""
+    channels = x.shape[1]
+    for name, tensor in numbers.items():
+        if tensor is None:
+            continue
+        require_same_device(x, name, tensor)
+        if tensor.dtype not in (torch.float32, x.dtype):
+            raise UnsupportedError(f"{name} is {tensor.dtype}; {operation} takes float32, or x's dtype")
+        if tensor.dim() != 1 or tensor.shape[0] != channels:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(tensor.shape)}; for {channels} channels it must be ({channels},)"
+            )
+
+
+def numbers(x: torch.Tensor, given: torch.Tensor | None, default: float = 0.0) -> torch.Tensor:
+    """A number for each channel of x as kernels take it; the default for each where none are given."""
+    if given is None:
+        return x.new_full((x.shape[1],), default, dtype=torch.float32)
+    return aligned(given.float().contiguous())

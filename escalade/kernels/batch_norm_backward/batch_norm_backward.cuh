@@ -1,0 +1,44 @@
+// What the kernels of batch_norm_backward share: what the ReLU behind lets through of a gradient, and what becomes of it.
+//
+// The ReLU's mask, by MASK: there is none; it is found again by x, with the forward pass's own steps; or the output of
+// the ReLU is read.
+#pragma once
+
+#include "common/channels.cuh"
+
+constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;
+
+// Whether a gradient passes the ReLU: where the output, rounded as it was stored, is positive or a NaN. `distance` is that
+// of x from the mean.
+__device__ __forceinline__ bool passes(float distance, float scale, float bias, Element output) {
+    if (MASK == BY_X) output = from_float<Element>(distance * scale + bias);
+    return MASK == NO_MASK || !(to_float(output) <= 0.f);
+}
+
+// The gradient of x, for the elements of a channel: along * gradient + across * (x - mean) + shift.
+struct Slope {
+    float mean, along, across, shift, bias;
+
+    __device__ __forceinline__ Slope() {}
+    // `share` is one over the elements of the channel.
+    __device__ __forceinline__ Slope(float mean, float rstd, float weight, float bias, float weight_gradient,
+                                     float bias_gradient, float share)
+        : mean(mean), along(weight * rstd), across(-along * rstd * weight_gradient * share),
+          shift(-along * bias_gradient * share), bias(bias) {}
+
+    __device__ __forceinline__ Element of(Element gradient, Element x, Element output) const {
+        const float distance = to_float(x) - mean;
+        const float before = passes(distance, along, bias, output) ? to_float(gradient) : 0.f;
+        return from_float<Element>(along * before + (across * distance + shift));
+    }
+};
+
+// What is known of all channels; the bias only with a mask BY_X.
+struct Channels {
+    const float *mean, *rstd, *weight, *bias, *weight_gradient, *bias_gradient;
+
+    __device__ __forceinline__ Slope slope(int c, float share) const {
+        return Slope(mean[c], rstd[c], weight[c], MASK == BY_X ? bias[c] : 0.f, weight_gradient[c], bias_gradient[c],
+                     share);
+    }
+};

@@ -1,0 +1,19 @@
+// y = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c])
+//
+// g is the gradient in front of the ReLU, if there is one. The foot of the ladder: an element a thread, and for each the
+// numbers of its channel anew. What bounds it: instructions, the divisions that find the channel among them. y may be
+// the gradient or x.
+//
+// Serves `naive`. batch_norm_backward.cuh has what becomes of an element.
+#include "batch_norm_backward/batch_norm_backward.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void batch_norm_backward_naive(const Element* gradient, const Element* x, const Element* output,
+                                                     Channels all, Element* y, float share, int channels, int plane,
+                                                     long long elements) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= elements) return;
+    const Slope slope = all.slope(channel_of(static_cast<Index>(at), channels, plane), share);
+    y[at] = slope.of(gradient[at], x[at], MASK == BY_OUTPUT ? output[at] : Element());
+}

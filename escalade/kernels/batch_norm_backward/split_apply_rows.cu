@@ -1,0 +1,60 @@
+// y[row][c] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c]) (NHWC)
+//
+// g is the gradient in front of the ReLU, if there is one. The last of three launches. A thread keeps to VECTOR channels
+// with their numbers in registers and goes through the rows, gridDim.x blocks' worth at a step and PACKS steps under
+// way. The rows are taken from the last to the first: the first launch has just read the last ones, so they may be in L2
+// still. What bounds it: memory. A thread has read all that it writes, so y may be the gradient or x.
+//
+// Serves `split` and `vectorised`. batch_norm_backward.cuh has what becomes of an element.
+//
+// | rung | VECTOR | PACKS |
+// | --- | --- | --- |
+// | `split` | 1 | 1 |
+// | `vectorised` | up to 16 bytes | several |
+#include "batch_norm_backward/batch_norm_backward.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    batch_norm_backward_split_apply_rows(const Element* gradient, const Element* x, const Element* output, Channels all,
+                                         Element* y, float share, int channels, int width, long long rows) {
+    wait_for_previous_launch();
+    const int height = THREADS / width;
+    const int row_in_block = threadIdx.x / width;
+    const int channel = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
+    if (row_in_block >= height || channel >= channels) return;
+
+    Slope slopes[VECTOR];
+    {
+        float means[VECTOR], rstds[VECTOR], weights[VECTOR], biases[VECTOR] = {}, products[VECTOR], sums[VECTOR];
+        load_channels(all.mean + channel, means);
+        load_channels(all.rstd + channel, rstds);
+        load_channels(all.weight + channel, weights);
+        if (MASK == BY_X) load_channels(all.bias + channel, biases);
+        load_channels(all.weight_gradient + channel, products);
+        load_channels(all.bias_gradient + channel, sums);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            slopes[e] = Slope(means[e], rstds[e], weights[e], biases[e], products[e], sums[e], share);
+    }
+
+    const long long step = 1LL * gridDim.x * height;
+    for (long long row = rows - 1 - (1LL * blockIdx.x * height + row_in_block); row >= 0; row -= PACKS * step) {
+        Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS] = {};
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const bool inside = row - i * step >= 0;
+            const long long at = (row - i * step) * channels + channel;
+            gradients[i] = load_pack_if<Element, VECTOR>(inside, gradient + at);
+            xs[i] = load_pack_if<Element, VECTOR>(inside, x + at);
+            if (MASK == BY_OUTPUT) outputs[i] = load_pack_if<Element, VECTOR>(inside, output + at);
+        }
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (row - i * step < 0) break;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                gradients[i].at[e] = slopes[e].of(gradients[i].at[e], xs[i].at[e], outputs[i].at[e]);
+            store_pack(y + (row - i * step) * channels + channel, gradients[i]);
+        }
+    }
+}

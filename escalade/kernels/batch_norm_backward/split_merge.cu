@@ -1,0 +1,42 @@
+// bias_gradient[c], weight_gradient[c] = the sums of partial[0][·][c], and of partial[1][·][c] times rstd[c]
+//
+// The second of three launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
+// through the parts in turn and then meet by shuffles and in shared memory: always in the same order, so that every run
+// gives the same bits. What bounds it: latency.
+//
+// Serves `split` and `vectorised`.
+#include "common/ptx.cuh"
+#include "common/warp.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_norm_backward_split_merge(const float* partial, const float* rstd, float* weight_gradient,
+                                    float* bias_gradient, int channels, int splits) {
+    constexpr int LANES = THREADS / CHANNELS, WARPS = THREADS / 32;
+    __shared__ float of_warps[WARPS][2][CHANNELS];
+    wait_for_previous_launch();
+    const int in_block = threadIdx.x % CHANNELS, c = blockIdx.x * CHANNELS + in_block;
+
+    float sums[2] = {};
+    if (c < channels) {
+#pragma unroll 4
+        for (int split = threadIdx.x / CHANNELS; split < splits; split += LANES) {
+            sums[0] += partial[1LL * split * channels + c];
+            sums[1] += partial[(1LL * splits + split) * channels + c];
+        }
+    }
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+#pragma unroll
+        for (int distance = 16; distance >= CHANNELS; distance /= 2)
+            sums[which] += __shfl_xor_sync(ALL_LANES, sums[which], distance);
+        if (threadIdx.x % 32 < CHANNELS) of_warps[threadIdx.x / 32][which][in_block] = sums[which];
+    }
+    __syncthreads();
+    if (threadIdx.x >= 2 * CHANNELS || c >= channels) return;
+    const int which = threadIdx.x / CHANNELS;
+    float total = 0.f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) total += of_warps[warp][which][in_block];
+    if (which == 0) bias_gradient[c] = total;
+    else weight_gradient[c] = total * rstd[c];
+}

@@ -1,0 +1,90 @@
+"""The gradients of batch normalisation in training as a problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.shared.channels import SIZES, check_channelwise, spell_sizes
+from escalade.ops.shared.images import Images, read_sizes
+
+MASKS = ("none", "x", "output")
+"""How the mask of a ReLU behind the normalisation is found: there is none, again from x, or by the ReLU's output."""
+_NAME = re.compile(SIZES + r"(_by(?P<mask>x|output)(?P<residual>[+]res)?)?")
+
+
+@dataclass(frozen=True)
+class BatchNormBackwardProblem(Images):
+    """The gradients of y = relu((x - mean) * rstd * weight + bias + residual), relu and residual optional, where mean
+    and rstd are x's own.
+
+    Buffers `gradient`, which is that of y, and x are of `dtype`; `mean`, `rstd` (one over the deviation), `weight` and
+    the results `weight_gradient` and `bias_gradient` are fp32 and one a channel. The gradient of x is buffer `y`. With
+    a mask, gradients pass where the ReLU's output is positive: by `output`, or by x, for which `bias` is there. With
+    `residual` the gradient in front of the ReLU is the result `residual_gradient`. y may be the gradient or x.
+    """
+
+    mask: str = "none"
+    residual: bool = False
+    dtype: str = "fp32"
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, {"batch": self.batch})
+        check_channelwise("batch_norm_backward", self)
+        require("batch_norm_backward", "mask", self.mask, MASKS)
+        if self.residual and self.mask != "output":
+            raise UnsupportedError(
+                f"a residual's gradient with the mask {self.mask!r}: behind a ReLU it is found by the output, and "
+                "without one the residual's gradient is y's own"
+            )
+
+    @staticmethod
+    def parse(name: str) -> BatchNormBackwardProblem:
+        found = match_name(
+            _NAME,
+            name,
+            "gradients of batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch, "
+            "then behind a ReLU _byx or _byoutput, and +res if a residual was added",
+        )
+        return BatchNormBackwardProblem(*read_sizes(found), found["mask"] or "none", bool(found["residual"]))
+
+    @property
+    def name(self) -> str:
+        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        mask = "" if self.mask == "none" else f"_by{self.mask}"
+        return spell_sizes(self) + mask + "+res" * self.residual
+
+    @property
+    def count(self) -> int:
+        """Elements a channel."""
+        return self.batch * self.pixels
+
+    @property
+    def flops(self) -> int:
+        """Two sums with a difference and a product; then a difference, two products and two sums."""
+        return (9 + (self.mask != "none")) * self.elements
+
+    @property
+    def bytes(self) -> int:
+        """The gradient, x and the output read once, and each result written."""
+        return self._bytes(3 + (self.mask == "output") + self.residual)
+
+    @property
+    def traffic(self) -> int:
+        """What two passes move: the second reads the gradient and x again, and the output unless the first has left the
+        gradient in front of the ReLU."""
+        by_output = self.mask == "output"
+        return self._bytes(5 + by_output + (1 if self.residual else by_output))
+
+    def _bytes(self, passes: int) -> int:
+        return passes * self.elements * ELEMENT_BYTES[self.dtype] + 24 * self.channels
+
+    @property
+    def rounding(self) -> float:
+        """256 running sums side by side, each a random walk of its rounding errors; then five more roundings."""
+        return 2.0**-24 * math.sqrt(6 + self.count / 256 / 6)
