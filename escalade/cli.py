@@ -32,6 +32,7 @@ COMMANDS = {
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
     "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "
     "read.",
+    "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",
     "tables": "The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/.",
 }
 """Every command, with what `escalade --help` says of it: the opening of its docstring."""

@@ -32,6 +32,7 @@ LAYERS = (
     ("escalade.engine.plan",),
     ("escalade.engine",),
     ("escalade.classify",),
+    ("escalade.train",),
     ("escalade.measure",),
     ("escalade.tune",),
     ("escalade.bench",),
@@ -52,10 +53,12 @@ LATE_PACKAGES = {
     "cuda": "CUDA's bindings load the driver's libraries, which a machine without a GPU has not got",
     "jax": "it need not be installed",
     "matplotlib": "it takes a second to load",
+    "sklearn": "it need not be installed",
     "torch._dynamo": "it takes seconds to load",
     "torch._inductor": "it takes seconds to load",
     "torch._subclasses": "PyTorch's own: only where a network is captured",
     "torch.fx": "PyTorch's own: only where a network is captured",
+    "torch.utils.tensorboard": "it takes a package that need not be installed",
 }
 """Other packages that are imported inside functions, and why."""
 

@@ -20,12 +20,12 @@ Say = Callable[[str], None]
 
 
 def progress_bar(
-    console: Console, clock: ProgressColumn | None = None, *, transient: bool = True, disable: bool = False
+    console: Console, *further: ProgressColumn, transient: bool = True, disable: bool = False
 ) -> Progress:
-    """A bar with what is done of how many, and the time that has passed or what `clock` shows."""
+    """A bar with what is done of how many, and the time that has passed or what the further columns show."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     return Progress(
-        *columns, clock or TimeElapsedColumn(), console=console, transient=transient, disable=disable
+        *columns, *(further or (TimeElapsedColumn(),)), console=console, transient=transient, disable=disable
     )
 
 

@@ -12,11 +12,15 @@ from escalade.models.flat_file import FlatFile
 
 
 class ConvAutoencoder(nn.Module):
-    """Five 3x3 convolutions; pooled twice on the way down, doubled twice on the way up. Inputs in [0, 1]."""
+    """Five 3x3 convolutions; pooled twice on the way down, doubled twice on the way up. Inputs in [0, 1].
 
-    def __init__(self) -> None:
+    `width` is the channels of the first, which the features have half of.
+    """
+
+    def __init__(self, width: int = 256) -> None:
         super().__init__()
-        channels = (3, 256, 128, 128, 256, 3)
+        self.width = width
+        channels = (3, width, (width + 1) // 2, (width + 1) // 2, width, 3)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, padding=1) for before, after in itertools.pairwise(channels)
         )
@@ -24,7 +28,7 @@ class ConvAutoencoder(nn.Module):
         self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """128 channels of 8x8: the features."""
+        """Half the width's channels of a quarter of the sides, 128 of 8x8: the features."""
         for convolution in self.convolutions[:2]:
             x = self.pool(torch.relu(convolution(x)))
         return x
@@ -38,9 +42,9 @@ class ConvAutoencoder(nn.Module):
         return self.decode(self.encode(x))
 
 
-def load_autoencoder(path: str | pathlib.Path) -> ConvAutoencoder:
+def load_autoencoder(path: str | pathlib.Path, width: int = 256) -> ConvAutoencoder:
     """Reads a file with weight and bias of each convolution, a count in front of each."""
-    model = ConvAutoencoder()
+    model = ConvAutoencoder(width)
     file = FlatFile(path)
     for parameter in model.parameters():
         file.fill([parameter], file.count())

@@ -70,7 +70,8 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Stem, four stages of blocks, global average, classifier.
 
-    The stem for small images, CIFAR's of 32x32, is one 3x3 convolution and keeps their size.
+    The stem for small images, CIFAR's of 32x32, is one 3x3 convolution and keeps their size. `width` is the stem's
+    channels, which every stage but the first doubles.
     """
 
     def __init__(
@@ -79,20 +80,21 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         classes: int = 1000,
         small_images: bool = False,
+        width: int = 64,
     ) -> None:
         super().__init__()
         self.layers = sum(depths) * (2 if block is BasicBlock else 3) + 2
         self.small_images = small_images
-        self.conv1, self.bn1 = _conv_bn(3, 64, 3) if small_images else _conv_bn(3, 64, 7, 2)
+        self.conv1, self.bn1 = _conv_bn(3, width, 3) if small_images else _conv_bn(3, width, 7, 2)
         self.maxpool = nn.Identity() if small_images else nn.MaxPool2d(3, 2, 1)
-        channels = 64
+        channels = width
         stages = []
         for number, depth in enumerate(depths):
-            width = 64 << number
+            inner = width << number
             blocks = []
             for position in range(depth):
-                blocks.append(block(channels, width, 2 if number > 0 and position == 0 else 1))
-                channels = width * block.expansion
+                blocks.append(block(channels, inner, 2 if number > 0 and position == 0 else 1))
+                channels = inner * block.expansion
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)

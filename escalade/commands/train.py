@@ -1,0 +1,197 @@
+"""The command `train`: a network over epochs of images."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import TextColumn, TimeRemainingColumn
+
+from escalade.commands.devices import network_device
+from escalade.commands.options import NetworkOn
+from escalade.commands.progress import progress_bar
+from escalade.errors import UnsupportedError
+from escalade.models import ConvAutoencoder
+from escalade.train.parallel import LostError, Processes, processes
+from escalade.train.probing import classify
+from escalade.train.runs import trainer
+from escalade.train.telling import Progress
+from escalade.train.trainer import Evaluation, Trainer
+
+RUNS = pathlib.Path("runs")
+
+
+class _Stop:
+    """Whether somebody wants the run to end."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self) -> bool:
+        return self.wanted
+
+
+def command(
+    task: Annotated[str, typer.Argument(help="autoencoder or resnet18.", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="CIFAR-10 (binary or Python version, unpacked), IDX files, a folder of images, an .npz file, or "
+            "synthetic[:COUNT]. Without it: synthetic.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("--output", "-o", help="The run's folder. Without it: runs/TASK.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    epochs: Annotated[int | None, typer.Option(help="How often to see every image.")] = None,
+    steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Images a step, of all processes together.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd (momentum 0.9), adam or adamw.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, or cosine: up and down to 0.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="The optimiser's.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            "-t",
+            help="fp32, tf32, or fp16 and bf16 mixed with fp32. Without it: fp16 on a GPU, else fp32.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the weights, the order and the augmentation.")] = None,
+    device: NetworkOn = None,
+    width: Annotated[int | None, typer.Option(help="Channels of the network's first convolution.")] = None,
+    side: Annotated[
+        int | None, typer.Option(help="Size of images from folders, and of synthetic ones.")
+    ] = None,
+    flip: Annotated[bool | None, typer.Option(help="Whether to mirror images at random.")] = None,
+    shift: Annotated[int | None, typer.Option(help="By how many pixels to shift images at random.")] = None,
+    held_out: Annotated[
+        float | None, typer.Option(help="The part to test by, of images that come without one.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many epochs without a better evaluation.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints, beside one after each epoch.")
+    ] = None,
+    weights: Annotated[
+        pathlib.Path | None, typer.Option("--weights", "-w", help="What the network begins with.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
+    classifier: Annotated[
+        bool,
+        typer.Option(
+            "--classifier", help="Then fit a linear classifier to the autoencoder's features (scikit-learn)."
+        ),
+    ] = False,
+) -> None:
+    """Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit."""
+    options: dict[str, Any] = {
+        "data": data, "epochs": epochs, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer,
+        "schedule": schedule, "weight_decay": weight_decay, "dtype": dtype, "seed": seed, "width": width, "side": side,
+        "flip": flip, "shift": shift, "held_out": held_out, "patience": patience, "every": every,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    folder = output or RUNS / task
+    if classifier and task != "autoencoder":
+        raise UnsupportedError(
+            f"--classifier is for the features of the autoencoder; {task} is a classifier itself"
+        )
+    with processes(network_device(device)) as own:
+        run = trainer(task, given, folder, own, resume=resume, weights=weights, tensorboard=tensorboard)
+        console = Console(quiet=not own.first)
+        _announce(console, run, own, folder)
+        _train(console, run, own)
+        console.print(
+            f"All of it is in {folder}: the weights in best.pt, the course in log.jsonl and loss.png"
+        )
+        if classifier and own.first:
+            _classify(console, run)
+
+
+def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path) -> None:
+    settings, count = run.settings, sum(each.numel() for each in run.model.parameters())
+    together = f", {own.count} processes" if own.count > 1 else ""
+    console.print(
+        f"{settings.task}, {count:,} parameters, on {len(run.dataset.train):,} images of {run.dataset.name}: "
+        f"{run.total:,} steps of {settings.batch} in {settings.dtype} on {own.device}{together}",
+        highlight=False,
+    )
+    if run.step:
+        console.print(f"Going on behind step {run.step:,}, from the checkpoint in {folder}", highlight=False)
+
+
+def _train(console: Console, run: Trainer, own: Processes) -> None:
+    columns = TextColumn("loss {task.fields[loss]}, {task.fields[speed]} images/s"), TimeRemainingColumn()
+    with _signals(own) as stop, progress_bar(console, *columns, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("Training", total=run.total, completed=run.step, loss="-", speed="-")
+
+        def watch(news: Progress | Evaluation) -> None:
+            if isinstance(news, Progress):
+                speed = f"{news.images_per_second:,.0f}"
+                bar.update(shown, completed=news.step, loss=f"{news.loss:.5f}", speed=speed)
+                return
+            right = "" if news.accuracy is None else f", {news.accuracy:.2%} right"
+            best = ", the best so far" if news.best else ""
+            bar.console.print(
+                f"epoch {news.epoch}, step {news.step:,}: test loss {news.loss:.6f}{right}{best}",
+                highlight=False,
+            )
+
+        outcome = run.run(watch, stop)
+    console.print(
+        f"Ended: {outcome.why}; the best test loss is {outcome.best:.6f}"
+        + ("" if outcome.step >= outcome.total else ". --resume goes on with it"),
+        highlight=False,
+    )
+
+
+def _classify(console: Console, run: Trainer) -> None:
+    assert isinstance(run.model, ConvAutoencoder)
+    with console.status("Fitting a linear classifier to the encoder's features"):
+        found = classify(
+            run.model, run.dataset, run.normalization, batch=run.settings.batch, dtype=run.settings.dtype,
+            device=next(run.model.parameters()).device.type, seed=run.settings.seed,
+        )  # fmt: skip
+    console.print(
+        f"A linear classifier on the encoder's {found.features:,} features is right on {found.train:.2%} of the "
+        f"images it was fitted to and on {found.test:.2%} of the others",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _signals(own: Processes) -> Iterator[_Stop]:
+    """Ctrl-C and a request to end let a step be finished and kept; a second one does not wait.
+
+    One of several processes ends at once: the others may be at another step.
+    """
+    stop = _Stop()
+
+    def asked(number: int, frame: Any) -> None:
+        if own.count > 1:
+            raise LostError(
+                f"process {own.rank} of {own.count} was told to end, as one is when another has failed. "
+                "--resume goes on from the last checkpoint"
+            )
+        if stop.wanted:
+            raise KeyboardInterrupt
+        stop.wanted = True
+
+    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,84 @@
+"""One step of training: forward, loss, backward, optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from escalade.ops.base.switches import precision
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_CAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Step(Protocol):
+    """What takes a batch and makes the model better by it."""
+
+    def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
+        """Changes the model's parameters at this learning rate; the loss before it, on the device."""
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on beside the model: moments, loss scale, counts."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def optimizer_of(name: str, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """PyTorch's optimiser of that name: momentum of 0.9 for SGD."""
+    parameters = list(model.parameters())
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr, weight_decay=weight_decay)
+
+
+class AutogradStep:
+    """A step by PyTorch's autograd; fp16 and bf16 mixed with fp32 weights, fp16 with a loss scale."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        dtype: str,
+        device: torch.device,
+    ) -> None:
+        self._model, self._loss, self._optimizer = model, loss, optimizer
+        self._dtype, self._device = dtype, device
+        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
+
+    def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with arithmetic(self._dtype, self._device):
+            loss = self._loss(self._model(images), target)
+            self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+
+
+@contextmanager
+def arithmetic(dtype: str, device: torch.device) -> Iterator[None]:
+    """PyTorch computes in this dtype, and the same numbers every time."""
+    cudnn: Any = torch.backends.cudnn
+    with precision(dtype), torch.autocast(device.type, _CAST.get(dtype), enabled=dtype in _CAST):
+        before = cudnn.deterministic
+        cudnn.deterministic, cudnn.benchmark = True, False  # `precision` puts the second back
+        try:
+            yield
+        finally:
+            cudnn.deterministic = before

@@ -1,0 +1,39 @@
+"""The command `train`: what it says and what it leaves."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from escalade.train import logs, pictures
+from tests.commands.support import run, said_by
+
+SMALL = "--data synthetic:24 --side 8 --width 4 --batch 8 --device cpu".split()
+
+
+def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+    folder = str(tmp_path / "run")
+    begun = run("train", "autoencoder", *SMALL, "--epochs", "1", "--output", folder)
+    assert begun.exit_code == 0, begun.output
+    assert "411 parameters, on 24 images of synthetic: 3 steps of 8 in fp32 on cpu" in begun.output
+    assert "epoch 1, step 3: test loss 0." in begun.output and "all 3 steps taken" in begun.output
+    resumed = run("train", "autoencoder", "--device", "cpu", "--epochs", "2", "--output", folder, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "Going on behind step 3" in resumed.output and "all 6 steps taken" in resumed.output
+    steps = [line["step"] for line in logs.read(tmp_path / "run" / "log.jsonl") if line["event"] == "step"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_mistakes_are_answered_by_one_sentence(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ("--output", str(tmp_path / "run"), "--device", "cpu")
+    for arguments, sentence in (
+        (("train", "vgg"), "there is nothing called 'vgg' to train; there is autoencoder, resnet18"),
+        (("train", "autoencoder", "--data", "nowhere"), "there is no nowhere; what is read is CIFAR-10"),
+        (("train", "resnet18", "--classifier"), "--classifier is for the features of the autoencoder"),
+    ):
+        assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)
+    assert not (tmp_path / "run").exists()

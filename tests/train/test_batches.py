@@ -1,0 +1,68 @@
+"""Batches: every image once an epoch, the same in any number of processes, wherever the images lie."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from escalade.train.augmentation import Augmentation, Moves, moved
+from escalade.train.batches import Batch, Batches, Normalization, in_order
+from escalade.train.data.synthetic import make
+
+IMAGES = make(23, 8, 0, "train")
+CPU = torch.device("cpu")
+
+
+def batches(rank: int = 0, processes: int = 1, resident: bool = True, seed: int = 3) -> Batches:
+    return Batches(
+        IMAGES, 6, CPU, seed=seed, augmentation=Augmentation(True, 2), rank=rank, processes=processes,
+        resident=resident,
+    )  # fmt: skip
+
+
+def pixels(found: list[Batch]) -> torch.Tensor:
+    return torch.stack([each.pixels for each in found])
+
+
+def test_epochs_have_orders_of_their_own_and_can_be_entered_anywhere() -> None:
+    whole = list(batches().epoch(0))
+    assert len(whole) == 3 and not torch.equal(pixels(whole), pixels(list(batches().epoch(1))))
+    assert not torch.equal(pixels(whole), pixels(list(batches(seed=4).epoch(0))))
+    assert torch.equal(pixels(whole)[1:], pixels(list(batches().epoch(0, 1))))
+    plain = Batches(IMAGES, 6, CPU, seed=3, augmentation=Augmentation())
+    seen = torch.cat([each.pixels for each in plain.epoch(5)]).flatten(1)
+    known = {tuple(row) for row in IMAGES.pixels.flatten(1).tolist()}
+    assert len({tuple(row) for row in seen.tolist()} & known) == 18
+
+
+def test_processes_share_the_batches_of_one() -> None:
+    one, both = list(batches().epoch(2)), [list(batches(rank, 2).epoch(2)) for rank in range(2)]
+    assert torch.equal(pixels(one), torch.cat([pixels(each) for each in both], 1))
+    whole = torch.cat(
+        [each.pixels for rank in range(2) for each in in_order(IMAGES, 4, CPU, rank=rank, processes=2)]
+    )
+    assert torch.equal(whole, torch.cat([IMAGES.pixels[::2], IMAGES.pixels[1::2]]))
+
+
+def test_streamed_batches_are_those_that_stay_on_the_device() -> None:
+    streamed, resident = (list(batches(resident=where).epoch(1)) for where in (False, True))
+    assert torch.equal(pixels(streamed), pixels(resident))
+    for one, other in zip(streamed, resident, strict=True):
+        assert one.labels is not None and other.labels is not None and torch.equal(one.labels, other.labels)
+    assert len(list(itertools.islice(batches(resident=False).epoch(0), 1))) == 1  # and its thread ends
+
+
+def test_images_are_turned_and_shifted() -> None:
+    row = torch.arange(4, dtype=torch.uint8).view(1, 1, 4, 1).expand(3, 1, 4, 1)
+    found = moved(row, Moves(torch.tensor([0, 1, 0]), torch.tensor([[0, 0], [0, 0], [0, -2]])))
+    assert found.squeeze().tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [2, 1, 0, 1]]
+
+
+def test_grey_images_are_given_as_colours_and_come_back() -> None:
+    grey = Batch(IMAGES.pixels[..., :1], None)
+    normalization = Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    found = grey.images(normalization)
+    assert found.shape == (23, 3, 8, 8) and found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found[:, 1], (IMAGES.pixels[..., 0] / 255 - 0.5) / 0.3)
+    assert torch.equal(normalization.undone(found), IMAGES.pixels[..., :1].expand(-1, -1, -1, 3))

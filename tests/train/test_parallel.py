@@ -1,0 +1,89 @@
+"""Two processes train as one does, and neither goes on without the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from escalade.errors import UnsupportedError
+from escalade.train import logs, pictures
+from escalade.train.parallel import Processes, processes
+from escalade.train.runs import trainer
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CPU = torch.device("cpu")
+GIVEN = {"data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.01, "flip": True}
+PROGRAM = f"""
+import os, pathlib, sys, torch, torch._dynamo
+from escalade.errors import EscaladeError
+from escalade.train import pictures
+from escalade.train.parallel import processes
+from escalade.train.runs import trainer
+
+other = os.fork()  # one process that has loaded all of it becomes two
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"
+folder = pathlib.Path(sys.argv[1])
+pictures.curve = lambda *arguments: None
+torch.set_num_threads(1)
+try:
+    with processes(torch.device("cpu")) as own:
+        trainer("autoencoder", {GIVEN!r}, folder, own).run(lambda news: None)
+        longer = trainer("autoencoder", {{"epochs": 9}}, folder, own, resume=True)
+
+        def lost():
+            if not own.first and longer.step == 7:
+                os.kill(os.getpid(), 9)
+
+        longer.run(lambda news: None, lost)
+except EscaladeError as error:
+    sys.exit(f"{{error}}; the other ended by {{os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])}}")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_two_processes_train_as_one_and_a_lost_one_ends_both(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    began = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "two")],
+        cwd=ROOT,
+        env={**os.environ, **meeting},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    trainer("autoencoder", GIVEN, tmp_path / "one", Processes(CPU)).run(lambda news: None)
+    _, said = began.communicate(timeout=120)
+    assert began.returncode == 1 and "the other ended by -9" in said, said
+    assert "process 0 of 2 cannot reach the others any more" in said and "--resume" in said
+    one, two = (logs.read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
+    assert [line["step"] for line in one] == [1, 2, 3, 4, 5, 5]
+    for mine, theirs in zip(one, two, strict=False):
+        assert mine.keys() == theirs.keys() and theirs["loss"] == pytest.approx(mine["loss"], rel=1e-4), (
+            json.dumps(two)
+        )
+
+
+def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedError, match="SyncBatchNorm, which needs GPUs"):
+        Processes(CPU, 0, 2).wrap(nn.Sequential(nn.BatchNorm2d(3)))
+    with pytest.raises(UnsupportedError, match="cannot be dealt to 3 processes"):
+        trainer("autoencoder", GIVEN, pathlib.Path("nowhere"), Processes(CPU, 0, 3))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UnsupportedError, match="RANK is not set; torchrun"), processes(CPU):
+        pass

@@ -1,0 +1,198 @@
+"""Runs: they learn, end when they should, and go on bit for bit wherever they were ended."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from escalade import files
+from escalade.errors import EscaladeError, UnsupportedError
+from escalade.train import checkpoints, logs, pictures
+from escalade.train.parallel import Processes
+from escalade.train.runs import trainer
+from escalade.train.steps import AutogradStep
+from escalade.train.telling import DivergedError, Progress
+from escalade.train.trainer import Evaluation, Outcome, Trainer
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 2, "every": 2, "flip": True, "shift": 1,
+    "lr": 0.01,
+}  # fmt: skip
+HERE = Processes(torch.device("cpu"))
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those are drawn by one test alone: they take a second."""
+    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+
+
+def made(folder: pathlib.Path, task: str = "autoencoder", resume: bool = False, **given: Any) -> Trainer:
+    return trainer(task, SMALL | given, folder, HERE, resume=resume)
+
+
+def trained(folder: pathlib.Path, resume: bool = False, **given: Any) -> tuple[Outcome, list[Any]]:
+    news: list[Any] = []
+    return made(folder, resume=resume, **given).run(news.append), news
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def killed_after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    left = [calls]
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KilledError
+        return function(*arguments, **keywords)
+
+    return counted
+
+
+def course(folder: pathlib.Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    state = checkpoints.load(folder / "checkpoint.pt")
+    assert state is not None
+    return state, logs.read(folder / "log.jsonl")
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_same(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    trained(tmp_path / "whole", dtype=dtype)
+    whole = course(tmp_path / "whole")
+    assert len(whole[1]) == STEPS + 2
+    points = [
+        (AutogradStep, "__call__", 0),  # before anything
+        (AutogradStep, "__call__", 3),  # between two checkpoints
+        (Trainer, "_evaluate", 0),  # the epoch's steps are taken
+        (checkpoints, "save", 2),  # it was evaluated and not kept
+        (files.os, "replace", 5),  # a checkpoint was written and is not in its place
+        (logs.JsonLog, "write", 7),  # in the middle of the log
+    ]
+    for number, (owner, name, calls) in enumerate(points if dtype == "fp32" else points[1:2]):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as until:
+            until.setattr(owner, name, killed_after(calls, getattr(owner, name)))
+            with pytest.raises(KilledError):
+                trained(folder, dtype=dtype)
+        with open(folder / "log.jsonl", "a") as log:
+            log.write('{"event": "step", "st')  # a line that was cut short
+        outcome, _ = trained(folder, resume=True, dtype=dtype)
+        assert outcome.step == STEPS
+        assert_same(course(folder), whole)
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> None:
+    trained(tmp_path / "whole")
+    asked = iter([False, False, True])
+    outcome = made(tmp_path / "asked").run(lambda news: None, lambda: next(asked))
+    assert outcome.step == 3 and outcome.why == "stopped at step 3"
+    trained(tmp_path / "asked", resume=True)
+    assert_same(course(tmp_path / "asked"), course(tmp_path / "whole"))
+
+
+def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = torch.random.get_rng_state()
+    outcome, news = trained(tmp_path, epochs=6, weight_decay=1e-4, optimizer="adamw", schedule="cosine")
+    evaluations = [each for each in news if isinstance(each, Evaluation)]
+    assert evaluations[-1].loss < 0.8 * evaluations[0].loss and outcome.best == min(
+        each.loss for each in evaluations
+    )
+    assert (
+        news[-2] == Progress(30, 30, news[-2].loss, news[-2].images_per_second)
+        and news[-2].images_per_second > 0
+    )
+    assert torch.equal(before, torch.random.get_rng_state())
+    steps = [line for line in logs.read(tmp_path / "log.jsonl") if line["event"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, 31))
+    assert max(line["lr"] for line in steps) == steps[2]["lr"] == 0.01 and steps[-1]["lr"] < 0.001
+    assert Image.open(tmp_path / "reconstructions.png").size == ((8 * 10 - 2) * 12, (2 * 10 - 2) * 12)
+    assert Image.open(tmp_path / "loss.png").width > 500
+    again = made(tmp_path / "again", epochs=1)
+    again.model.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
+    assert again._evaluate().loss == pytest.approx(outcome.best, rel=1e-5)
+
+
+def test_a_resnet_is_trained_by_the_same_machinery(tmp_path: pathlib.Path) -> None:
+    run = made(tmp_path, "resnet18", epochs=1, steps=2, schedule="cosine", side=16)
+    news: list[Any] = []
+    assert run.run(news.append).step == 2
+    assert news[-1].accuracy is not None and 0 <= news[-1].accuracy <= 1
+
+
+def test_it_ends_early_where_nothing_gets_better(tmp_path: pathlib.Path) -> None:
+    outcome, _ = trained(tmp_path, epochs=9, patience=2, lr=1e-30)
+    assert outcome.why == "no better evaluation for 2 epochs" and outcome.step == 15
+    assert trained(tmp_path, resume=True, epochs=9, patience=2, lr=1e-30)[0].step == 15
+    assert trained(tmp_path, resume=True, epochs=4, patience=9, lr=1e-30)[0].step == 20
+
+
+def test_a_loss_that_is_no_number_ends_it(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(DivergedError, match="the loss is (nan|inf) at step .* smaller --lr"):
+        trained(tmp_path, lr=1e30, optimizer="sgd")
+
+
+def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
+    trained(tmp_path, epochs=1)
+    for given, said in (
+        ({}, "holds a run already; --resume"),
+        ({"resume": True, "batch": 4}, "begun with batch 8, and batch 4 would make another run"),
+        ({"resume": True, "task": "resnet18"}, "begun with task autoencoder"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            made(tmp_path, **given)
+    state, _ = course(tmp_path)
+    for changed, said in (
+        (state | {"images": 1}, "has other images now"),
+        (state | {"order": 1}, "another order of the images"),
+        (state | {"settings": {}}, "lacks task"),
+        (state | {"escalade_checkpoint": 0}, "no checkpoint of this version"),
+    ):
+        torch.save(changed, tmp_path / "checkpoint.pt")
+        with pytest.raises(EscaladeError, match=said):
+            made(tmp_path, resume=True)
+    (tmp_path / "checkpoint.pt").write_bytes(b"something else")
+    with pytest.raises(EscaladeError, match="cannot be read as a checkpoint"):
+        made(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch": 41}, "has 40 images to train on"),
+        ({"side": 6}, "multiples of 4"),
+        ({"lr": 0.0}, "the learning rate must be above 0"),
+        ({"dtype": "fp8"}, "training has fp32, tf32, fp16 and bf16"),
+        ({"epochs": 0}, "--epochs 0: it must be at least 1"),
+        ({"shift": 8}, "beyond the other end"),
+        ({"task": "vgg"}, "there is autoencoder, resnet18"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        made(tmp_path, **given)
