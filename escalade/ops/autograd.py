@@ -37,7 +37,7 @@ def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     our_x = need_x and is_worthwhile(stride, groups)
     ours = None
     if need_weight:
-        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias)
+        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias, ctx.tf32)
     left = [need_x and not our_x, need_weight and ours is None, need_bias and ours is None]
     grad_x = grad_weight = grad_bias = None
     if any(left):

@@ -4,7 +4,7 @@
 // pack, and their sums meet in shared memory: always in the same order, so that every run gives the same bits. Nobody
 // may have asked for the bias gradient's values. What bounds it: L2, where the parts have just been written.
 //
-// Serves `direct`, `few_channels`, `wgmma` and `window` alike.
+// Serves `direct`, `skinny`, `few_channels`, `wgmma` and `window` alike.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

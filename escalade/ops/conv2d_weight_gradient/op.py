@@ -16,6 +16,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.operation import CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
+from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
 from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
@@ -23,9 +24,10 @@ from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
     "conv2d_weight_gradient(Tensor x, Tensor gradient, int[2] filter_size, int[2] stride=1, int[2] padding=0, "
-    "int[2] dilation=1, int groups=1, bool bias=False, str? rung=None) -> (Tensor, Tensor)"
+    "int[2] dilation=1, int groups=1, bool bias=False, bool tf32=False, str? rung=None) -> (Tensor, Tensor)"
 )
 Gradients = tuple[torch.Tensor, torch.Tensor]
+_ON_TENSOR_CORES = (WGMMA, FEW_CHANNELS, SKINNY)
 
 
 def conv2d_weight_gradient(
@@ -38,17 +40,18 @@ def conv2d_weight_gradient(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     bias: bool = False,
+    tf32: bool = False,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The gradients of a convolution's weights and bias (None unless `bias`) from x and the gradient of its result.
 
     Shapes are PyTorch's: x [N, C, H, W], gradient [N, K, P, Q], weights [K, C/groups, R, S] for a `filter_size` of
-    (R, S), in the layout of x. Sums are fp32, and the same inputs give the same bits every time. `rung` names one rung
-    of the ladder instead of the chosen one.
+    (R, S), in the layout of x. Sums are fp32, and the same inputs give the same bits every time. `tf32` allows TF32
+    products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
     of_weight, of_bias = torch.ops.escalade.conv2d_weight_gradient(
         x, gradient, two(filter_size, "filter_size"), two(stride, "stride"), two(padding, "padding"),
-        two(dilation, "dilation"), groups, bias, rung,
+        two(dilation, "dilation"), groups, bias, tf32, rung,
     )  # fmt: skip
     return of_weight, of_bias if bias else None
 
@@ -62,30 +65,35 @@ def for_autograd(
     dilation: Sequence[int],
     groups: int,
     bias: bool,
+    tf32: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """The gradients where tensor cores make them; None where PyTorch is to.
 
     Asks nothing of the sizes of images and batch, which may be symbols while a program is traced.
     """
-    if x.dtype not in (torch.float16, torch.bfloat16) or gradient.dtype != x.dtype:
-        return None
-    architecture = architecture_of(x.device)
-    if architecture is not None and architecture not in WGMMA.architectures:
+    if gradient.dtype != x.dtype:
         return None
     filters, _, filter_height, filter_width = weight.shape
     # The smallest image that the filter fits in: its windows have the same corners, counted from either side.
     alike = Conv2dProblem(
         1, x.shape[1], dilation[0] * (filter_height - 1) + 1, dilation[1] * (filter_width - 1) + 1, filters,
         filter_height, filter_width, (stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]),
-        groups, dtype_of("conv2d_weight_gradient", x), layout_of(x),
+        groups, _dtype(x, tf32), layout_of(x), bias,
     )  # fmt: skip
-    problem = Conv2dWeightGradientProblem(alike)
-    if WGMMA.supports(problem) and FEW_CHANNELS.supports(problem):
+    problem, here = Conv2dWeightGradientProblem(alike), architecture_of(x.device)
+    rungs = (rung for rung in _ON_TENSOR_CORES if here is None or here in rung.architectures)
+    if all(rung.supports(problem) for rung in rungs):
         return None
     of_weight, of_bias = torch.ops.escalade.conv2d_weight_gradient(
-        x, gradient, [filter_height, filter_width], stride, padding, dilation, groups, bias
+        x, gradient, [filter_height, filter_width], stride, padding, dilation, groups, bias, tf32
     )
     return of_weight, of_bias if bias else None
+
+
+def _dtype(x: torch.Tensor, tf32: bool) -> str:
+    if tf32 and x.dtype != torch.float32:
+        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+    return "tf32" if tf32 else dtype_of("conv2d_weight_gradient", x)
 
 
 def _check(x: torch.Tensor, gradient: torch.Tensor, groups: int) -> None:
@@ -110,11 +118,13 @@ def _run(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
     bias: bool = False,
+    tf32: bool = False,
     rung: str | None = None,
     *,
     launch: bool = True,
 ) -> Gradients:
     _check(x, gradient, groups)
+    dtype = _dtype(x, tf32)
     batch, channels, height, width = x.shape
     filters = gradient.shape[1]
     of_bias = x.new_empty((filters if bias else 0,))
@@ -126,7 +136,7 @@ def _run(
         return of_weight, of_bias
     forward = Conv2dProblem(
         batch, channels, height, width, filters, filter_size[0], filter_size[-1], (stride[0], stride[-1]),
-        (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups, dtype_of("conv2d_weight_gradient", x),
+        (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups, dtype,
         layout_of(x), bias,
     )  # fmt: skip
     expected = (batch, filters, forward.output_height, forward.output_width)
@@ -147,7 +157,7 @@ def _run(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-    x, gradient, _, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.bias, _ = inputs
+    x, gradient, _, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.bias, *_ = inputs
     ctx.save_for_backward(x, gradient)
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
+from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
@@ -24,15 +25,15 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
     problem = Conv2dWeightGradientProblem
     in_pytorch = reference
-    ladder = Ladder("conv2d_weight_gradient", (DIRECT, FEW_CHANNELS, WGMMA, WINDOW))
+    ladder = Ladder("conv2d_weight_gradient", (DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
-    dtypes = DTYPES
+    dtypes = MULTIPLIED
     layouts = LAYOUTS
     weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
-        return ("window", "few_channels", "wgmma", "direct")
+        return ("window", "few_channels", "wgmma", "skinny", "direct")
 
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -27,7 +27,7 @@ class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
                 f"{f.name}: the gradient of a convolution's weights knows of a bias; a residual, a shortcut or a ReLU "
                 "behind it, and what is done with x in front, are no matter of the weights"
             )
-        self.follow("conv2d_weight_gradient", DTYPES)
+        self.follow("conv2d_weight_gradient", MULTIPLIED)
 
     @staticmethod
     def parse(name: str) -> Conv2dWeightGradientProblem:

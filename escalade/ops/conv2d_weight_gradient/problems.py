@@ -27,6 +27,12 @@ PROBLEMS = tuple(
         "64to64_56_k3s1_b32",
         "256to256_14_k3s1_b32",
         "64to64_56_k3s1_b256_bias",
+        # The convolutional autoencoder
+        "3to256_32_k3s1_b256_bias",
+        "256to128_16_k3s1_b256_bias",
+        "128to128_8_k3s1_b256_bias",
+        "128to256_16_k3s1_b256_bias",
+        "256to3_32_k3s1_b256_bias",
     )
 )
 
@@ -43,6 +49,7 @@ SMALL_PROBLEMS = tuple(
         "40to72_6x9_k2x3s1p1d2_b2_bias",  # several taps in a tile, and dilation
         "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows in a pixel, and runs that are not full
         "1to8_5x4_k3s1_b2",
+        "72to3_5x9_k3s1_b2_bias",  # few filters
         "1to1_1_k1s1_b1",
     )
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.base.switches import with_cudnn
+from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
 
@@ -78,9 +78,10 @@ def exact(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor
 
 
 def peer(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype; on the CPU, where some processors sum 16-bit products in 16 bits, in fp32 and
-    rounded at the end."""
+    """PyTorch in the problem's dtype; on the CPU, where there is no TF32 and some processors sum 16-bit products in 16
+    bits, in fp32 with what is rounded rounded by hand."""
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs)[0])
-    wide = compute(problem, {name: tensor.float() for name, tensor in inputs.items()})[0]
+    rounded = round_to_tf32 if problem.dtype == "tf32" else torch.Tensor.float
+    wide = compute(problem, {name: rounded(tensor) for name, tensor in inputs.items()})[0]
     return wide.to(STORAGE[problem.dtype])

@@ -28,6 +28,8 @@ from tests.support import Sample, check
 
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["conv2d_weight_gradient"]
+MOST_CHANNELS = {"few_channels": 8, "skinny": 4}
+"""The most channels that rungs for few take."""
 NAMES = tuple(rung.name for rung in OPERATION.ladder)
 each_fast_rung = pytest.mark.parametrize("rung", [WGMMA, WINDOW], ids=lambda rung: rung.name)
 
@@ -154,7 +156,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
 @pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
-    x, gradient = tensors(3, 8 if rung == "few_channels" else 72, 7, 6, filters=136, stride=stride)
+    x, gradient = tensors(3, MOST_CHANNELS.get(rung, 72), 7, 6, filters=136, stride=stride)
     of_weight, of_bias = conv2d_weight_gradient(
         x, gradient, 3, stride=stride, padding=1, bias=True, rung=rung
     )
@@ -170,12 +172,19 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
 @pytest.mark.parametrize("rung", NAMES)
 def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     """A corner of the image, which the last row and column of taps do not see; and one channel of a gradient."""
-    x, gradient = tensors(18, 8, 4, 4, filters=16)
-    x[0, 3, 0, 0], x[17, 5, 3, 3], gradient[16, 9, 2, 1] = torch.nan, torch.inf, torch.nan
+    x, gradient = tensors(18, MOST_CHANNELS.get(rung, 8), 4, 4, filters=16)
+    x[0, 3, 0, 0], x[17, 1, 3, 3], gradient[16, 9, 2, 1] = torch.nan, torch.inf, torch.nan
     of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, padding=1, bias=True, rung=rung)
     right_weight, right_bias = formulas.weight_gradient(x, gradient, 3, 1, 1)
     assert torch.equal(of_weight.isfinite(), right_weight.isfinite())
     assert of_bias is not None and torch.equal(of_bias.isnan(), right_bias.isnan())
+
+
+def test_one_bias_may_be_off_by_what_its_rounding_is() -> None:
+    """With this seed by more than twice the mean over the weights, which is all that those are allowed."""
+    problem = replace(Conv2dWeightGradientProblem.parse("8to1_3_k3s1_b1_bias"), dtype="bf16")
+    rung = OPERATION.ladder.rung("direct")
+    check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed=78)
 
 
 def test_strided_tensors_and_an_empty_batch() -> None:
@@ -240,6 +249,7 @@ def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> Non
     assert choose(OPERATION, half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
     assert choose(OPERATION, half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
     assert choose(OPERATION, half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
+    assert choose(OPERATION, half("256to3_32_k3s1_b256"), CPU).rung.name == "skinny"
 
 
 def test_other_layouts_are_converted_for_tensor_cores() -> None:

@@ -1,0 +1,296 @@
+// parts[part][w][tap][n] = sum over the part's pixels q of wide[q][w] * narrow[window(q, tap)][n], in NHWC
+//
+// A product of matrices one of which is skinny: few channels (a network's first layer) or few filters (an autoencoder's
+// last). The wide tensor, gradients of many filters or an image of many channels, is read once, straight from memory
+// into the registers that mma.sync expects it in: which row of a product a channel is, and which k a pixel, is free to
+// choose, so a lane's 16 bytes of a pixel are rows of four products. The narrow tensor's windows lie in shared memory, a
+// band of rows at a time; columns of the product are taps times its channels.
+//
+// With 16 bits a register holds two numbers along k: the same column in two neighbouring rows. So a *unit* is one row of
+// 32 bits or two of 16, and words of the band hold a number, or that and the one STRIDE_H rows below it.
+// SWAPPED: the narrow tensor is the gradient; taps then run backwards. The bias gradient is one column of the product
+// more, of ones; SWAPPED, it is one product more, of ones and the columns of BIAS_TAP, which sees every gradient once.
+// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts, and each step's sums, which tensor cores
+// round towards zero, join the others by ordinary additions.
+// What bounds it: memory, the wide tensor's bytes; of split operands nearly the tensor cores too.
+//
+// Serves `skinny`.
+#include "common/elements.cuh"
+#include "common/mma_tile.cuh"
+#include "common/ptx.cuh"
+
+struct SkinnyShape {  // filled by escalade/ops/conv2d_weight_gradient/rungs/skinny.py, in this order
+    int batch, height, width, channels;             // of the wide tensor
+    int narrow_height, narrow_width, pad_h, pad_w;  // of the narrow one, and where the first window begins
+    int bands, steps;                               // of an image: bands down, steps of 8 columns across
+    int pitch;                                      // words of a row of the band
+};
+
+constexpr bool PAIRED = sizeof(Element) == 2;
+constexpr int UNIT = PAIRED ? 2 : 1;
+constexpr int STEP = 8;                      // columns of a product
+constexpr int LANE = 16 / sizeof(Element);   // neighbouring channels of a lane
+constexpr int CHANNELS = 64;                 // of a warp: rows of four products
+constexpr int TILES_M = CHANNELS / 16;
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int TAP_COLUMNS = TAPS * NARROW;
+constexpr bool ONES_COLUMN = HAS_BIAS && !SWAPPED, ONES_ROWS = HAS_BIAS && SWAPPED;
+constexpr int TILES_N = (TAP_COLUMNS + ONES_COLUMN + 7) / 8;
+constexpr int BAND_ROWS = (BAND - 1) * UNIT * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
+constexpr int THREADS = WARPS_M * WARPS_K * 32;
+constexpr int FIRST_BIAS_TILE = ONES_ROWS ? BIAS_TAP * NARROW / 8 : 0;
+constexpr int BIAS_TILES = ONES_ROWS ? (BIAS_TAP * NARROW + NARROW - 1) / 8 - FIRST_BIAS_TILE + 1 : 1;
+
+using Word = Pack<Element, UNIT>;
+
+struct Sums {
+    float of[TILES_M][TILES_N][4] = {};
+    float of_ones[BIAS_TILES][4] = {};
+};
+
+// A step of a warp: 8 neighbouring columns of a unit of a band.
+struct Cursor {
+    int band, unit, step;
+
+    __device__ __forceinline__ void advance(int steps) {
+        for (step += WARPS_K; step >= steps; step -= steps)
+            if (++unit == BAND) unit = 0, ++band;
+    }
+};
+
+// What a lane holds of the wide tensor at two columns, four apart: of two rows of 16 bits, or of one of 32 bits
+// the channels from two places on.
+struct Wide {
+    Pack<u32, 4> at[2][2];
+
+    __device__ __forceinline__ Wide(const Element* wide, const SkinnyShape& shape, const Cursor& cursor, int end,
+                                    int first_channel) {
+        const int lane = threadIdx.x % 32;
+        const int n = cursor.band / shape.bands, row = (cursor.band % shape.bands * BAND + cursor.unit) * UNIT;
+        const bool inside = cursor.band < end;
+#pragma unroll
+        for (int side = 0; side < 2; ++side)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = cursor.step * STEP + lane % 4 + side * 4, h = row + (PAIRED ? half : 0);
+                const int channel = first_channel + lane / 4 * LANE + (PAIRED ? 0 : half * CHANNELS / 2);
+                const long long pixel = (1LL * n * shape.height + h) * shape.width + column;
+                const Pack<Element, LANE> pack = load_pack_if<Element, LANE>(
+                    inside && h < shape.height && column < shape.width && channel < shape.channels,
+                    wide + pixel * shape.channels + channel);
+                at[side][half] = reinterpret_cast<const Pack<u32, 4>&>(pack);
+            }
+    }
+
+    // The rows of product i: of 16 bits, a pair along k of either of two neighbouring channels.
+    __device__ __forceinline__ void rows(u32 (&a)[4], int i) const {
+#pragma unroll
+        for (int side = 0; side < 2; ++side)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                a[side * 2 + half] =
+                    PAIRED ? __byte_perm(at[side][0].at[i], at[side][1].at[i], half == 0 ? 0x5410 : 0x7632)
+                           : at[side][half].at[i];
+    }
+};
+
+// The channel, counted from the warp's first, that row `lane / 4 + 8 * half` of product i is.
+__device__ __forceinline__ int channel_of(int i, int half) {
+    const int group = threadIdx.x % 32 / 4;
+    return PAIRED ? group * LANE + 2 * i + half : half * CHANNELS / 2 + group * LANE + i;
+}
+
+// A band of the narrow tensor, zeros outside of it.
+__device__ __forceinline__ void stage(Word* words, const Element* narrow, const SkinnyShape& shape, int band) {
+    const int n = band / shape.bands, first_row = band % shape.bands * BAND * UNIT * STRIDE_H - shape.pad_h;
+    const int row_elements = shape.narrow_width * NARROW;
+    const Element* image = narrow + 1LL * n * shape.narrow_height * row_elements;
+    for (int row = threadIdx.x / 32; row < BAND_ROWS; row += THREADS / 32)
+        for (int i = threadIdx.x % 32; i < shape.pitch; i += 32) {
+            const int at = i - shape.pad_w * NARROW;
+            Word word;
+#pragma unroll
+            for (int e = 0; e < UNIT; ++e) {
+                const int h = first_row + row + e * STRIDE_H;
+                const bool inside = 0 <= h && h < shape.narrow_height && 0 <= at && at < row_elements;
+                word.at[e] = inside ? image[1LL * h * row_elements + at] : from_float<Element>(0.f);
+            }
+            words[row * shape.pitch + i] = word;
+        }
+}
+
+struct Columns {
+    int offsets[TILES_N];  // of this lane's columns, in words
+
+    __device__ __forceinline__ explicit Columns(const SkinnyShape& shape) {
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+            const int column = j * 8 + threadIdx.x % 32 / 4;
+            const int tap = column < TAP_COLUMNS ? column / NARROW : 0;  // others are nobody's
+            offsets[j] = tap / FILTER_WIDTH * DILATION_H * shape.pitch + tap % FILTER_WIDTH * DILATION_W * NARROW +
+                         column % NARROW;
+        }
+    }
+
+    // Where pixels of a step lie outside of the wide tensor, whose zeros would meet an infinity, these are zeros too.
+    __device__ __forceinline__ void load(u32 (&b)[TILES_N][2], const Word* words, const SkinnyShape& shape,
+                                         const Cursor& cursor) const {
+        const int column = cursor.step * STEP + threadIdx.x % 4;
+        const int row = (cursor.band % shape.bands * BAND + cursor.unit) * UNIT;
+        const int first = cursor.unit * UNIT * STRIDE_H * shape.pitch + column * STRIDE_W * NARROW;
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                Word word = words[first + side * 4 * STRIDE_W * NARROW + offsets[j]];
+#pragma unroll
+                for (int e = 0; e < UNIT; ++e)
+                    if (RAGGED && (column + side * 4 >= shape.width || row + e >= shape.height))
+                        word.at[e] = from_float<Element>(0.f);
+                if (ONES_COLUMN && j == TAP_COLUMNS / 8 && threadIdx.x % 32 / 4 == TAP_COLUMNS % 8) word = ones();
+                b[j][side] = reinterpret_cast<const u32&>(word);
+            }
+    }
+
+    __device__ __forceinline__ static Word ones() {
+        Word word;
+#pragma unroll
+        for (int e = 0; e < UNIT; ++e) word.at[e] = from_float<Element>(1.f);
+        return word;
+    }
+};
+
+// sums[j] += a * b[j]; in fp32, b is the upper part of what `lower` completes, and a is split here.
+template <int COUNT>
+__device__ __forceinline__ void multiply(float (*sums)[4], u32 (&a)[4], const u32 (*b)[2], const u32 (*lower)[2]) {
+    if constexpr (PRODUCTS == 3) {
+        u32 lower_a[4];
+        float recent[COUNT][4] = {};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) lower_a[e] = split_off_low(a[e]);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(recent[j], lower_a, b[j]);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(recent[j], a, lower[j]);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(recent[j], a, b[j]);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[j][e] += recent[j][e];
+    } else {
+#pragma unroll
+        for (int e = 0; !PAIRED && e < 4; ++e) a[e] = to_tf32(__uint_as_float(a[e]));
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(sums[j], a, b[j]);
+    }
+}
+
+__device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 (&b)[TILES_N][2], bool with_ones) {
+    u32 lower[TILES_N][2];
+    if constexpr (!PAIRED) {
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                if (PRODUCTS == 3) lower[j][e] = split_off_low(b[j][e]);
+                else b[j][e] = to_tf32(__uint_as_float(b[j][e]));
+            }
+    }
+    u32 a[4];
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+        wide.rows(a, i);
+        multiply<TILES_N>(sums.of[i], a, b, lower);
+    }
+    if (ONES_ROWS && with_ones) {
+        const Word word = Columns::ones();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = reinterpret_cast<const u32&>(word);
+        multiply<BIAS_TILES>(sums.of_ones, a, b + FIRST_BIAS_TILE, lower + FIRST_BIAS_TILE);
+    }
+}
+
+// The sums of the warps that have the same channels meet in those of the first, in order.
+__device__ __forceinline__ void add_up(Sums& sums, float* room, int warp_m, int warp_k) {
+    constexpr int EACH = sizeof(Sums) / sizeof(float);
+    float* mine = reinterpret_cast<float*>(&sums);
+    float* shared = room + warp_m * EACH * 32 + threadIdx.x % 32;
+    for (int other = 1; other < WARPS_K; ++other) {
+        __syncthreads();
+        if (warp_k == other) {
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) shared[e * 32] = mine[e];
+        }
+        __syncthreads();
+        if (warp_k == 0) {
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) mine[e] += shared[e * 32];
+        }
+    }
+}
+
+__device__ __forceinline__ void store(const Sums& sums, float* part, const SkinnyShape& shape, int first_channel,
+                                      bool with_ones) {
+    const long long weights = 1LL * shape.channels * TAP_COLUMNS;
+    const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int channel = first_channel + channel_of(i, e / 2), column = j * 8 + pair + e % 2;
+                if (channel >= shape.channels) continue;
+                const float sum = sums.of[i][j][e];
+                if (column < TAP_COLUMNS && SWAPPED)
+                    part[(column % NARROW * TAPS + TAPS - 1 - column / NARROW) * shape.channels + channel] = sum;
+                else if (column < TAP_COLUMNS)
+                    part[1LL * channel * TAP_COLUMNS + column] = sum;
+                else if (ONES_COLUMN && column == TAP_COLUMNS)
+                    part[weights + channel] = sum;
+            }
+    if constexpr (ONES_ROWS) {  // whose rows are all alike
+#pragma unroll
+        for (int j = 0; j < BIAS_TILES; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int filter = (FIRST_BIAS_TILE + j) * 8 + pair + e - BIAS_TAP * NARROW;
+                if (with_ones && threadIdx.x % 32 < 4 && 0 <= filter && filter < NARROW)
+                    part[weights + filter] = sums.of_ones[j][e];
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_weight_gradient_skinny(const Element* __restrict__ wide, const Element* __restrict__ narrow,
+                                  float* __restrict__ parts, SkinnyShape shape, int part_bands) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    wait_for_previous_launch();
+    const int warp = threadIdx.x / 32, warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
+    const int first_channel = (blockIdx.x * WARPS_M + warp_m) * CHANNELS;
+    const bool with_ones = first_channel == 0;
+    const int end = min(shape.batch * shape.bands, static_cast<int>(blockIdx.y + 1) * part_bands);
+    Word* words = reinterpret_cast<Word*>(shared_memory);
+    const Columns columns(shape);
+    Sums sums;
+    Cursor at{static_cast<int>(blockIdx.y) * part_bands, 0, warp_k - WARPS_K};
+    at.advance(shape.steps);
+    Wide next(wide, shape, at, end, first_channel);
+    for (int band = blockIdx.y * part_bands; band < end; ++band) {
+        __syncthreads();
+        stage(words, narrow, shape, band);
+        __syncthreads();
+        while (at.band == band) {
+            const Wide now = next;
+            u32 b[TILES_N][2];
+            columns.load(b, words, shape, at);
+            at.advance(shape.steps);
+            next = Wide(wide, shape, at, end, first_channel);
+            multiply_step(sums, now, b, with_ones);
+        }
+    }
+    add_up(sums, reinterpret_cast<float*>(shared_memory), warp_m, warp_k);
+    const long long elements = 1LL * shape.channels * TAP_COLUMNS + (HAS_BIAS ? (SWAPPED ? NARROW : shape.channels) : 0);
+    if (warp_k == 0) store(sums, parts + blockIdx.y * elements, shape, first_channel, with_ones);
+}
