@@ -8,9 +8,9 @@ from escalade.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from escalade import ops
-    from escalade.engine import Engine, compile, load
+    from escalade.engine import Engine, compile, load, training_step
 
-__all__ = ["Engine", "__version__", "compile", "load", "ops"]
+__all__ = ["Engine", "__version__", "compile", "load", "ops", "training_step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -53,6 +53,16 @@ class Joint:
     changed: tuple[str, ...]
     """The buffers that the last outputs are the new values of."""
 
+    def stepping(self, trained: Sequence[str]) -> Joint:
+        """A step that has the gradients of these parameters alone."""
+        places = [0, *(1 + self.trained.index(name) for name in trained)]
+        places += range(1 + len(self.trained), len(self.graph.outputs))
+        graph = self.graph.copy()
+        graph.outputs = tuple(self.graph.outputs[place] for place in places)
+        graph.output_types = tuple(self.graph.output_types[place] for place in places)
+        graph.remove_dead_code()
+        return replace(self, graph=graph, trained=tuple(trained))
+
 
 def capture_step(
     model: nn.Module,
@@ -62,11 +72,13 @@ def capture_step(
     *,
     autocast: torch.dtype | None = None,
     scaled: bool = False,
+    modes: Sequence[bool] | None = None,
 ) -> Joint:
     """What a step of training computes: `loss(model(*inputs), *targets)` and its gradients.
 
-    Modules are in the modes that the caller has them in. With `autocast` the step runs in autocast to that type, and
-    with `scaled` gradients are those of the loss times a further input. The model is never run, copies of it are.
+    Modules are in the modes that the caller has them in, or in these `modes`, whether each trains. With `autocast` the
+    step runs in autocast to that type, and with `scaled` gradients are those of the loss times a further input. The
+    model is never run, copies of it are.
     """
     require_module(model)
 
@@ -74,6 +86,8 @@ def capture_step(
         with undisturbed(model, autocast=False) as outside, torch.compiler.set_stance("force_eager"):
             ours = [*model.parameters(), *model.buffers()]  # which tracing replaces, and nothing writes to
             copied = Original(model, ours, outside).copied(evaluates=False)
+            for module, mode in zip(copied.modules(), modes or (), strict=False):
+                module.training = mode
             return _captured(_Step(copied, loss, len(inputs), autocast, scaled), inputs, targets)
 
     return torch.compiler.disable(run)()

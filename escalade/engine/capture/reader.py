@@ -94,7 +94,7 @@ class FxReader:
         self._look_at(call, target)
         node = self._node(graph, fx, call, target, value)
         if result is not None:
-            node = node.with_attributes(result=result)
+            node = node.with_attributes(result=result, **({"call": call.name} if graph.typed else {}))
         known = recognise_captured(node, target, graph)
         if isinstance(known, str):  # it changes nothing
             name = known

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
@@ -87,7 +89,11 @@ def stored_forms(graph: Graph, dtype: str) -> dict[str, Form]:
     return {
         node.name: Form(
             node.shape,  # type: ignore[arg-type]
-            operator_of(node).stored_type(node, STORAGE[dtype], node.name in graph.outputs),
+            operator_of(node).stored_type(
+                node,
+                getattr(torch, node.dtype) if graph.typed else STORAGE[dtype],
+                node.name in graph.outputs,
+            ),
             operator_of(node).layout(node),
         )
         for node in graph

@@ -107,6 +107,8 @@ class Operator(ABC):
     """Whether its kernels add a value on the way out, before anything else."""
     takes_any_rank: ClassVar[bool] = False
     """Whether it does the same with dimensions of one more or less behind the channels."""
+    mixes_types: ClassVar[bool] = False
+    """Whether its kernels read values of other floating types than that of the result, each as its form says."""
     is_addition: ClassVar[bool] = False
     """Whether it is x + residual, which an operator in front may take."""
     is_view: ClassVar[bool] = False

@@ -78,12 +78,13 @@ class Conv2d(Operator):
             return None
         inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
         weight, bias = inputs["weight"], inputs["bias"]
-        if weight not in graph.constants or (bias or weight) not in graph.constants:
-            return None  # kernels pack their weights once
+        if not graph.typed and not {weight, bias or weight} <= graph.constants.keys():
+            return None  # kernels pack their weights once, except in a training step
         dilation = call.pair("dilation", 1)
         padding = call("padding", 0)
         if isinstance(padding, str):
-            reach = [dilation[d] * (graph.constants[weight].shape[2 + d] - 1) for d in (0, 1)]
+            assert weight is not None
+            reach = [dilation[d] * (graph.shape_of(weight)[2 + d] - 1) for d in (0, 1)]  # type: ignore[operator]
             if padding == "same" and any(r % 2 for r in reach):
                 return None  # more on one side than on the other
             pads = (reach[0] // 2, reach[1] // 2) if padding == "same" else (0, 0)
@@ -152,7 +153,7 @@ class Conv2d(Operator):
         if self.left_to_pytorch(node):
             return None
         batch, channels, height, width = forms.value(node.inputs["x"]).shape
-        filters, _, filter_height, filter_width = forms.constant(node.inputs["weight"])
+        filters, _, filter_height, filter_width = forms.sizes(node.inputs["weight"])
         a = node.attributes
         shortcut: dict[str, Any] = {}
         if "shortcut" in node.inputs:

@@ -22,6 +22,7 @@ class Convert(Operator):
     """An image in the order and the type that its readers want; with `copy` any value as it is, in another place."""
 
     name = "convert"
+    mixes_types = True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Types and layouts are the caller's business; what is left is normalising and padding."""

@@ -122,7 +122,7 @@ class Linear(Operator):
         )  # fmt: skip
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        outputs, features = forms.constant(node.inputs["weight"])
+        outputs, features = forms.sizes(node.inputs["weight"])
         rows = prod(forms.value(node.name).shape) // outputs
         pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
         problem = LinearProblem(

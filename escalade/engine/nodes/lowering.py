@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 
 from escalade.engine.graph.forms import Form
+from escalade.engine.graph.graph import Node
+from escalade.ops.base import dtypes
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 
@@ -55,11 +58,30 @@ class Taken:
 class Forms:
     """What lowering asks about a plan: its dtype, the form of each value, the sizes of each constant."""
 
-    def __init__(self, dtype: str, values: Mapping[str, Form], constants: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        values: Mapping[str, Form],
+        constants: Mapping[str, torch.Tensor],
+        typed: bool = False,
+    ) -> None:
+        """`typed` where the graph is: then the dtype is the one in which fp32 is multiplied."""
         self.dtype = "fp16" if dtype == "fp8" else dtype
         """The dtype of whatever is not marked as FP8."""
+        self.typed = typed
         self._values = dict(values)
         self._constants = constants
+
+    def of(self, node: Node) -> Forms | None:
+        """What one node asks: with its own dtype where the graph is typed; None if there are no kernels for that."""
+        if not self.typed:
+            return self
+        kind = getattr(torch, node.dtype)
+        if kind not in dtypes.NAMES:
+            return None
+        made = copy(self)
+        made.dtype = self.dtype if kind is torch.float32 else dtypes.NAMES[kind]
+        return made
 
     def value(self, name: str) -> Form:
         """How a value lies in memory."""
@@ -72,6 +94,10 @@ class Forms:
     def is_constant(self, name: str) -> bool:
         """Whether a name is that of a constant."""
         return name in self._constants
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """The sizes of a weight, which may be a constant or a value."""
+        return self.constant(name) if self.is_constant(name) else self.value(name).shape
 
     def constant(self, name: str) -> tuple[int, ...]:
         """The sizes of a constant."""

@@ -76,6 +76,7 @@ class Pointwise(Operator):
         {"x": ANY, **dict.fromkeys(ROLES[1:], _FURTHER)}, {"expression": _EXPRESSION}, False, masks=True
     )
     values = ROLES
+    mixes_types = True
 
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         """A pointwise operator of PyTorch's, in its own words or by its decomposition."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import OPERATORS
@@ -51,6 +53,24 @@ def for_batch(
             estimates = Estimates(card, avoid)
             pool_first(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
+    return graph
+
+
+def optimise_step(graph: Graph, layouts: Mapping[str, str]) -> Graph:
+    """The graph that a plan of a training step is made for: weights are values in it, so nothing goes into them, and
+    what gradients read is written. `layouts` are those of the outputs that are not in PyTorch's order."""
+    graph = graph.copy()
+    graph.remove_dead_code()
+    fold_constants(graph)
+    join_recognised(graph)
+    fuse_expressions(graph)
+    fuse_residuals(graph)
+    fuse_expressions(graph)
+    fuse_operands(graph)
+    fuse_expressions(graph)
+    join_neighbours(graph)
+    assign_layouts(graph, layouts)
+    graph.remove_dead_code()
     return graph
 
 

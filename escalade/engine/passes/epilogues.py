@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
@@ -38,6 +39,8 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
     if layer is None or not operator_of(layer).takes_residual or "residual" in layer.inputs:
         return False
     applied = operator_of(node).applied(node)
+    if graph.typed and len({graph.dtype_of(name) for name in (*node.inputs.values(), node.name)}) > 1:
+        return False
     return (
         operator_of(layer).applied(layer).is_identity
         and graph.only_user(layer.name) is node
@@ -46,7 +49,7 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
 
 
 def _weights(graph: Graph, layer: Node) -> int:
-    return graph.constants[layer.inputs["weight"]].numel()
+    return math.prod(graph.shape_of(layer.inputs["weight"]))  # type: ignore[arg-type]
 
 
 def fuse_expressions(graph: Graph) -> None:

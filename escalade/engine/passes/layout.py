@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -168,9 +170,9 @@ def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
     graph.nodes[node.name] = graph.nodes[node.name].with_inputs(weight=name)
 
 
-def assign_layouts(graph: Graph) -> None:
+def assign_layouts(graph: Graph, returned: Mapping[str, str] = MappingProxyType({})) -> None:
     """Says of every image how it lies, and converts those that a reader wants otherwise; outputs are in PyTorch's
-    order."""
+    order, or in the one that `returned` has for them."""
     lies = {given.name: "nchw" for given in graph.inputs if _is_image(given.shape, given.dtype)}
     inputs = {given.name: given for given in graph.inputs}
     converted: dict[tuple[str, str], str] = {}
@@ -204,18 +206,19 @@ def assign_layouts(graph: Graph) -> None:
             lies[node.name] = node.attributes.get("layout", wanted.written)
             if lies[node.name] != operator.layout(node):
                 graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=lies[node.name])
-    returned = {
-        name: _returned(graph, name, dtype) if lies.get(name) == "nhwc" else name
+    made = {
+        name: name if lies.get(name, layout) == layout else _returned(graph, name, layout, dtype)
         for name, dtype in dict(zip(graph.outputs, graph.output_types, strict=True)).items()
+        for layout in [returned.get(name, "nchw")]
     }
-    graph.outputs = tuple(map(returned.__getitem__, graph.outputs))
+    graph.outputs = tuple(map(made.__getitem__, graph.outputs))
 
 
-def _returned(graph: Graph, name: str, dtype: str) -> str:
-    """An output in PyTorch's order, written in the type that the model returns if a kernel can write it."""
+def _returned(graph: Graph, name: str, layout: str, dtype: str) -> str:
+    """An output in this order, written in the type that the model returns if a kernel can write it."""
     if _is_same_in_both(graph.shape_of(name)):
         return name
-    return _converted(graph, name, "nchw", None, dtype if getattr(torch, dtype) in NAMES else "float32")
+    return _converted(graph, name, layout, None, dtype if getattr(torch, dtype) in NAMES else "float32")
 
 
 def _is_image(shape: Shape, dtype: str) -> bool:
@@ -233,6 +236,8 @@ def _is_read_as_it_comes(node: Node, given: Input | None) -> bool:
 
 def _converted(graph: Graph, value: str, layout: str, before: str | None, dtype: str = "float32") -> str:
     shape = graph.shape_of(value)
+    if graph.typed:
+        dtype = str(graph.dtype_of(value)).removeprefix("torch.")
     name = graph.fresh(f"{value}_{layout}")
     node = Convert.node(name, {"x": value}, {"layout": layout}, shape, dtype)
     if before is None:

@@ -32,7 +32,9 @@ def readable(name: str) -> str:
 class Constants:
     """Made from the graph when first asked for; plans ask while holding the engine's lock or their own."""
 
-    def __init__(self, dtype: str, device: torch.device) -> None:
+    def __init__(self, dtype: str, device: torch.device, typed: bool = False) -> None:
+        """A `typed` graph has its constants in their own types."""
+        self._typed = typed
         self._storage = STORAGE[dtype]
         self._dtype = dtype
         self._device = device
@@ -50,9 +52,9 @@ class Constants:
             return tensor.to(self._device).contiguous()
         if entry.form == FP8:
             return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
-        dtype = torch.float32 if entry.form == FP32 else self._storage
+        dtype = torch.float32 if entry.form == FP32 else tensor.dtype if self._typed else self._storage
         made = tensor.to(self._device, dtype)
-        if not bool(torch.isfinite(made).all()):
+        if not self._typed and not bool(torch.isfinite(made).all()):
             raise UnsupportedError(
                 f"{readable(entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"

@@ -147,13 +147,15 @@ def make_plan(
     avoid: frozenset[str] = frozenset(),
     fusion: FusionLevel = FusionLevel.fused,
     in_pytorch: Mapping[str, str] = MappingProxyType({}),
+    bound: bool = False,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
 
-    `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason.
+    `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason. Where inputs are `bound`,
+    they lie in tensors that are the same at every run, and have no place here.
     """
     dense = value_forms(graph, dtype, formats)
-    asking = Forms(dtype, dense, graph.constants)
+    asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = _Choices(asking, device, avoid, fusion, in_pytorch)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
@@ -169,9 +171,10 @@ def make_plan(
         for step in steps
         if step.recipe
         for workspace in step.recipe.lasting
+        if workspace.zeroed or step.has_weights_ready(graph.constants)
     }
-    values = _Values.of(graph, steps, parts)
-    outside = _outside(graph, steps, values, forms)
+    values = _Values.of(graph, steps, parts, frozenset(one.name for one in graph.inputs if bound))
+    outside = {} if bound else _outside(graph, steps, values, forms)
     inner, outer = _arenas(steps, values, forms, lasting, outside)
     roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
     aliases = {
@@ -206,9 +209,13 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
     brings it in. So do images of a type that their reader has no kernel for.
     """
     dtype = getattr(torch, given.dtype)
+    if graph.typed:
+        storage = dtype
     if dtype.is_floating_point and len(given.shape) == 4:
         readers = graph.users().get(given.name, [])
-        known = all(operator_of(node).takes_image_type(format.dtype, storage) for node in readers)
+        known = graph.typed or all(
+            operator_of(node).takes_image_type(format.dtype, storage) for node in readers
+        )
         own = format.dtype if known else torch.float32
         layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else "nchw"
         return Form(given.shape, own, layout)  # type: ignore[arg-type]
@@ -249,7 +256,8 @@ class _Choices:
             return Step(node, is_alias=True)
         if node.name in self._in_pytorch:
             return Step(node, why_pytorch=self._in_pytorch[node.name])
-        lowered = operator.lower(node, self._asking) if node.is_floating else None
+        forms = self._asking.of(node) if node.is_floating and self._has_its_types(node) else None
+        lowered = None if forms is None else operator.lower(node, forms)
         if lowered is None:
             return Step(node, why_pytorch=operator.left_to_pytorch(node))
         _require_room(node, lowered, self._asking.value(node.name))
@@ -263,6 +271,17 @@ class _Choices:
         if reason is not None:
             return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+    def _has_its_types(self, node: Node) -> bool:
+        """Whether all that a node reads is of the floating type that its kernels take."""
+        asking = self._asking
+        if not asking.typed or operator_of(node).mixes_types:
+            return True
+        types = {
+            asking.constant_type(name) if asking.is_constant(name) else asking.value(name).dtype
+            for name in node.inputs.values()
+        }
+        return all(kind is getattr(torch, node.dtype) for kind in types if kind.is_floating_point)
 
     def _choice(self, lowered: Lowered) -> Choice:
         """Networks repeat their layers: each problem is thought about once."""
@@ -351,7 +370,8 @@ class _Values:
         return total
 
     @staticmethod
-    def of(graph: Graph, steps: Sequence[Step], parts: Parts) -> _Values:
+    def of(graph: Graph, steps: Sequence[Step], parts: Parts, bound: frozenset[str]) -> _Values:
+        """The values but those that are `bound` to tensors of somebody else's; views of these lie apart too."""
         end, forms = len(steps), parts.forms
         owner = {name: place.whole for name, place in parts.places.items()}
         last: dict[str, int] = {}
@@ -404,10 +424,10 @@ class _Values:
             else:
                 lives[name] = last[name]
         in_arena = {_root(name, owner) for name in graph.outputs}
-        apart = {
-            name: lives[_root(name, owner)] for name in first if _root(name, owner) in in_pytorch - in_arena
-        }
+        elsewhere = (in_pytorch - in_arena) | bound
+        apart = {name: lives[_root(name, owner)] for name in first if _root(name, owner) in elsewhere}
         lives = {name: end for name, end in lives.items() if name not in apart}
+        apart = {name: end for name, end in apart.items() if name not in bound}
         return _Values(first, lives, owner, apart)
 
 

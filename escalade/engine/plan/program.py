@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -17,7 +18,9 @@ from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import STORAGE, Form
+from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.caller import Given, Made
@@ -60,12 +63,21 @@ class Program(Protocol):
 class Kernels:
     """The kernels of a plan over its arena, weights packed: on the GPU, or on the twin for the CPU."""
 
-    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Constants,
+        device: torch.device,
+        bound: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """`bound` are the tensors of a plan whose inputs are bound, dense and in the forms that it has for them."""
         self.plan = plan
         self._device = device
         self._shared = constants
+        self._parts = SeveralResults(plan)
         with _clear_about_memory(plan, device):
-            self._values = Values(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device))
+            arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            self._values = Values(plan, arena, bound)
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
             compile_together(plan, device)
@@ -123,13 +135,15 @@ class Kernels:
         def call() -> torch.Tensor:
             given = {role: self._as_stored(name) for role, name in values.items()}
             with own_arithmetic(self.plan.dtype, self._device):
-                return compute(step.node, {**constants, **given})
+                return self._parts.compute(step.node, {**constants, **given})
 
         return call
 
     def _as_stored(self, name: str) -> torch.Tensor:
         """A value for PyTorch, which multiplies numbers of one type: an image may have come in another."""
         value = self._values.at(name)
+        if self.plan.graph.typed:
+            return value
         is_image = any(name == given.name for given in self.plan.graph.inputs)
         return value.to(STORAGE[self.plan.dtype]) if is_image and value.is_floating_point() else value
 
@@ -208,6 +222,35 @@ class Kernels:
     def _pytorch(self, step: Step) -> Callable[[], None]:
         compute_result = self._computing(step)
         return lambda: self._values.keep(step, compute_result())
+
+
+class SeveralResults:
+    """Operators of PyTorch's with several results, each a node of its own: they run once for all of these."""
+
+    def __init__(self, plan: Plan, everything: bool = False) -> None:
+        """PyTorch does what the plan leaves to it, or `everything`."""
+        self._others: dict[str, list[Node]] = {}
+        """The other nodes of each such call, by its first."""
+        self._ready: dict[str, torch.Tensor] = {}
+        calls: dict[str, list[Node]] = {}
+        for step in plan.steps:
+            call = step.node.attributes.get("call")
+            if call is not None and (everything or step.in_pytorch):
+                calls.setdefault(call, []).append(step.node)
+        for first, *others in calls.values():
+            self._others[first.name] = others
+
+    def compute(self, node: Node, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A node's result; those of the others, which are next, are kept until they are asked for."""
+        others = self._others.get(node.name)
+        if node.name in self._ready:
+            return self._ready.pop(node.name)
+        if not others:
+            return compute(node, inputs)
+        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+        for other in others:
+            self._ready[other.name] = results[other.attributes["result"]]
+        return results[node.attributes["result"]]
 
 
 @dataclass(frozen=True)

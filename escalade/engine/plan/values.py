@@ -7,6 +7,7 @@ graph is recorded that memory is of the graph's own pool, and lies where it lies
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -21,9 +22,11 @@ from escalade.engine.plan.plan import Plan, Step
 class Values:
     """The values of one run after another; constants are not among them."""
 
-    def __init__(self, plan: Plan, arena: torch.Tensor) -> None:
+    def __init__(self, plan: Plan, arena: torch.Tensor, bound: Mapping[str, torch.Tensor]) -> None:
+        """`bound` are inputs that lie elsewhere at every run, as the plan has them."""
         self._plan = plan
         self.arena = arena
+        self._bound = bound
         self._outside: torch.Tensor | None = None
         self._apart: dict[str, torch.Tensor] = {}
         self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -34,10 +37,12 @@ class Values:
 
     def has_place(self, name: str) -> bool:
         """Whether a value lies at the same address in every run."""
-        return name in self._plan.places
+        return name in self._plan.places or name in self._bound
 
     def at(self, name: str) -> torch.Tensor:
         """A value as it lies, which is good enough for PyTorch."""
+        if name in self._bound:
+            return self._bound[name]
         if self.has_place(name):
             form, place = self._plan.forms[name], self._plan.places[name]
             if name in self._plan.outside:

@@ -1,0 +1,1 @@
+"""Training steps as plans: forward, loss, backward and optimiser in one run."""

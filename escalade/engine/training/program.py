@@ -1,0 +1,122 @@
+"""A training step's plan made ready: what computes gradients, and what the optimiser does with them, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from escalade.device.graph import RecordedGraph
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.program import Kernels, SeveralResults
+
+Finish = Callable[[], None]
+"""What is done with the results: buffers are written, parameters stepped."""
+
+
+class StepProgram(Protocol):
+    """A plan over tensors that are the same at every run."""
+
+    plan: Plan
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """Where the results lie: the same tensors after every run."""
+
+    def finish_with(self, finish: Finish) -> None:
+        """Says what is done behind the plan from now on, as part of every run."""
+
+    def run(self) -> None:
+        """One step, on the current stream."""
+
+
+class KernelStep(Kernels):
+    """The kernels of a step's plan; on the GPU one CUDA graph of them all, the optimiser's among them."""
+
+    def __init__(
+        self, plan: Plan, constants: Constants, device: torch.device, bound: Mapping[str, torch.Tensor]
+    ) -> None:
+        super().__init__(plan, constants, device, bound)
+        self._finish: Finish = _nothing
+        self._graph: RecordedGraph | None = None
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self.outputs
+
+    def finish_with(self, finish: Finish) -> None:
+        self._finish = finish
+        self._graph = None
+
+    def run(self) -> None:
+        if self._side is None:
+            self._all()
+            return
+        if self._graph is None:
+            self._graph = RecordedGraph(self._recorded, self._side)
+        self._graph.replay()
+
+    def _all(self) -> None:
+        self.run_steps()
+        self._finish()
+
+    def _recorded(self) -> tuple[()]:
+        self._all()
+        return ()
+
+
+class ReferenceStep:
+    """A step's plan with PyTorch doing every node, on the CPU."""
+
+    def __init__(self, plan: Plan, constants: Constants, bound: Mapping[str, torch.Tensor]) -> None:
+        self.plan = plan
+        self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+        self._bound = bound
+        self._finish: Finish = _nothing
+        self._several = SeveralResults(plan, everything=True)
+        self._outputs = tuple(
+            torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
+            for name in plan.graph.outputs
+        )
+        self._last = {
+            name: number for number, step in enumerate(plan.steps) for name in step.node.inputs.values()
+        }
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self._outputs
+
+    def finish_with(self, finish: Finish) -> None:
+        self._finish = finish
+
+    def run(self) -> None:
+        graph = self.plan.graph
+        kept = {*self._bound, *graph.outputs}
+        values = dict(self._bound)
+        with own_arithmetic(self.plan.dtype, torch.device("cpu")):
+            for number, step in enumerate(self.plan.steps):
+                inputs = {
+                    role: self._constants[step.constant(role)] if name in graph.constants else values[name]
+                    for role, name in step.node.inputs.items()
+                }
+                result = self._several.compute(step.node, inputs)
+                values[step.node.name] = result.to(self.plan.forms[step.node.name].dtype)
+                for name in {name for name in step.node.inputs.values() if self._last[name] == number} - kept:
+                    values.pop(name, None)
+            for room, name in zip(self._outputs, graph.outputs, strict=True):
+                room.copy_(self._constant(name) if name in graph.constants else values[name])
+        self._finish()
+
+    def _constant(self, name: str) -> torch.Tensor:
+        return self._constants[ConstantForm(name, "stored")]
+
+
+def _room(plan: Plan, name: str) -> torch.Tensor:
+    if name in plan.graph.constants:
+        return torch.zeros_like(plan.graph.constants[name])
+    form = plan.forms[name]
+    return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,240 @@
+"""`training_step`: forward, loss, backward and optimiser as one plan that updates the caller's own tensors."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+
+from escalade.engine.capture.joint import Loss, capture_step
+from escalade.engine.engine import TWIN, require_device
+from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.graph.forms import InputFormat
+from escalade.engine.plan.plan import Plan
+from escalade.engine.training.optimisers import Stepped, require_known, step_together, stepped_by
+from escalade.engine.training.planned import Planned
+from escalade.engine.training.program import StepProgram
+from escalade.errors import UnsupportedError
+
+_AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
+"""How `torch.amp.GradScaler` changes a loss scale."""
+FIRST_SCALE = 65536.0
+MOST_PLANS = 4
+"""Sizes of batches that a step keeps ready; the one not used for longest goes first."""
+
+
+def training_step(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    *,
+    dtype: str = "fp32",
+    loss_scale: float | None = None,
+    device: torch.device | str | None = None,
+) -> TrainingStep:
+    """A step of training as one call: `step(x, target)` steps the model's own parameters and returns the loss.
+
+    `example` is what the step will be called with: what the model takes (a tensor, or a tuple of them), then what
+    `loss` takes behind the model's result. `dtype` is fp32, tf32, or fp16 or bf16, which are mixed: weights stay fp32,
+    products are those of autocast. Gradients in fp16 are of the loss times a scale, which begins as `loss_scale` and
+    changes as `torch.amp.GradScaler` changes it; a step whose gradients are not finite is left out. The model is
+    captured in the modes that its modules have now. `device` is the model's own, or "twin" for kernels on the CPU.
+
+    The optimiser is torch.optim's SGD, Adam or AdamW. Its settings are read at each call, and its state is what the
+    step updates; a failing call changes nothing.
+    """
+    if dtype not in _AUTOCAST:
+        raise UnsupportedError(f"dtype {dtype!r}: a training step takes {', '.join(_AUTOCAST)}")
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(f"a training step takes a torch.nn.Module, not {type(model).__name__}")
+    if not model.training:
+        raise UnsupportedError("the model is in evaluation mode: call model.train() first")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError(
+            f"a training step takes a torch.optim optimiser, not {type(optimizer).__name__}"
+        )
+    require_known(optimizer)
+    if device is not None:
+        require_device(device)
+    if not isinstance(example, Sequence) or not example:
+        raise UnsupportedError(
+            "example is a tuple: what the model takes, then what the loss takes behind its result"
+        )
+    while isinstance(model, OptimizedModule):
+        model = model._orig_mod
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedError(
+            f"a training step takes the model itself, not {type(model).__name__}, which runs other code between steps"
+        )
+    return TrainingStep(model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN)
+
+
+class TrainingStep:
+    """A training step for batches like its example, and for others of the same kind: each size is planned once."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        example: tuple[Any, ...],
+        dtype: str,
+        loss_scale: float | None,
+        on_twin: bool,
+    ) -> None:
+        self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
+        self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self._modes = [module.training for module in model.modules()]
+        self._on_twin = on_twin
+        if on_twin and self._home.type != "cpu":
+            raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._home}")
+        self._scale: torch.Tensor | None = None
+        if dtype == "fp16" or loss_scale is not None:
+            first = FIRST_SCALE if loss_scale is None else loss_scale
+            self._scale = torch.full((), first, dtype=torch.float32, device=self._home)
+        self._growth = torch.zeros((), dtype=torch.int32, device=self._home)
+        self._lock = threading.RLock()
+        self._plans: dict[tuple[Any, ...], Planned] = {}
+        self._groups: list[Stepped] = []
+        self._is_stale = True
+        self._slots = [
+            (held, name)
+            for module in model.modules()
+            for held in (module._parameters, module._buffers)
+            for name, tensor in held.items()
+            if tensor is not None
+        ]
+        self._places: list[int] = []
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._planned(example)
+        _follow(self, optimizer)
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        """One step over a batch; the batch's loss before it."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            planned = self._planned(given)
+            if self._is_stale or not all(group.follows() for group in self._groups):
+                self._regroup(planned)
+            if planned.groups is not self._groups:
+                planned.step_by(self._groups, self._step)
+            loss = planned.run(_flat(given)[0])
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
+        return loss
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was used last."""
+        return self.program.plan
+
+    @property
+    def program(self) -> StepProgram:
+        """What runs the plan that was used last."""
+        return next(reversed(self._plans.values())).program
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What gradients are of the loss times; None where they are of the loss itself."""
+        return None if self._scale is None else float(self._scale)
+
+    def explain(self) -> Explanation:
+        """The plan that was used last, step by step."""
+        return explain_plan(self.plan, device=TWIN if self._on_twin else self._home.type)
+
+    def write_counts(self) -> None:
+        """Tells the optimiser how many steps were taken; its `state_dict` and `step` ask for that themselves."""
+        with self._lock, torch.no_grad():
+            for group in self._groups if not self._is_stale else ():
+                group.write_count()
+
+    def read_state(self) -> None:
+        """The optimiser's state is read anew at the next call: somebody else has changed it."""
+        self._is_stale = True
+
+    def _planned(self, given: tuple[Any, ...]) -> Planned:
+        """The plan for inputs like these, over the model's tensors as they lie now."""
+        places = [held[name].data_ptr() for held, name in self._slots]  # type: ignore[union-attr]
+        if places != self._places:
+            self._plans.clear()
+            self._places, self._is_stale = places, True
+        tensors, inputs = _flat(given)
+        key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
+        found = self._plans.pop(key, None) or self._made(tensors, inputs)
+        while len(self._plans) >= MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[key] = found
+        return found
+
+    def _made(self, tensors: list[torch.Tensor], inputs: int) -> Planned:
+        near = [tensor.to(self._home) for tensor in tensors]
+        joint = capture_step(
+            self._model, self._loss, near[:inputs], near[inputs:],
+            autocast=_AUTOCAST[self.dtype], scaled=self._scale is not None, modes=self._modes,
+        )  # fmt: skip
+        taken = {one for group in self._optimizer.param_groups for one in group["params"]}
+        products = "tf32" if self.dtype == "tf32" else "fp32"
+        return Planned(joint, self._model, taken, near, self._scale, products, self._on_twin)
+
+    def _regroup(self, planned: Planned) -> None:
+        """Takes over the optimiser's groups and state as they are now."""
+        if not self._is_stale:
+            self.write_counts()
+        self._groups = stepped_by(self._optimizer, planned.types, self._scale is not None)
+        self._is_stale = False
+
+    def _step(self, groups: list[Stepped], gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """What the optimiser does, and what becomes of the loss scale."""
+        scale = self._scale
+        if scale is not None:
+            for group in groups:
+                group.scale.copy_(scale)
+        step_together(
+            groups,
+            gradients,
+            in_pytorch=self._home.type == "cpu" and not self._on_twin,
+            scaled=scale is not None,
+        )
+        if scale is not None:
+            skipped = groups[0].progress[2]
+            torch._amp_update_scale_(scale, self._growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
+
+
+def _flat(given: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
+    """The tensors of a call, and how many of them are the model's inputs."""
+    first = tuple(given[0]) if given and isinstance(given[0], tuple | list) else given[:1]
+    everything = [*first, *given[1:]]
+    if not first or not all(isinstance(one, torch.Tensor) for one in everything):
+        kinds = ", ".join(type(one).__name__ for one in everything) or "nothing"
+        raise UnsupportedError(
+            f"a training step is called with tensors, not with {kinds}: what the model takes, a tensor or a tuple of "
+            "them, then what the loss takes behind the model's result"
+        )
+    return everything, len(first)
+
+
+def _follow(step: TrainingStep, optimizer: torch.optim.Optimizer) -> None:
+    """Has the optimiser ask for counts before it shows or uses them, and say when its state was changed."""
+    alive = weakref.ref(step)
+
+    def before(*_: Any) -> None:
+        if (found := alive()) is not None:
+            found.write_counts()
+
+    def after(*_: Any) -> None:
+        if (found := alive()) is not None:
+            found.read_state()
+
+    hooks = [
+        optimizer.register_state_dict_pre_hook(before),
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(after),
+        optimizer.register_load_state_dict_post_hook(after),
+    ]
+    for hook in hooks:
+        weakref.finalize(step, hook.remove)

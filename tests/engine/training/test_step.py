@@ -1,0 +1,197 @@
+"""Training steps beside PyTorch's: losses, parameters, buffers and the optimiser's state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import escalade
+from escalade.errors import EscaladeError, UnsupportedError
+
+Make = Callable[[], nn.Module]
+
+
+def _autoencoder() -> nn.Module:
+    def layer(inputs: int, outputs: int, resize: nn.Module) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), resize]
+
+    return nn.Sequential(
+        *layer(3, 8, nn.MaxPool2d(2)),
+        *layer(8, 8, nn.Upsample(scale_factor=2)),
+        nn.Conv2d(8, 3, 3, padding=1),
+    )
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.inner, self.inner_norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 1, 1)
+        y = F.relu(y + self.inner_norm(self.inner(y)))
+        return self.head(y.mean((2, 3)))
+
+
+def _classifier() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2)
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def _batch(model: nn.Module, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.rand(size, 3, 8, 8)
+    return x, x.clone() if isinstance(model, nn.Sequential) and len(model) > 4 else torch.randint(
+        0, 5, (size,)
+    )
+
+
+def _plain(
+    model: nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *batch: Any
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    found = loss(model(batch[0]), *batch[1:])
+    found.backward()
+    optimizer.step()
+    return found.detach()
+
+
+def _assert_same(mine: Any, theirs: Any, close: float = 1e-5) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "optimiser"),
+    [
+        (_autoencoder, F.mse_loss, _adamw),
+        (_Residual, F.cross_entropy, _sgd),
+        (_classifier, F.cross_entropy, _sgd),
+    ],
+)
+def test_steps_are_pytorchs(make: Make, loss: Callable[..., torch.Tensor], optimiser: Any) -> None:
+    torch.manual_seed(0)
+    model = make()
+    expected = copy.deepcopy(model)
+    own, theirs = optimiser(model.parameters()), optimiser(expected.parameters())
+    x, target = _batch(model)
+    before = copy.deepcopy(model.state_dict())
+    step = escalade.training_step(model, loss, own, (x, target))
+    _assert_same(model.state_dict(), before, 0)
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (own, theirs)]
+    for size in (4, 4, 2, 4):
+        x, target = _batch(model, size)
+        _assert_same(step(x, target), _plain(expected, loss, theirs, x, target))
+        model.eval()  # as for an evaluation between steps
+        for schedule in schedules:
+            schedule.step()
+    _assert_same(model.state_dict(), expected.state_dict())
+    _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
+
+    # Steps by the optimiser itself, and a state that is loaded, are taken over.
+    _plain(model.train(), loss, own, x, target)
+    _plain(expected, loss, theirs, x, target)
+    own.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    _assert_same(step(x, target), _plain(expected, loss, theirs, x, target))
+    _assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_a_resumed_run_goes_on_as_the_first() -> None:
+    torch.manual_seed(0)
+    model = _classifier()
+    batches = [_batch(model) for _ in range(4)]
+    optimizer = _adamw(model.parameters())
+    step = escalade.training_step(model, F.cross_entropy, optimizer, batches[0])
+    for batch in batches[:2]:
+        step(*batch)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses = [step(*batch) for batch in batches[2:]]
+
+    again = _classifier()
+    fresh = _adamw(again.parameters())
+    resumed = escalade.training_step(again, F.cross_entropy, fresh, batches[0])
+    again.load_state_dict(saved[0])
+    fresh.load_state_dict(saved[1])
+    assert [float(resumed(*batch)) for batch in batches[2:]] == [float(loss) for loss in losses]
+    _assert_same(again.state_dict(), model.state_dict(), 0)
+
+
+def test_a_failing_call_changes_nothing() -> None:
+    model = _classifier()
+    optimizer = _sgd(model.parameters())
+    x, target = _batch(model)
+    step = escalade.training_step(model, F.cross_entropy, optimizer, (x, target))
+    step(x, target)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for wrong in ((x[:, :, :4], target), (x, target.float()), (x,), (x, "target"), ()):
+        with pytest.raises(EscaladeError):
+            step(*wrong)
+    with pytest.raises(EscaladeError):
+        step(x, target + 100)
+    _assert_same((model.state_dict(), optimizer.state_dict()), before, 0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_scaled_step_with_infinite_gradients_is_left_out(groups: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    before = copy.deepcopy(model.state_dict())
+    parts = [{"params": part.parameters()} for part in model] if groups == 2 else model.parameters()
+    optimizer = torch.optim.SGD(parts, lr=0.1, momentum=0.9)
+    x, target = torch.rand(4, 3), torch.rand(4, 3)
+    step = escalade.training_step(model, F.mse_loss, optimizer, (x, target), loss_scale=8.0)
+    assert not step(x, torch.full((4, 3), float("inf"))).isfinite()
+    _assert_same(model.state_dict(), before, 0)
+    assert step.loss_scale == 4.0
+    expected = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    expected.load_state_dict(before)
+    theirs = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target))
+    _assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_mixed_steps_are_autocasts_and_dropout_draws_anew() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Flatten(), nn.Linear(288, 5)
+    )
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x, target = torch.rand(4, 3, 8, 8), torch.randint(0, 5, (4,))
+    step = escalade.training_step(model, F.cross_entropy, own, (x, target), dtype="bf16")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        found = step(x, target)
+        torch.manual_seed(seed)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(expected(x), target)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        _assert_same(found, loss.detach(), 2e-2)
+    assert all(one.dtype == torch.float32 for one in model.parameters())
+    _assert_same(model.state_dict(), expected.state_dict(), 2e-2)
+
+
+def test_what_no_step_takes_is_said() -> None:
+    model, x, target = _classifier(), *_batch(_classifier())
+    optimizer = _sgd(model.parameters())
+    with pytest.raises(UnsupportedError, match="SGD, Adam, AdamW"):
+        escalade.training_step(model, F.cross_entropy, torch.optim.RMSprop(model.parameters()), (x, target))
+    with pytest.raises(UnsupportedError, match="fp32, tf32, fp16, bf16"):
+        escalade.training_step(model, F.cross_entropy, optimizer, (x, target), dtype="fp8")
+    with pytest.raises(UnsupportedError, match=r"model\.train\(\)"):
+        escalade.training_step(model.eval(), F.cross_entropy, optimizer, (x, target))
