@@ -27,6 +27,7 @@ from escalade.measure.verification import compare
 from escalade.models import settle
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
+from escalade.ops.expressions import Expression
 from tests.bench.coverage.networks import NETWORKS
 from tests.engine.untouched import untouched
 from tests.support import in_threads
@@ -446,3 +447,13 @@ def test_the_host_cost_of_a_call(
     with capsys.disabled():
         print("\nhost cost, us:", ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items()))
     assert torch.equal(engine(x), replayed(engine, x))
+
+
+def test_what_pytorch_evaluates_of_an_expression_can_be_recorded(cuda: torch.device) -> None:
+    x = torch.linspace(-9, 9, 64, device=cuda, dtype=torch.float16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (y,) = Expression.parse("clamp(x,0,6)").evaluate({"x": x})
+    y.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(y, x.clamp(0, 6))

@@ -26,7 +26,8 @@ from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 
 SIZE = 224
-_SETTLING_IMAGES, _SETTLING_NUMBER = 4, 1
+_SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
+"""Channels that few images leave almost constant would be blown up by BatchNorm, and rounding errors with them."""
 _MOST = 50.0
 """How many times the usual most is allowed where PyTorch is as far off: these weights are no trained network's."""
 _TRIALS = 3
@@ -110,7 +111,8 @@ class Coverage:
             with torch.device(self.device):  # where random numbers are quickest to make
                 model = entry.make().eval()
             if self.timed:  # a plan is the same for all weights
-                enliven(model, images(_SETTLING_IMAGES, size, seed + _SETTLING_NUMBER).to(self.device))
+                some = _SETTLING_IMAGES[self.device.type]
+                enliven(model, images(some, size, seed + _SETTLING_NUMBER).to(self.device))
             return model.cpu()
 
         return Workload(

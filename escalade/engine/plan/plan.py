@@ -267,7 +267,7 @@ class _Choices:
         choice = self._choice(lowered)
         if choice.problem != lowered.problem:
             raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
-        reason = reason_for_pytorch(lowered.operation, choice, self._device)
+        reason = reason_for_pytorch(lowered.operation, choice, self._device, self._avoid)
         if reason is not None:
             return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))

@@ -8,7 +8,7 @@ __device__ __forceinline__ void evaluate(float (&out)[EXPRESSION_RESULTS], const
     EXPRESSION
 }
 
-// The same of two elements, in[0] and in[1], where functions for two at once (`silu_pair`) make it cheaper.
+// The same of two elements, in[0] and in[1], where functions for two at once (`silu_pair`, `gelu_pair`) make it cheaper.
 #ifdef EXPRESSION_PAIR
 __device__ __forceinline__ void evaluate_pair(float (&out)[2][EXPRESSION_RESULTS],
                                               const float (&in)[2][EXPRESSION_INPUTS]) {

@@ -100,18 +100,18 @@ FUNCTION(sigmoid)(float x) {
 FUNCTION(silu)(float x) {
     return FAST_FUNCTIONS ? x * sigmoid(x) : x / (1.f + expf(-x));
 }
-// Of two numbers, with one reciprocal for both: the special-function unit is what many of them wait for. Powers stay
-// below 2^63, so that their product is finite, and numbers above -44, so that theirs with 2^-63 is nothing; a NaN of one
-// does not reach the other.
-__device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
-    if (!FAST_FUNCTIONS) {
-        y[0] = silu(a), y[1] = silu(b);
-        return;
-    }
-    const float below_a = 1.f + exp2_approximate(fminf(-1.44269504f * a, 63.f));
-    const float below_b = 1.f + exp2_approximate(fminf(-1.44269504f * b, 63.f));
+// x / (1 + 2^power) of two numbers, with one reciprocal for both: the special-function unit is what many of them wait
+// for. Powers stay below 2^63, so that their product is finite, and numbers above -44, so that theirs with 2^-63 is
+// nothing; a NaN of one does not reach the other.
+__device__ __forceinline__ void over_powers(float (&y)[2], float a, float power_a, float b, float power_b) {
+    const float below_a = 1.f + exp2_approximate(fminf(power_a, 63.f));
+    const float below_b = 1.f + exp2_approximate(fminf(power_b, 63.f));
     const float both = reciprocal_approximate(below_a * below_b);
     y[0] = maximum(a, -44.f) * (both * below_b), y[1] = maximum(b, -44.f) * (both * below_a);
+}
+__device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
+    if (FAST_FUNCTIONS) over_powers(y, a, -1.44269504f * a, b, -1.44269504f * b);
+    else y[0] = silu(a), y[1] = silu(b);
 }
 FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
     if (!FAST_FUNCTIONS) return tanhf(x);
@@ -134,7 +134,15 @@ FUNCTION(mish)(float x) {  // x tanh(log(1 + e)) of e = e^x is x (e^2 + 2e) / (e
 FUNCTION(hardsigmoid)(float x) { return clamp(x + 3.f, 0.f, 6.f) * (1.f / 6.f); }
 FUNCTION(hardswish)(float x) { return x * hardsigmoid(x); }
 FUNCTION(gelu)(float x) { return FAST_FUNCTIONS ? gelu_fitted(x) : gelu_fine(x); }
+__device__ __forceinline__ void gelu_pair(float (&y)[2], float a, float b) {
+    if (FAST_FUNCTIONS) over_powers(y, a, gelu_power(a), b, gelu_power(b));
+    else y[0] = gelu(a), y[1] = gelu(b);
+}
 FUNCTION(gelu_tanh)(float x) { return FAST_FUNCTIONS ? ::gelu_tanh_by_exp2(x) : ::gelu_tanh(x); }
+__device__ __forceinline__ void gelu_tanh_pair(float (&y)[2], float a, float b) {
+    if (FAST_FUNCTIONS) over_powers(y, a, gelu_tanh_power(a), b, gelu_tanh_power(b));
+    else y[0] = gelu_tanh(a), y[1] = gelu_tanh(b);
+}
 
 #undef FUNCTION
 

@@ -34,6 +34,14 @@ struct Finish {
                 SCALED ? load_existing(scale, filter) : make_float2(1.f, 1.f)};
     }
 
+    // One filter, for two pixels of it.
+    __device__ __forceinline__ FilterPair twice(int filter) const {
+        const bool inside = FILTERS_ALIGNED || filter < filters;
+        const float added = HAS_BIAS && inside ? to_float(bias[filter]) : 0.f;
+        const float unit = SCALED && inside ? scale[filter] : 0.f;
+        return {make_float2(added, added), make_float2(unit, unit)};
+    }
+
     __device__ __forceinline__ float value(float sum, int filter, float companion) const {
         const bool inside = FILTERS_ALIGNED || filter < filters;
         return value(sum, HAS_BIAS && inside ? to_float(bias[filter]) : 0.f, SCALED && inside ? scale[filter] : 0.f,
@@ -51,11 +59,23 @@ struct Finish {
         }
     }
 
+    // Of two sums, which is cheaper for some activations.
+    __device__ __forceinline__ float2 values(float2 sums, const FilterPair& pair, float2 companions) const {
+        if constexpr (HAS_MASK || SCALED)
+            return make_float2(value(sums.x, pair.bias.x, pair.scale.x, companions.x),
+                               value(sums.y, pair.bias.y, pair.scale.y, companions.y));
+        else {
+            if (HAS_BIAS) sums.x += pair.bias.x, sums.y += pair.bias.y;
+            return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, companions);
+        }
+    }
+
     // Two results of 16 bits, and their companions, in one register. A template, since other results have no such pairs.
     template <class Half = Output>
-    __device__ __forceinline__ u32 packed(float low, float high, int low_filter, int high_filter, u32 companions) const {
+    __device__ __forceinline__ u32 packed(float low, float high, const FilterPair& pair, u32 companions) const {
         const float2 two = HAS_COMPANION ? unpack_pair<Half>(companions) : make_float2(0.f, 0.f);
-        return pack_pair<Half>(value(low, low_filter, two.x), value(high, high_filter, two.y));
+        const float2 results = values(make_float2(low, high), pair, two);
+        return pack_pair<Half>(results.x, results.y);
     }
 
     // Filters `filter` (even) and the next of the pixel that begins at `at`.
@@ -79,9 +99,7 @@ struct Finish {
 
     // The results of both, whose companions lie at `at`.
     __device__ __forceinline__ float2 both(float low, float high, const FilterPair& pair, long long at) const {
-        const float2 companions = companion_pair(at);
-        return make_float2(value(low, pair.bias.x, pair.scale.x, companions.x),
-                           value(high, pair.bias.y, pair.scale.y, companions.y));
+        return values(make_float2(low, high), pair, companion_pair(at));
     }
 
 private:

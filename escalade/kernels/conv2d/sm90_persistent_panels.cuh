@@ -28,8 +28,8 @@ __device__ __forceinline__ void write_matrices(const float* sums, u32 panel, con
         for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's; part / 2: the second block
             const float* pair = sums + 4 * (block + part / 2) + 2 * (part % 2);
             const int low = SWAPPED ? 16 * warp + 8 * (part % 2) + lane / 4 : 8 * (block + part / 2) + 2 * (lane % 4);
-            packed[part] = finish.packed<Half>(pair[0], pair[1], first_filter + low, first_filter + low + !SWAPPED,
-                                               packed[part]);
+            const FilterPair filters = SWAPPED ? finish.twice(first_filter + low) : finish.of(first_filter + low);
+            packed[part] = finish.packed<Half>(pair[0], pair[1], filters, packed[part]);
         }
         if (SWAPPED) store_matrices_transposed(address, packed);
         else store_matrices(address, packed);

@@ -137,8 +137,7 @@ struct Biases {
 __device__ __forceinline__ float2 finish_pair(float2 values, float2 companions) {
     if (HAS_MASK)  // as PyTorch: a NaN lets the gradient through
         values = {companions.x <= 0.f ? 0.f : values.x, companions.y <= 0.f ? 0.f : values.y};
-    return {activated<HAS_RESIDUAL, HAS_RELU>(values.x, companions.x),
-            activated<HAS_RESIDUAL, HAS_RELU>(values.y, companions.y)};
+    return activated_pair<HAS_RESIDUAL, HAS_RELU>(values, companions);
 }
 
 // COUNT blocks of 8 pixels by the warp's 16 filters. A lane holds them transposed, two pixels of a filter and of the

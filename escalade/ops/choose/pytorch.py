@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.choose.choice import Choice
+from escalade.ops.choose.choice import Choice, estimated
 from escalade.ops.choose.table import Entry, key_of, tables_for
 
 PYTORCH = "PyTorch"
@@ -37,11 +38,13 @@ def verdict(choice: Choice, own_us: float, pytorch_us: float) -> Entry:
     return Entry(PYTORCH, {_RIVAL: choice.rung.name, _RIVAL_US: round(own_us, 3)}, round(pytorch_us, 3))
 
 
-def reason_for_pytorch(operation: Operation[Any], choice: Choice, device: torch.device) -> str | None:
+def reason_for_pytorch(
+    operation: Operation[Any], choice: Choice, device: torch.device, avoid: frozenset[str] = frozenset()
+) -> str | None:
     """Why a plan on a GPU leaves a problem to PyTorch, in a sentence; None if the choice does it.
 
     A measurement counts as long as it was made beside the rung that is chosen now. Without one, only a rung that is a
-    last resort gives way, by estimates.
+    last resort gives way, by estimates, and only if no other takes the problem; those in `avoid` have failed here.
     """
     if device.type != "cuda":
         return None
@@ -53,15 +56,25 @@ def reason_for_pytorch(operation: Operation[Any], choice: Choice, device: torch.
             return f"{found.why}; {choice.rung.name} took {found.entry.config[_RIVAL_US]:.3g} µs"
         if found.entry.rung == choice.rung.name:
             return None
-    return _by_estimate(operation, choice)
+    return _by_estimate(operation, choice, avoid)
 
 
-def _by_estimate(operation: Operation[Any], choice: Choice) -> str | None:
+def _by_estimate(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> str | None:
     own = choice.rung.estimate(choice.problem, choice.config) if choice.rung.last_resort else None
     theirs = operation.pytorch_us(choice.problem, choice.rung.card)
-    if own is None or own <= theirs:
+    if own is None or own <= theirs or _has_another(operation, choice, avoid):
         return None
     return (
         f"no rung of {operation.name} but {choice.rung.name} takes {choice.problem.name} in {choice.problem.dtype}, "
         f"and PyTorch should be faster (about {theirs:.3g} µs, not {own:.3g})"
     )
+
+
+def _has_another(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> bool:
+    """Whether the last resort was only the quickest of several: small problems take all of them about as long."""
+    besides = avoid | {f"{operation.name}/{choice.rung.name}"}
+    try:
+        estimated(operation, choice.problem, choice.rung.card, besides)
+    except UnsupportedError:
+        return False
+    return True

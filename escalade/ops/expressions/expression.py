@@ -25,8 +25,8 @@ def fast_functions(dtype: str) -> bool:
     return dtype != "fp32"
 
 
-PAIRED = ("silu",)
-"""Functions that kernels have for two elements at once too, with fewer special functions: `silu_pair`."""
+PAIRED = ("silu", "gelu", "gelu_tanh")
+"""Functions that kernels have for two elements at once too, with fewer special functions: `silu_pair` and so on."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ class Expression:
                 return inputs[operand]
             if isinstance(operand, int):
                 return made[operand]
-            return torch.tensor(operand, dtype=like.dtype, device=like.device)
+            # Made where it is used: a CUDA graph that is being recorded takes nothing from the CPU's memory.
+            return torch.full((), operand, dtype=like.dtype, device=like.device)
 
         for call in self.calls:
             made.append(FUNCTIONS[call.function].compute(*map(value, call.operands)))

@@ -54,7 +54,7 @@ def spell(problem: Activated) -> str:
 
 
 def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
-    """What `activated` of kernels/common/epilogue.cuh leaves open, for results of that type."""
+    """What `activated` and `activated_pair` of kernels/common/epilogue.cuh leave open, for results of that type."""
     if not activation:
         return {"HAS_RELU": relu}
     expression = Expression.parse(activation)
@@ -62,17 +62,13 @@ def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
         "HAS_RELU": relu,
         "EXPRESSION_X": expression.inputs.index("x"),
         **expression.constants(dtype),
+        **expression.pair_constants(),
     }
 
 
 def constants_of(problem: Activated) -> dict[str, Constant]:
     """What `constants` gives, for a kernel that does all of a problem."""
     return constants(problem.relu, problem.activation, problem.dtype)
-
-
-def pair_constants(problem: Activated) -> dict[str, Constant]:
-    """What `activated_pair` of kernels/common/epilogue.cuh leaves open besides."""
-    return Expression.parse(problem.activation).pair_constants() if problem.activation else {}
 
 
 def takes_residual(activation: str) -> bool:

@@ -35,7 +35,8 @@ def by(rung: str, name: str, dtype: str = "fp16") -> Choice:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "tf32"])
 def test_what_only_the_foot_takes_is_cudnns(dtype: str, tables: list[Table]) -> None:
     choice = by("direct", "20to40_28_k3s1g4_b32", dtype)
-    reason = reason_for_pytorch(CONV2D, choice, CUDA)
+    others = frozenset(f"conv2d/{rung.name}" for rung in CONV2D.ladder if not rung.last_resort)
+    reason = reason_for_pytorch(CONV2D, choice, CUDA, others)
     assert reason is not None
     assert f"no rung of conv2d but direct takes 20to40_28_k3s1g4_b32 in {dtype}" in reason
     assert reason_for_pytorch(CONV2D, choice, CPU) is None, "the twin runs kernels"
@@ -46,6 +47,14 @@ def test_rungs_that_are_no_last_resort_do_what_they_take(tables: list[Table]) ->
     assert reason_for_pytorch(CONV2D, choice, CUDA) is None
     last = [rung.name for rung in CONV2D.ladder if rung.last_resort]
     assert last == ["direct"]
+
+
+def test_the_foot_may_be_the_quickest_of_several(tables: list[Table]) -> None:
+    """Then the others, which are about as quick, say that this is nothing for PyTorch."""
+    choice = by("direct", "192to192_28_k3s2g192_b1")
+    own = choice.rung.estimate(choice.problem, choice.config)
+    assert own is not None and own > CONV2D.pytorch_us(choice.problem, choice.rung.card)
+    assert reason_for_pytorch(CONV2D, choice, CUDA) is None
 
 
 def test_the_foot_does_what_is_over_before_pytorch_has_launched_it(

@@ -16,6 +16,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import FUNCTIONS, IDENTITY, Call, Expression
+from escalade.ops.expressions.expression import PAIRED
 
 TEXTS = [
     "x", "x * sigmoid(x)", "x - (a - b)", "(x - a) - b", "-x ** 2", "(-x) ** 2", "x ** (a ** b)", "(x ** a) ** b",
@@ -155,22 +156,28 @@ def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathli
 PAIRS = """
 #include "common/functions.cuh"
 extern "C" __global__ void run(const float* values, float* y) {
+    const float a = values[2 * threadIdx.x], b = values[2 * threadIdx.x + 1];
     float both[2];
-    of::silu_pair(both, values[2 * threadIdx.x], values[2 * threadIdx.x + 1]);
-    for (int i = 0; i < 2; ++i) y[2 * threadIdx.x + i] = both[i];
-}
+%s}
+"""
+PAIR = """    of::%s_pair(both, a, b);
+    for (int i = 0; i < 2; ++i) y[2 * (blockDim.x * %d + threadIdx.x) + i] = both[i];
 """
 
 
 def test_two_at_once_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "run.cu"
-    source.write_text(PAIRS)
+    source.write_text(PAIRS % "".join(PAIR % (name, number) for number, name in enumerate(PAIRED)))
     each = torch.tensor([0.0, 1.5, -3.0, -40.0, -100.0, -1e30, 60.0, 1e30, float("nan")])
     values = torch.cartesian_prod(each, each).contiguous()
-    y = torch.empty_like(values)
+    y = torch.empty(len(PAIRED), *values.shape)
     call = KernelCall(
         Program.of(str(source), "run", {"FAST_FUNCTIONS": True}), (1, 1, 1), (len(values), 1, 1),
         (Buffer("values"), Buffer("y")),
     )  # fmt: skip
     bind(Recipe((call,)), {"values": values, "y": y})()
-    torch.testing.assert_close(y, torch.nn.functional.silu(values), rtol=2e-5, atol=1e-15, equal_nan=True)
+    for name, found in zip(PAIRED, y, strict=True):
+        expected = FUNCTIONS[name].compute(values.double()).float()
+        torch.testing.assert_close(
+            found, expected, rtol=2e-5, atol=1e-5, equal_nan=True, msg=partial(_named, name)
+        )

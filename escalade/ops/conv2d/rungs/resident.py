@@ -16,7 +16,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 from escalade.ops.expressions import Expression
-from escalade.ops.shared import activation, prologue
+from escalade.ops.shared import prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
@@ -54,8 +54,8 @@ SPECIAL = {
     "sigmoid": 2,
     "exp": 1,
     "tanh": 2,
-    "gelu": 2,
-    "gelu_tanh": 2,
+    "gelu": 1.5,
+    "gelu_tanh": 1.5,
     "mish": 2,
     "log": 1,
     "elu": 1,
@@ -307,7 +307,6 @@ class Resident(Conv2dRung):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             **prologue.constants(p),
             **arguments.epilogue_constants(p),
-            **activation.pair_constants(p),
         }
         packed = tiling.columns * tiling.weight_bytes
         steps = (

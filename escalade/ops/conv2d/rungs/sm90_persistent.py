@@ -90,6 +90,11 @@ class PersistentConfig(Config):
         )
 
     @property
+    def panels(self) -> int:
+        """Panels of results that a warpgroup has of a tile."""
+        return math.prod(self.warpgroup_tile) // PANEL**2
+
+    @property
     def takes_mn_major(self) -> bool:
         """Whether a warpgroup has as many filters as MN-major weights come in, and they come to one block."""
         return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
@@ -349,14 +354,18 @@ _TILES = (
     PersistentConfig(128, 64, PING_PONG, 8),
     PersistentConfig(64, 64, PING_PONG, 8),
     PersistentConfig(64, 128, FILTERS, 8),
+    PersistentConfig(128, 192, PIXELS, 4),
 )
 _SWAPPED = (
     PersistentConfig(256, 64, PING_PONG, 4, buffers=4, swapped=True),
     PersistentConfig(256, 128, FILTERS, 4, buffers=2, swapped=True),
     PersistentConfig(128, 64, PING_PONG, 7, buffers=2, swapped=True),
     PersistentConfig(128, 128, FILTERS, 6, buffers=2, swapped=True),
+    PersistentConfig(192, 64, PING_PONG, 5, buffers=3, swapped=True),
+    PersistentConfig(192, 128, FILTERS, 4, buffers=3, swapped=True),
 )
-_STORED = tuple(replace(tile, buffers=2 if max(tile.warpgroup_tile) > 64 else 1) for tile in _TILES)
+"""Tiles of 192 are for what those of 128 and 256 leave a half-empty last round of."""
+_STORED = tuple(replace(tile, buffers=math.gcd(tile.panels, 6)) for tile in _TILES)
 _SPLIT = (
     PersistentConfig(64, 32, DEPTH, 12),
     PersistentConfig(64, 64, DEPTH, 10),
