@@ -15,6 +15,7 @@ import re
 
 GAP_BYTES = 256
 _SECTION = re.compile(r"^\s*\.(section|text|data|bss)\b\s*(\S*)")
+_SHARED = ".tbss"
 _SPACE = re.compile(r"^\s*\.zero\s+\d+")
 _THREAD_LOCAL = re.compile(r":tlsgd:([\w.$]+)|([\w.$]+)@tlsgd", re.IGNORECASE)
 _ENDING = ("abort", "__assert_fail")
@@ -30,16 +31,21 @@ def prepare(assembly: str, checks: bool = False) -> str:
     assembly = re.sub(
         rf"^(\s+(?:bl|b|call|jmp)\s+\*?)({names})\b", r"\1twin_\2", assembly, flags=re.MULTILINE
     )
+    weak = (f"\t.weak\t{name}\n" for name in sorted(_undefined(assembly)))
+    return "".join([_with_gaps(assembly) if _SHARED in assembly else assembly, "\n", *weak])
+
+
+def _with_gaps(assembly: str) -> str:
     lines = []
     in_thread_local = False
     for line in assembly.splitlines():
         section = _SECTION.match(line)
         if section:
-            in_thread_local = section[1] == "section" and section[2].startswith(".tbss")
+            in_thread_local = section[1] == "section" and section[2].startswith(_SHARED)
         lines.append(line)
         if in_thread_local and _SPACE.match(line):
             lines.append(f"\t.zero\t{GAP_BYTES}")
-    return "\n".join([*lines, *(f"\t.weak\t{name}" for name in sorted(_undefined(assembly))), ""])
+    return "\n".join(lines)
 
 
 def can_wait(assembly: str) -> bool:
@@ -48,5 +54,6 @@ def can_wait(assembly: str) -> bool:
 
 
 def _undefined(assembly: str) -> set[str]:
-    used = {first or second for first, second in _THREAD_LOCAL.findall(assembly)}
+    lines = [line for line in assembly.splitlines() if "tlsgd" in line.lower()]
+    used = {first or second for first, second in _THREAD_LOCAL.findall("\n".join(lines))}
     return {name for name in used if f"\n{name}:" not in assembly}

@@ -39,7 +39,6 @@ def kernel_library(
         text = path.with_suffix(".s")
         whole = f'#line 1 "{file}"\n{source}\nTWIN_EXPORT({entry})\n'
         linking: list[str | pathlib.Path] = ["-shared", "-Wl,-Bsymbolic", text, "-o", path]
-        linking += toolchain.sanitizers() if sanitize else ()
         # The runtime, if it is not there yet, is built while g++ works on the kernel.
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
@@ -48,7 +47,8 @@ def kernel_library(
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
             text.write_text(assembly.prepare(compiled, checks) + flags)
-            toolchain.run([*linking, library.result()], f"the assembly of {entry}")
+            libraries = toolchain.sanitizers() if sanitize else toolchain.LIBRARIES
+            toolchain.run([*linking, library.result(), *libraries], f"the assembly of {entry}")
         text.unlink()
 
     return default_cache().file(key, ".so", make)
