@@ -56,9 +56,9 @@ def for_batch(
     return graph
 
 
-def optimise_step(graph: Graph, layouts: Mapping[str, str]) -> Graph:
+def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[str, str]) -> Graph:
     """The graph that a plan of a training step is made for: weights are values in it, so nothing goes into them, and
-    what gradients read is written. `layouts` are those of the outputs that are not in PyTorch's order."""
+    what gradients read is written. Images are `given_as` they lie, and `returned` in these layouts."""
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
@@ -69,7 +69,7 @@ def optimise_step(graph: Graph, layouts: Mapping[str, str]) -> Graph:
     fuse_operands(graph)
     fuse_expressions(graph)
     join_neighbours(graph)
-    assign_layouts(graph, layouts)
+    assign_layouts(graph, given_as, returned)
     graph.remove_dead_code()
     return graph
 

@@ -170,10 +170,18 @@ def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
     graph.nodes[node.name] = graph.nodes[node.name].with_inputs(weight=name)
 
 
-def assign_layouts(graph: Graph, returned: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Says of every image how it lies, and converts those that a reader wants otherwise; outputs are in PyTorch's
-    order, or in the one that `returned` has for them."""
-    lies = {given.name: "nchw" for given in graph.inputs if _is_image(given.shape, given.dtype)}
+def assign_layouts(
+    graph: Graph,
+    given_as: Mapping[str, str] = MappingProxyType({}),
+    returned: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Says of every image how it lies, and converts those that a reader wants otherwise. Inputs and outputs are in
+    PyTorch's order, or in the one that `given_as` and `returned` have for them."""
+    lies = {
+        given.name: given_as.get(given.name, "nchw")
+        for given in graph.inputs
+        if _is_image(given.shape, given.dtype)
+    }
     inputs = {given.name: given for given in graph.inputs}
     converted: dict[tuple[str, str], str] = {}
 

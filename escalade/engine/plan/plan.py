@@ -155,6 +155,8 @@ def make_plan(
     they lie in tensors that are the same at every run, and have no place here.
     """
     dense = value_forms(graph, dtype, formats)
+    if bound:
+        dense |= {one.name: replace(dense[one.name], layout=formats[one.name].layout) for one in graph.inputs}
     asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = _Choices(asking, device, avoid, fusion, in_pytorch)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)

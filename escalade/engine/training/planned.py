@@ -44,12 +44,14 @@ class Planned:
         graph = joint.graph
         bound = {given.name: one for given, one in zip(graph.inputs, tensors, strict=True)}
         formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
-        layouts = {
-            output: "nhwc"
+        given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
+        places = dict(zip(joint.parameters, (entry.name for entry in graph.inputs), strict=False))
+        returned = {
+            output: given_as[places[name]]
             for name, output in zip(joint.trained, graph.outputs[1:], strict=False)
-            if InputFormat.of(parameters[name]).layout == "nhwc"
+            if places[name] in given_as
         }
-        graph = optimise_step(graph, layouts)
+        graph = optimise_step(graph, given_as, returned)
         device = tensors[0].device
         plan = make_plan(graph, dtype, device, formats, bound=True)
         constants = Constants(dtype, device, typed=True)

@@ -143,6 +143,24 @@ class TrainingStep:
         """What gradients are of the loss times; None where they are of the loss itself."""
         return None if self._scale is None else float(self._scale)
 
+    def state_dict(self) -> dict[str, float]:
+        """What a run goes on from besides the model's state and the optimiser's: the loss scale, if there is one."""
+        if self._scale is None:
+            return {}
+        return {"scale": float(self._scale), "good_steps": float(self._growth)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Takes over what `state_dict` has given."""
+        if set(state) != set(self.state_dict()):
+            raise UnsupportedError(
+                f"a state of {', '.join(state) or 'nothing'}: this step has "
+                f"{', '.join(self.state_dict()) or 'none, for it does not scale its loss'}"
+            )
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if self._scale is not None:
+                self._scale.fill_(state["scale"])
+                self._growth.fill_(int(state["good_steps"]))
+
     def explain(self) -> Explanation:
         """The plan that was used last, step by step."""
         return explain_plan(self.plan, device=TWIN if self._on_twin else self._home.type)

@@ -156,6 +156,9 @@ def test_a_scaled_step_with_infinite_gradients_is_left_out(groups: int) -> None:
     assert not step(x, torch.full((4, 3), float("inf"))).isfinite()
     _assert_same(model.state_dict(), before, 0)
     assert step.loss_scale == 4.0
+    saved = step.state_dict()
+    step.load_state_dict({**saved, "scale": 2.0})
+    assert step.loss_scale == 2.0
     expected = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     expected.load_state_dict(before)
     theirs = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
@@ -184,6 +187,21 @@ def test_mixed_steps_are_autocasts_and_dropout_draws_anew() -> None:
         _assert_same(found, loss.detach(), 2e-2)
     assert all(one.dtype == torch.float32 for one in model.parameters())
     _assert_same(model.state_dict(), expected.state_dict(), 2e-2)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_kernels_step_as_pytorch_does(order: torch.memory_format) -> None:
+    """On the twin, mixed, over weights in both orders."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(8, 8, 2, bias=False).to(memory_format=order)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1, 0.9) for one in (model, expected))
+    x, target = torch.rand(2, 8, 4, 4), torch.rand(2, 8, 3, 3)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype="fp16", device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-2)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-3)
+    assert len(step.plan.fallbacks) < len(step.plan.steps) / 2
 
 
 def test_what_no_step_takes_is_said() -> None:
