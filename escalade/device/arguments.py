@@ -25,6 +25,7 @@ from escalade.errors import UnsupportedError
 
 TENSOR_MAP_BYTES = 128
 _TENSOR_MAP_ALIGNMENT = 64
+_MOST_ADDRESSES = 256  # of one piece of memory, for which tensor maps are kept
 
 Encode = Callable[[TensorMap, int], bytes]
 """A tensor map over the tensor at an address, in the form that the processor reads."""
@@ -55,7 +56,7 @@ class ArgumentList:
         for tensor_map, room in self._maps:
             address = _address(tensor_map.buffer, buffers)
             assert address is not None, "the buffer of a tensor map is never optional"
-            self.encode_into(room, tensor_map, address)
+            room.raw = self._encode(tensor_map, address)
 
     def set(self, weights_ready: bool, release_dependents: bool) -> None:
         """What launches come in front and behind; neither holds unless said."""
@@ -72,9 +73,8 @@ class ArgumentList:
             for name in flag.weights
         )
 
-    def encode_into(self, room: Any, tensor_map: TensorMap, address: int) -> None:
-        encoded = self._encode(tensor_map, address)
-        ctypes.memmove(room, encoded, len(encoded))
+    def encoded(self, tensor_map: TensorMap, address: int) -> bytes:
+        return self._encode(tensor_map, address)
 
 
 class Pointers:
@@ -89,6 +89,7 @@ class Pointers:
         self._values: list[tuple[Any, int]] = []
         self._maps: list[tuple[ArgumentList, TensorMap, Any, int]] = []
         self._address: int | None = None
+        self._encoded: dict[int, list[bytes]] = {}
 
     def add(self, arguments: ArgumentList, name: str, offset: int = 0) -> None:
         """What the arguments call `name` lies `offset` bytes into the memory."""
@@ -98,6 +99,11 @@ class Pointers:
         self._maps += [(arguments, one, room, offset + one.buffer.offset) for one, room in maps]
         if (values or maps) and not any(known is arguments for known in self.launches):
             self.launches.append(arguments)
+        self._encoded = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Someone else has set the arguments meanwhile."""
         self._address = None
 
     def point(self, address: int) -> bool:
@@ -107,10 +113,21 @@ class Pointers:
         self._address = None  # until all are set
         for value, offset in self._values:
             value.value = address + offset
-        for arguments, tensor_map, room, offset in self._maps:
-            arguments.encode_into(room, tensor_map, address + offset)
+        if self._maps:
+            for (_, _, room, _), encoded in zip(self._maps, self._encoded_for(address), strict=True):
+                room.raw = encoded
         self._address = address
         return True
+
+    def _encoded_for(self, address: int) -> list[bytes]:
+        """The tensor maps over the memory there; kept, since an allocator gives the same addresses again."""
+        found = self._encoded.get(address)
+        if found is None:
+            found = [one.encoded(tensor_map, address + offset) for one, tensor_map, _, offset in self._maps]
+            if len(self._encoded) >= _MOST_ADDRESSES:
+                self._encoded.pop(next(iter(self._encoded)), None)
+            self._encoded[address] = found
+        return found
 
 
 def _pointers(argument: Argument, value: Any) -> list[tuple[Buffer, Any]]:

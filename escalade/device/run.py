@@ -137,6 +137,11 @@ class Executable:
                 pointers.add(step.arguments, name, offset)
 
     @property
+    def takes_pointers(self) -> bool:
+        """Whether `add_to` and then `launches` do all that `bind` and a call do, once it has been bound."""
+        return self.device.type == "cuda" and self._turns is None
+
+    @property
     def launches(self) -> list[Callable[[], None]]:
         """What a call does, one after another."""
         together = self.recipe.side_lanes or self._synchronize or self._turns

@@ -10,11 +10,17 @@ from typing import Any
 
 import torch
 
+from escalade.ops.avg_pool2d_backward.op import OPERATOR as AVG_POOL2D_BACKWARD
 from escalade.ops.calling.library import define_gradient
+from escalade.ops.conv2d_input_gradient.op import OPERATOR as CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.op import is_worthwhile
 from escalade.ops.conv2d_weight_gradient.op import for_autograd
+from escalade.ops.max_pool2d_backward.op import OPERATOR as MAX_POOL2D_BACKWARD
+from escalade.ops.mlp.op import OPERATOR as MLP
+from escalade.ops.mlp_backward.op import OPERATOR as MLP_BACKWARD
 from escalade.ops.mlp_backward.op import split
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
+from escalade.ops.upsample2d_backward.op import OPERATOR as UPSAMPLE2D_BACKWARD
 
 
 def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -48,9 +54,9 @@ def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     if ours is not None:
         grad_weight, grad_bias = ours
     if our_x:
-        grad_x = torch.ops.escalade.conv2d_input_gradient(
+        grad_x = CONV2D_INPUT_GRADIENT(
             gradient.contiguous(memory_format=MEMORY_FORMAT[layout_of(x)]), weight, x.shape[2:], None,
-            stride, padding, dilation, groups, ctx.tf32,
+            stride, padding, dilation, groups, ctx.tf32, None,
         )  # fmt: skip
     grad_residual = gradient if ctx.has_residual and need_residual else None
     return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
@@ -68,7 +74,7 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     need_x = ctx.needs_input_grad[0]
     if ctx.error:
         gradient = _gradient_of_reconstruction(x, parameters, ctx.layers, gradient)
-    result = torch.ops.escalade.mlp_backward(x, gradient, parameters, ctx.layers, need_x)
+    result = MLP_BACKWARD(x, gradient, parameters, ctx.layers, need_x, None)
     grad_x, gradients = split(result, x, parameters, need_x)
     if grad_x is not None and ctx.error:
         grad_x = grad_x - gradient  # the error's other side
@@ -82,7 +88,7 @@ def _gradient_of_reconstruction(
     x: torch.Tensor, parameters: list[torch.Tensor], layers: str, gradient: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of y, which is made again, from that of each row's mean squared difference."""
-    y = torch.ops.escalade.mlp(x, parameters, layers)
+    y = MLP(x, parameters, layers, False, None)
     difference = y.float() - x.float()
     return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)
 
@@ -95,8 +101,8 @@ def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The places of the maxima are found again in x, for whoever has not kept them."""
     (x,) = ctx.saved_tensors
-    grad_x = torch.ops.escalade.max_pool2d_backward(
-        gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc"
+    grad_x = MAX_POOL2D_BACKWARD(
+        gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc", None
     )
     return grad_x, None, None, None, None, None
 
@@ -112,8 +118,8 @@ def _setup_max_pool2d_with_places(
 def _max_pool2d_with_places_backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
     """The places have no gradient, and x need not be kept."""
     (places,) = ctx.saved_tensors
-    grad_x = torch.ops.escalade.max_pool2d_backward(
-        gradient, None, places, ctx.size, *ctx.windows, False, ctx.channels_last
+    grad_x = MAX_POOL2D_BACKWARD(
+        gradient, None, places, ctx.size, *ctx.windows, False, ctx.channels_last, None
     )
     return grad_x, *(None,) * 6
 
@@ -124,7 +130,7 @@ def _setup_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    grad_x = torch.ops.escalade.avg_pool2d_backward(gradient, ctx.size, *ctx.windows, ctx.channels_last)
+    grad_x = AVG_POOL2D_BACKWARD(gradient, ctx.size, *ctx.windows, ctx.channels_last, None)
     return grad_x, *(None,) * 7
 
 
@@ -140,9 +146,9 @@ def _adaptive_avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any
     size = x.shape[2:]
     if any(size[d] % ctx.output[d] for d in (0, 1)):
         return torch.ops.aten._adaptive_avg_pool2d_backward(gradient, x), None, None
-    window = [size[d] // ctx.output[d] for d in (0, 1)]
-    grad_x = torch.ops.escalade.avg_pool2d_backward(
-        gradient, size, window, window, [0, 0], False, True, 0, layout_of(x) == "nhwc"
+    window = (size[0] // ctx.output[0], size[1] // ctx.output[1])
+    grad_x = AVG_POOL2D_BACKWARD(
+        gradient, size, window, window, (0, 0), False, True, 0, layout_of(x) == "nhwc", None
     )
     return grad_x, None, None
 
@@ -153,7 +159,7 @@ def _setup_upsample2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _upsample2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    grad_x = torch.ops.escalade.upsample2d_backward(gradient, ctx.size, *ctx.settings, ctx.channels_last)
+    grad_x = UPSAMPLE2D_BACKWARD(gradient, ctx.size, *ctx.settings, ctx.channels_last, None)
     return grad_x, *(None,) * 5
 
 
@@ -163,6 +169,11 @@ def register() -> None:
     define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
-    define_gradient("max_pool2d_with_places", _setup_max_pool2d_with_places, _max_pool2d_with_places_backward)
+    define_gradient(
+        "max_pool2d_with_places",
+        _setup_max_pool2d_with_places,
+        _max_pool2d_with_places_backward,
+        first_alone=True,
+    )
     define_gradient("mlp", _setup_mlp, _mlp_backward)
     define_gradient("upsample2d", _setup_upsample2d, _upsample2d_backward)

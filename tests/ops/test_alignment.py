@@ -106,6 +106,7 @@ class Recording:
     """In the place of what runs kernels: it looks at what it is given, and runs nothing."""
 
     given: dict[str, int]
+    takes_pointers = False
 
     def __init__(self, recipe: Recipe, device: torch.device, *_: Any) -> None:
         self.recipe, self.device = recipe, device
@@ -123,7 +124,8 @@ def test_kernels_are_given_aligned_memory(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "Executable", Recording)
-    monkeypatch.setattr(call._local, "ready", {}, raising=False)
+    monkeypatch.setattr(call.per_thread, "ready", {})
+    monkeypatch.setattr(call.per_thread, "calls", {})
     monkeypatch.setattr(Recording, "given", {}, raising=False)
     CALLS[name](dtype)
     assert Recording.given

@@ -10,7 +10,8 @@ from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d.operation import ADAPTIVE_AVG_POOL2D
 from escalade.ops.adaptive_avg_pool2d.problem import AdaptiveAvgPool2dProblem
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, empty_beside, layout_of
 
@@ -23,10 +24,10 @@ def adaptive_avg_pool2d(
     NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied
     first. `rung` names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.adaptive_avg_pool2d(x, pooling.two(output, "output"), rung)
+    return OPERATOR(x, pooling.two(output, "output"), rung)
 
 
-def _run(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> Plan:
     check_images("adaptive_avg_pool2d", x)
     batch, channels, height, width = x.shape
     problem = AdaptiveAvgPool2dProblem(
@@ -38,7 +39,7 @@ def _run(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> tor
         dtype_of("adaptive_avg_pool2d", x),
         layout_of(x),
     )
-    return pooling.run(ADAPTIVE_AVG_POOL2D, problem, x, rung)
+    return pooling.plan(ADAPTIVE_AVG_POOL2D, problem, x, rung)
 
 
 def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
@@ -48,4 +49,6 @@ def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> to
     return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
-define("adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _run, _fake)
+OPERATOR = define_planned(
+    "adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _plan, _fake
+)

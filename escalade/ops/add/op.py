@@ -8,7 +8,8 @@ from escalade.errors import UnsupportedError
 from escalade.ops.add.operation import ADD
 from escalade.ops.add.problem import AddProblem
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define, require_alike
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.shared import pointwise
 
 
@@ -16,7 +17,7 @@ def add(
     x: torch.Tensor, residual: torch.Tensor, *, relu: bool = False, rung: str | None = None
 ) -> torch.Tensor:
     """x + residual, then max(…, 0) if `relu`; tensors of one shape, the result in x's layout."""
-    return torch.ops.escalade.add(x, residual, relu, rung)
+    return OPERATOR(x, residual, relu, rung)
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
@@ -29,13 +30,9 @@ def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
     return dtype
 
 
-def _run(
-    x: torch.Tensor, residual: torch.Tensor, relu: bool = False, rung: str | None = None
-) -> torch.Tensor:
+def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool, rung: str | None) -> Plan:
     problem = AddProblem(x.numel(), relu, _check(x, residual))
-    y = torch.empty_like(x)
-    pointwise.run(ADD, problem, {"x": x, "residual": residual}, y, rung)
-    return y
+    return pointwise.plan(ADD, problem, ("x", "residual"), x, rung)
 
 
 def _fake(
@@ -56,7 +53,7 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return gradient, gradient, None, None
 
 
-define(
+OPERATOR = define_planned(
     "add(Tensor x, Tensor residual, bool relu=False, str? rung=None) -> Tensor",
-    _run, _fake, setup=_setup, backward=_backward,
+    _plan, _fake, setup=_setup, backward=_backward,
 )  # fmt: skip

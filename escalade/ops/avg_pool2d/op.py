@@ -9,7 +9,8 @@ import torch
 from escalade.ops.avg_pool2d.operation import AVG_POOL2D
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, layout_of
 from escalade.ops.shared.windowed import empty_pooled
@@ -40,12 +41,12 @@ def avg_pool2d(
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
     padding = pooling.two(padding, "padding")
-    return torch.ops.escalade.avg_pool2d(
+    return OPERATOR(
         x, kernel, stride, padding, ceil_mode, count_include_pad, pooling.divisor("avg_pool2d", divisor_override), rung
     )  # fmt: skip
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -54,7 +55,7 @@ def _run(
     count_include_pad: bool,
     divisor: int,
     rung: str | None = None,
-) -> torch.Tensor:
+) -> Plan:
     check_images("avg_pool2d", x)
     batch, channels, height, width = x.shape
     problem = AvgPool2dProblem(
@@ -62,7 +63,7 @@ def _run(
         (padding[0], padding[-1]), ceil_mode, dtype_of("avg_pool2d", x), layout_of(x),
         count_padding=count_include_pad, divisor=divisor,
     )  # fmt: skip
-    return pooling.run(AVG_POOL2D, problem, x, rung)
+    return pooling.plan(AVG_POOL2D, problem, x, rung)
 
 
 def _fake(
@@ -78,4 +79,4 @@ def _fake(
     return empty_pooled("avg_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
-define(_SCHEMA, _run, _fake)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)

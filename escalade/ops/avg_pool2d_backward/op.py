@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from escalade.ops.avg_pool2d.op import OPERATOR as AVG_POOL2D_OPERATOR
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.avg_pool2d_backward.operation import AVG_POOL2D_BACKWARD
 from escalade.ops.avg_pool2d_backward.problem import AvgPool2dBackwardProblem
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 
 _NAME = "avg_pool2d_backward"
@@ -42,13 +44,13 @@ def avg_pool2d_backward(
     """
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
-    return torch.ops.escalade.avg_pool2d_backward(
+    return OPERATOR(
         gradient, pooling.two(size, "size"), kernel, stride, pooling.two(padding, "padding"), ceil_mode,
         count_include_pad, pooling.divisor(_NAME, divisor_override), channels_last, rung,
     )  # fmt: skip
 
 
-def _run(
+def _plan(
     gradient: torch.Tensor,
     size: Sequence[int],
     kernel: Sequence[int],
@@ -59,21 +61,33 @@ def _run(
     divisor: int,
     channels_last: bool | None = None,
     rung: str | None = None,
-    *,
-    launch: bool = True,
-) -> torch.Tensor:
+) -> Plan:
     pooling.check_gradient(_NAME, gradient)
-    if not launch:
-        return pooling.empty_gradient(gradient, size, channels_last)
     f = AvgPool2dProblem(
         gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),
         (padding[0], padding[-1]), ceil_mode, dtype_of(_NAME, gradient),
         pooling.backward_layout(gradient, channels_last), count_padding=count_include_pad, divisor=divisor,
     )  # fmt: skip
     outputs = (f.batch, f.channels, f.output_height, f.output_width)
-    return pooling.run_backward(
+    return pooling.plan_backward(
         AVG_POOL2D_BACKWARD, AvgPool2dBackwardProblem(f), {"gradient": gradient}, {"gradient": outputs}, rung
     )
+
+
+def _fake(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_gradient(_NAME, gradient)
+    return pooling.empty_gradient(gradient, size, channels_last)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -82,7 +96,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The result is linear in the gradient of y: what is asked of dx is pooled."""
-    return torch.ops.escalade.avg_pool2d(gradient, *ctx.settings), *(None,) * 9
+    return AVG_POOL2D_OPERATOR(gradient, *ctx.settings, None), *(None,) * 9
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

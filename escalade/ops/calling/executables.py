@@ -1,30 +1,43 @@
-"""An operation called on tensors: the chosen rung is made ready once for each thread, then bound and run."""
+"""An operation called on tensors: the chosen rung is made ready once for each thread, then pointed at them and run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from escalade.device.arguments import Pointers
 from escalade.device.run import Executable
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import choose
 
 _MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
-_ALIGNMENT = 16
-_local = threading.local()
+ALIGNMENT = 16
+"""Bytes that kernels load at a time."""
 
 
-@dataclass(frozen=True)
+class PerThread(threading.local):
+    """What one thread has made ready: an executable's pointers are state."""
+
+    def __init__(self) -> None:
+        self.ready: dict[tuple[Any, ...], Ready] = {}
+        self.calls: dict[tuple[Any, ...], Any] = {}
+        """By operator and kind of arguments; see `operators`."""
+
+
+per_thread = PerThread()
+
+
 class Ready:
     """The chosen rung, compiled and loaded, and the form of the problem that it takes."""
 
-    problem: Any
-    executable: Executable
+    def __init__(self, problem: Any, executable: Executable) -> None:
+        self.problem = problem
+        self.executable = executable
+        self._pointers: dict[str, Pointers] = {}
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
         """Runs over these tensors, workspaces among them or not, on their device's current stream."""
@@ -35,17 +48,26 @@ class Ready:
             if workspace.name not in tensors
         }
         self.executable.bind({**tensors, **workspaces})
+        for pointers in self._pointers.values():
+            pointers.forget()
         try:
             self.executable()
         finally:
             self.executable.release()
+
+    def pointers(self, name: str) -> Pointers:
+        """Where the address of that buffer stands, for calls that name all of them one by one."""
+        if name not in self._pointers:
+            self._pointers[name] = Pointers()
+            self.executable.add_to(self._pointers[name], name)
+        return self._pointers[name]
 
 
 def ready(
     operation: Operation[Any], problem: Problem, device: torch.device, rung: str | None = None
 ) -> Ready:
     """Made once for each thread, since an executable's pointers are state."""
-    known: dict[tuple[Any, ...], Ready] = _local.__dict__.setdefault("ready", {})
+    known = per_thread.ready
     key = (operation, problem, rung, device)
     found = known.get(key)
     if found is None:
@@ -53,12 +75,17 @@ def ready(
         taken = choice.problem
         label = f"{taken.name} {taken.dtype} {taken.layout}, rung {choice.rung.name}, {choice.config}"
         found = Ready(taken, Executable(choice.rung.recipe(taken, choice.config), device, label))
-        if len(known) >= _MOST_EXECUTABLES:
-            known.pop(next(iter(known)))
-        known[key] = found
+        keep(known, key, found)
     return found
+
+
+def keep(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
+    """Adds to what a thread has ready."""
+    if len(known) >= _MOST_EXECUTABLES:
+        known.pop(next(iter(known)))
+    known[key] = value
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Kernels load 16 bytes at a time; a tensor that starts inside another's memory may lie between."""
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -10,9 +10,11 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
+from escalade.ops.calling.operator import Operator, hashable
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
+_operators: dict[str, Operator] = {}
 
 
 def define(
@@ -30,9 +32,44 @@ def define(
         define_gradient(name, setup, backward)
 
 
-def define_gradient(name: str, setup: Function | None, backward: Function) -> None:
-    """The gradient of a defined operator."""
-    torch.library.register_autograd(f"escalade::{name}", backward, setup_context=setup, lib=library)
+def define_planned(
+    schema: str,
+    plan: Function,
+    fake: Function,
+    *,
+    setup: Function | None = None,
+    backward: Function | None = None,
+) -> Operator:
+    """An operator that changes none of its arguments, and what Python calls in its place.
+
+    `plan` is given all arguments and says what a call with such tensors and settings does (`Plan`); buffers have the
+    names of the arguments.
+    """
+    name = schema.partition("(")[0]
+
+    def run(*arguments: Any) -> Any:
+        return _operators[name].run(*arguments)
+
+    _define(schema, run)
+    _operators[name] = Operator(name, plan)
+    torch.library.register_fake(f"escalade::{name}", fake, lib=library)
+    if backward is not None:
+        define_gradient(name, setup, backward)
+    return _operators[name]
+
+
+def define_gradient(
+    name: str, setup: Function | None, backward: Function, *, first_alone: bool = False
+) -> None:
+    """The gradient of a defined operator; `first_alone`: of its first result, where the others have none."""
+
+    def settled(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if setup is not None:
+            setup(ctx, hashable(inputs), output)
+
+    torch.library.register_autograd(f"escalade::{name}", backward, setup_context=settled, lib=library)
+    if name in _operators:
+        _operators[name].differentiate(setup, backward, first_alone)
 
 
 def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> None:
@@ -95,19 +132,22 @@ def without_launch(run: Function) -> Function:
     return fake
 
 
-def define_autocast(name: str, call: Function) -> None:
-    """Registers `call` under autocast: it is given the dtype to cast to in front of the operator's own arguments."""
+def define_autocast(name: str, cast: Function) -> None:
+    """What takes the place of an operator's arguments under autocast: `cast` is given the dtype in front of them."""
+    packet = getattr(torch.ops.escalade, name)
 
     def under(device_type: str) -> Function:
         def cast_and_run(*arguments: Any) -> Any:
-            dtype = torch.get_autocast_dtype(device_type)
+            settled = cast(torch.get_autocast_dtype(device_type), *arguments)
             with torch.autocast(device_type, enabled=False):
-                return call(dtype, *arguments)
+                return packet(*settled)
 
         return cast_and_run
 
     library.impl(name, under("cuda"), "AutocastCUDA")
     library.impl(name, under("cpu"), "AutocastCPU")
+    if name in _operators:
+        _operators[name].cast_under_autocast(cast)
 
 
 def require_rung(operation: Operation[Any], name: str | None) -> None:

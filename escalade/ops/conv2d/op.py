@@ -13,12 +13,12 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, dtype_of
-from escalade.ops.calling.executables import aligned, ready
-from escalade.ops.calling.library import define, library, require_alike, require_rung
+from escalade.ops.calling.call import Plan, launched, outputs
+from escalade.ops.calling.casting import cast
+from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.reference import empty_output
-from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
+from escalade.ops.shared.images import MEMORY_FORMAT, laying, layout_of
 from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
@@ -48,7 +48,7 @@ def conv2d(
     layout), anything else is copied first. `tf32` allows TF32 products for fp32 tensors; `rung` names
     one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.conv2d(
+    return OPERATOR(
         x, weight, bias, residual, two(stride, "stride"), two(padding, "padding"),
         two(dilation, "dilation"), groups, relu, tf32, rung,
     )  # fmt: skip
@@ -131,26 +131,17 @@ class _Call(NamedTuple):
     rung: str | None = None
 
 
-def _run(*arguments: Any) -> torch.Tensor:
+def _plan(*arguments: Any) -> Plan:
     x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, rung = _Call(*arguments)
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
-    if problem.batch == 0:
-        require_rung(CONV2D, rung)
-        return empty_output(problem, x.device)
-    prepared = ready(CONV2D, problem, x.device, rung)
-    memory_format = MEMORY_FORMAT[prepared.problem.layout]
-
-    def laid_out(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
-        return aligned(
-            tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor.contiguous()
-        )
-
-    y = empty_output(prepared.problem, x.device)
-    given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
-    prepared.run({**{name: laid_out(tensor) for name, tensor in given.items()}, "y": y})
-    return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+    prepared = launched(CONV2D, problem, x.device, rung)
+    form = problem if prepared is None else prepared.problem
+    return Plan(
+        prepared,
+        outputs(CONV2D, form),
+        dict.fromkeys(("x", "weight", "bias", "residual"), laying(form.layout)),
+        finish=None if form.layout == problem.layout else laying(problem.layout),
+    )
 
 
 def _fake(*arguments: Any) -> torch.Tensor:
@@ -166,24 +157,13 @@ def _fake(*arguments: Any) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _cast(argument: object, device_type: str, dtype: torch.dtype) -> object:
-    if isinstance(argument, torch.Tensor) and argument.dtype in NAMES and argument.device.type == device_type:
-        return argument.to(dtype)
-    return argument
+def _cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
+    """The arguments as PyTorch casts those of its own convolutions; what no kernel takes is left for the checks."""
+    call = _Call(*arguments)
+    tensors = [one if one is None or one.dtype not in NAMES else cast(one, dtype) for one in call[:4]]
+    # TF32 is about fp32 tensors, which these may no longer be.
+    return (*tensors, *call[4:_TF32_POSITION], call.tf32 and dtype == torch.float32, call.rung)
 
 
-def _under_autocast(device_type: str):  # type: ignore[no-untyped-def]
-    def cast_and_run(*arguments: object) -> torch.Tensor:
-        dtype = torch.get_autocast_dtype(device_type)
-        cast = [_cast(argument, device_type, dtype) for argument in arguments]
-        if len(cast) > _TF32_POSITION:  # it is about fp32 tensors, which these no longer are
-            cast[_TF32_POSITION] = bool(cast[_TF32_POSITION]) and dtype == torch.float32
-        with torch.autocast(device_type, enabled=False):
-            return torch.ops.escalade.conv2d(*cast)
-
-    return cast_and_run
-
-
-define(_SCHEMA, _run, _fake)
-library.impl("conv2d", _under_autocast("cuda"), "AutocastCUDA")
-library.impl("conv2d", _under_autocast("cpu"), "AutocastCPU")
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)
+define_autocast("conv2d", _cast)

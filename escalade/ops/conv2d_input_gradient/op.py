@@ -9,14 +9,14 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import define, require_rung, without_launch
+from escalade.ops.calling.call import Plan, launched, outputs
+from escalade.ops.calling.library import define_planned
+from escalade.ops.conv2d.op import conv2d
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.reference import empty_output
 from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_CLASSES
-from escalade.ops.shared.images import MEMORY_FORMAT, empty_beside, laid_out, layout_of
+from escalade.ops.shared.images import empty_beside, laying, layout_of
 from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
@@ -44,8 +44,8 @@ def conv2d_input_gradient(
     positive. Shapes are PyTorch's; the result has the gradient's layout. The same inputs give the same bits every
     time. `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.conv2d_input_gradient(
-        gradient, weight, list(size), mask, two(stride, "stride"), two(padding, "padding"),
+    return OPERATOR(
+        gradient, weight, tuple(size), mask, two(stride, "stride"), two(padding, "padding"),
         two(dilation, "dilation"), groups, tf32, rung,
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def _check(
         )
 
 
-def _run(
+def _fake(
     gradient: torch.Tensor,
     weight: torch.Tensor,
     size: Sequence[int],
@@ -102,33 +102,40 @@ def _run(
     groups: int = 1,
     tf32: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> torch.Tensor:
     _check(gradient, weight, size, mask, groups, tf32)
-    channels = weight.shape[1] * groups
-    if not launch:
-        return empty_beside(gradient, (gradient.shape[0], channels, *size))
-    filters, _, filter_height, filter_width = weight.shape
+    return empty_beside(gradient, (gradient.shape[0], weight.shape[1] * groups, *size))
+
+
+def _plan(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    size: Sequence[int],
+    mask: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tf32: bool,
+    rung: str | None,
+) -> Plan:
+    _check(gradient, weight, size, mask, groups, tf32)
+    filters, group_channels, filter_height, filter_width = weight.shape
     forward = Conv2dProblem(
-        gradient.shape[0], channels, size[0], size[1], filters, filter_height, filter_width,
+        gradient.shape[0], group_channels * groups, size[0], size[1], filters, filter_height, filter_width,
         (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
         "tf32" if tf32 else NAMES[gradient.dtype], layout_of(gradient),
     )  # fmt: skip
     problem = Conv2dInputGradientProblem(forward, mask=mask is not None)
     _check_sizes(forward, gradient, mask)
-    if problem.batch == 0:
-        require_rung(CONV2D_INPUT_GRADIENT, rung)
-        return empty_output(problem, gradient.device)
-    prepared = ready(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
-    given = {"gradient": gradient, "weight": weight, "mask": mask}
-    tensors = {
-        name: None if tensor is None else laid_out(tensor, prepared.problem.layout)
-        for name, tensor in given.items()
-    }
-    y = empty_output(prepared.problem, gradient.device)
-    prepared.run({**tensors, "y": y})
-    return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+    prepared = launched(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
+    form = problem if prepared is None else prepared.problem
+    return Plan(
+        prepared,
+        outputs(CONV2D_INPUT_GRADIENT, form),
+        dict.fromkeys(("gradient", "weight", "mask"), laying(form.layout)),
+        finish=None if form.layout == problem.layout else laying(problem.layout),
+    )
 
 
 def _check_sizes(forward: Conv2dProblem, gradient: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -159,8 +166,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     need_output, need_weight = ctx.needs_input_grad[:2]
     results: list[Any] = [None] * ctx.given
     if need_output:
-        results[0] = torch.ops.escalade.conv2d(
-            gradient, weight, None, None, stride, padding, dilation, groups, False, tf32
+        results[0] = conv2d(
+            gradient, weight, stride=stride, padding=padding, dilation=dilation, groups=groups, tf32=tf32
         )
     if need_weight:
         results[1] = torch.ops.aten.convolution_backward(
@@ -170,4 +177,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return tuple(results)
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

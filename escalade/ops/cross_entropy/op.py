@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import aligned, ready
-from escalade.ops.calling.library import define, require_rung, require_same_device, without_launch
+from escalade.ops.calling.call import Lay, Plan, launched
+from escalade.ops.calling.library import define_planned, require_same_device
 from escalade.ops.cross_entropy.operation import CROSS_ENTROPY
 from escalade.ops.cross_entropy.problem import CrossEntropyProblem
 from escalade.ops.shared.losses import check_scale, no_second_derivative
@@ -33,7 +34,7 @@ def cross_entropy(
     is no class makes the loss NaN. The backward pass computes the gradient anew from x, in one pass. `rung` names one
     rung.
     """
-    return torch.ops.escalade.cross_entropy(x, target, reduction, ignore_index, label_smoothing, rung)
+    return OPERATOR(x, target, reduction, ignore_index, label_smoothing, rung)
 
 
 def cross_entropy_with_gradient(
@@ -48,10 +49,8 @@ def cross_entropy_with_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and `scale` times its gradient by x, in one pass: `scale` is an fp32 number on the device, what a loss
     is multiplied by before its gradients are taken."""
-    found = torch.ops.escalade.cross_entropy_with_gradient(
-        x, target, scale, reduction, ignore_index, label_smoothing, rung
-    )
-    return found[0], found[1]
+    loss, gradient = _WITH_GRADIENT(x, target, scale, reduction, ignore_index, label_smoothing, rung)
+    return loss, gradient
 
 
 def _problem(
@@ -76,47 +75,54 @@ def _problem(
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """The classes of each row or pixel side by side; a view of images in NHWC."""
-    return aligned(x.movedim(1, -1).contiguous())
+    return x.movedim(1, -1).contiguous()
 
 
-def _run(
+_LAY: dict[str, Lay] = {"x": _rows, "target": torch.Tensor.contiguous}
+
+
+def _of_nothing(problem: CrossEntropyProblem, loss: torch.Tensor) -> torch.Tensor:
+    """The loss where there are no rows."""
+    return loss.fill_(float("nan") if problem.reduction == "mean" else 0.0)
+
+
+def _fake(
     x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int | None = -100,
-    label_smoothing: float = 0.0, rung: str | None = None, *, launch: bool = True,
+    label_smoothing: float = 0.0, rung: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
-    loss = x.new_empty((), dtype=torch.float32)
-    if launch:
-        _launch(problem, x, target, rung, {"y": loss}, loss)
-    return loss
+    _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
+    return x.new_empty((), dtype=torch.float32)
 
 
-def _run_with_gradient(
-    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
-    ignore_index: int | None = -100, label_smoothing: float = 0.0, rung: str | None = None, *, launch: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
-    check_scale("cross_entropy", x, scale)
-    loss = x.new_empty((), dtype=torch.float32)
-    gradient = x.movedim(1, -1).new_empty(x.movedim(1, -1).shape)
-    if launch:
-        _launch(problem, x, target, rung, {"scale": scale, "y": gradient, "loss": loss}, loss)
-    return loss, gradient.movedim(-1, 1)
-
-
-def _launch(
-    problem: CrossEntropyProblem,
-    x: torch.Tensor,
-    target: torch.Tensor,
+def _plan(
+    x: torch.Tensor, target: torch.Tensor, reduction: str, ignore_index: int | None, label_smoothing: float,
     rung: str | None,
-    tensors: dict[str, torch.Tensor],
-    loss: torch.Tensor,
-) -> None:
-    if problem.batch == 0:
-        require_rung(CROSS_ENTROPY, rung)
-        loss.fill_(float("nan") if problem.reduction == "mean" else 0.0)
-        return
-    rows = {"x": _rows(x), "target": aligned(target.contiguous())}
-    ready(CROSS_ENTROPY, problem, x.device, rung).run({**rows, **tensors})
+) -> Plan:  # fmt: skip
+    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
+    prepared = launched(CROSS_ENTROPY, problem, x.device, rung)
+    finish = None if problem.batch else partial(_of_nothing, problem)
+    return Plan(prepared, {"y": torch.empty((), device="meta")}, _LAY, finish=finish)
+
+
+def _fake_with_gradient(
+    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
+    ignore_index: int | None = -100, label_smoothing: float = 0.0, rung: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
+    check_scale("cross_entropy", x, scale)
+    rows = x.movedim(1, -1)
+    return x.new_empty((), dtype=torch.float32), rows.new_empty(rows.shape).movedim(-1, 1)
+
+
+def _plan_with_gradient(
+    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str, ignore_index: int | None,
+    label_smoothing: float, rung: str | None,
+) -> Plan:  # fmt: skip
+    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
+    loss, gradient = _fake_with_gradient(x, target, scale, reduction, ignore_index, label_smoothing)
+    prepared = launched(CROSS_ENTROPY, problem, x.device, rung)
+    finish = None if problem.batch else lambda made: (_of_nothing(problem, made[0]), made[1])
+    return Plan(prepared, {"loss": loss, "y": gradient}, _LAY, results=("loss", "y"), finish=finish)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -126,22 +132,22 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     x, target = ctx.saved_tensors
-    _, found = torch.ops.escalade.cross_entropy_with_gradient(x, target, gradient, *ctx.settings)
+    _, found = _WITH_GRADIENT(x, target, gradient, *ctx.settings, None)
     return found, None, None, None, None, None
 
 
-define(
+OPERATOR = define_planned(
     f"cross_entropy(Tensor x, Tensor target, {_SETTINGS}) -> Tensor",
-    _run,
-    without_launch(_run),
+    _plan,
+    _fake,
     setup=_setup,
     backward=_backward,
 )
 _SETUP_NONE, _BACKWARD_NONE = no_second_derivative("cross_entropy")
-define(
+_WITH_GRADIENT = define_planned(
     f"cross_entropy_with_gradient(Tensor x, Tensor target, Tensor scale, {_SETTINGS}) -> (Tensor, Tensor)",
-    _run_with_gradient,
-    without_launch(_run_with_gradient),
+    _plan_with_gradient,
+    _fake_with_gradient,
     setup=_SETUP_NONE,
     backward=_BACKWARD_NONE,
 )

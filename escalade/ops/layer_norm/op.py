@@ -8,7 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.layer_norm.operation import LAYER_NORM
 from escalade.ops.layer_norm.problem import EPSILON, LayerNormProblem
 from escalade.ops.shared import rows
@@ -23,7 +24,7 @@ def layer_norm(
     rung: str | None = None,
 ) -> torch.Tensor:
     """The rows of the last dimension with mean 0 and variance 1, times weight, plus bias. `rung` names one rung."""
-    return torch.ops.escalade.layer_norm(x, weight, bias, epsilon, rung)
+    return OPERATOR(x, weight, bias, epsilon, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
@@ -38,20 +39,20 @@ def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | No
             )
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     epsilon: float,
     rung: str | None = None,
-) -> torch.Tensor:
+) -> Plan:
     _check(x, weight, bias)
     problem = LayerNormProblem(
         rows.rows_of(x), x.shape[-1], weight is not None, bias is not None, epsilon=epsilon,
         dtype=dtype_of("layer_norm", x),
     )  # fmt: skip
-    given = {"x": x, "weight": weight, "bias": bias}
-    return rows.run(LAYER_NORM, problem, rung, given, torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    given = ("x", "weight", "bias")
+    return rows.plan(LAYER_NORM, problem, rung, given, torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
 def _fake(
@@ -83,9 +84,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(part if asked else None for part, asked in zip(found, wanted, strict=True)), None, None)
 
 
-define(
+OPERATOR = define_planned(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, str? rung=None) -> Tensor",
-    _run,
+    _plan,
     _fake,
     setup=_setup,
     backward=_backward,

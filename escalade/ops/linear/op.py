@@ -8,7 +8,9 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.library import define, define_autocast, require_alike, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.casting import cast
+from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.linear.operation import LINEAR
 from escalade.ops.linear.problem import LinearProblem
 from escalade.ops.shared import rows
@@ -32,7 +34,7 @@ def linear(
 
     `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.linear(x, weight, bias, relu, tf32, rung)
+    return OPERATOR(x, weight, bias, relu, tf32, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
@@ -55,26 +57,33 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf3
         raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
 
 
-def _run(
+def _fake(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     relu: bool = False,
     tf32: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> torch.Tensor:
     _check(x, weight, bias, tf32)
-    y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-    if not launch:
-        return y
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    relu: bool,
+    tf32: bool,
+    rung: str | None,
+) -> Plan:
+    y = _fake(x, weight, bias, relu, tf32)
     out_features, in_features = weight.shape
     problem = LinearProblem(
         rows.rows_of(x), in_features, out_features, bias is not None, relu,
         "tf32" if tf32 else NAMES[x.dtype],
     )  # fmt: skip
-    return rows.run(LINEAR, problem, rung, {"x": x, "weight": weight, "bias": bias}, y)
+    return rows.plan(LINEAR, problem, rung, ("x", "weight", "bias"), y)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -101,7 +110,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def _cast_and_run(
+def _cast(
     dtype: torch.dtype,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -109,17 +118,13 @@ def _cast_and_run(
     relu: bool = False,
     tf32: bool = False,
     rung: str | None = None,
-) -> torch.Tensor:
-    """Casts as PyTorch does for its own operators; what is no floating-point tensor of ours is left for the checks to
-    refuse."""
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.dtype in NAMES else tensor
-
-    tf32 = tf32 and dtype == torch.float32
-    given = None if bias is None else cast(bias)
-    return torch.ops.escalade.linear(cast(x), cast(weight), given, relu, tf32, rung)
+) -> tuple[Any, ...]:
+    """The arguments as PyTorch casts those of its own operators; what no kernel takes is left for the checks."""
+    tensors = [
+        one if one is None or one.dtype not in NAMES else cast(one, dtype) for one in (x, weight, bias)
+    ]
+    return *tensors, relu, tf32 and dtype == torch.float32, rung
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
-define_autocast("linear", _cast_and_run)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+define_autocast("linear", _cast)

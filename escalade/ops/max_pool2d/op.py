@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import define, require_rung
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.max_pool2d.operation import MAX_POOL2D
 from escalade.ops.max_pool2d.problem import NOWHERE, MaxPool2dProblem
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import check_images, laid_out, layout_of
+from escalade.ops.shared.images import check_images, layout_of
 from escalade.ops.shared.windowed import empty_pooled
 
 _SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
-_WITH_PLACES = (
+_SCHEMA_WITH_PLACES = (
     "max_pool2d_with_places(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, "
     "bool behind_relu=False, str? rung=None) -> (Tensor, Tensor)"
 )
@@ -41,12 +42,12 @@ def max_pool2d(
     stride = kernel if stride is None else pooling.two(stride, "stride")
     padding = pooling.two(padding, "padding")
     if rung is None and _keeps_places(x, kernel):
-        y: torch.Tensor = torch.ops.escalade.max_pool2d_with_places(x, kernel, stride, padding, ceil_mode)[0]
+        y: torch.Tensor = _WITH_PLACES(x, kernel, stride, padding, ceil_mode, False, None)[0]
         return y
-    return torch.ops.escalade.max_pool2d(x, kernel, stride, padding, ceil_mode, rung)
+    return OPERATOR(x, kernel, stride, padding, ceil_mode, rung)
 
 
-def _keeps_places(x: torch.Tensor, kernel: list[int]) -> bool:
+def _keeps_places(x: torch.Tensor, kernel: tuple[int, int]) -> bool:
     """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC."""
     needed = torch.is_grad_enabled() and x.requires_grad
     return needed and x.dim() == 4 and layout_of(x) == "nhwc" and kernel[0] * kernel[1] <= NOWHERE
@@ -71,9 +72,7 @@ def max_pool2d_with_places(
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
     padding = pooling.two(padding, "padding")
-    y, places = torch.ops.escalade.max_pool2d_with_places(
-        x, kernel, stride, padding, ceil_mode, behind_relu, rung
-    )
+    y, places = _WITH_PLACES(x, kernel, stride, padding, ceil_mode, behind_relu, rung)
     return y, places
 
 
@@ -95,15 +94,15 @@ def _problem(
     )  # fmt: skip
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     ceil_mode: bool,
     rung: str | None = None,
-) -> torch.Tensor:
-    return pooling.run(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
+) -> Plan:
+    return pooling.plan(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
 
 
 def _fake(
@@ -117,7 +116,7 @@ def _fake(
     return empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
-def _run_with_places(
+def _plan_with_places(
     x: torch.Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -125,15 +124,9 @@ def _run_with_places(
     ceil_mode: bool,
     behind_relu: bool = False,
     rung: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Plan:
     problem = _problem(x, kernel, stride, padding, ceil_mode, True, behind_relu)
-    y = MAX_POOL2D.output(problem, x.device)
-    kept = MAX_POOL2D.further_outputs(problem, x.device)
-    if problem.batch == 0:
-        require_rung(MAX_POOL2D, rung)
-    else:
-        ready(MAX_POOL2D, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y, **kept})
-    return y, kept["places"]
+    return replace(pooling.plan(MAX_POOL2D, problem, x, rung), results=("y", "places"))
 
 
 def _fake_with_places(
@@ -149,5 +142,5 @@ def _fake_with_places(
     return y, torch.empty_like(y, dtype=torch.uint8)
 
 
-define(_SCHEMA, _run, _fake)
-define(_WITH_PLACES, _run_with_places, _fake_with_places)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)
+_WITH_PLACES = define_planned(_SCHEMA_WITH_PLACES, _plan_with_places, _fake_with_places)

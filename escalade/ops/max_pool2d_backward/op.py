@@ -9,7 +9,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d_backward.operation import MAX_POOL2D_BACKWARD
 from escalade.ops.max_pool2d_backward.problem import MaxPool2dBackwardProblem
@@ -51,7 +52,7 @@ def max_pool2d_backward(
         if x is None:
             raise UnsupportedError(f"{_NAME} takes x, or places and the size of x")
         size = x.shape[2:]
-    return torch.ops.escalade.max_pool2d_backward(
+    return OPERATOR(
         gradient, x, places, pooling.two(size, "size"), kernel, stride, pooling.two(padding, "padding"), ceil_mode,
         mask, channels_last, rung,
     )  # fmt: skip
@@ -72,7 +73,7 @@ def _check(gradient: torch.Tensor, x: torch.Tensor | None, places: torch.Tensor 
         )
 
 
-def _run(
+def _plan(
     gradient: torch.Tensor,
     x: torch.Tensor | None,
     places: torch.Tensor | None,
@@ -84,12 +85,8 @@ def _run(
     mask: bool = False,
     channels_last: bool | None = None,
     rung: str | None = None,
-    *,
-    launch: bool = True,
-) -> torch.Tensor:
+) -> Plan:
     _check(gradient, x, places, mask)
-    if not launch:
-        return pooling.empty_gradient(gradient, size, channels_last)
     f = MaxPool2dProblem(
         gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),
         (padding[0], padding[-1]), ceil_mode, dtype_of(_NAME, gradient),
@@ -99,7 +96,24 @@ def _run(
     outputs = (f.batch, f.channels, f.output_height, f.output_width)
     tensors = {"gradient": gradient, "x": x, "places": places}
     sizes = {"gradient": outputs, "x": (f.batch, f.channels, f.height, f.width), "places": outputs}
-    return pooling.run_backward(MAX_POOL2D_BACKWARD, problem, tensors, sizes, rung)
+    return pooling.plan_backward(MAX_POOL2D_BACKWARD, problem, tensors, sizes, rung)
+
+
+def _fake(
+    gradient: torch.Tensor,
+    x: torch.Tensor | None,
+    places: torch.Tensor | None,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    mask: bool = False,
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(gradient, x, places, mask)
+    return pooling.empty_gradient(gradient, size, channels_last)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -122,4 +136,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return (taken if counts is None else torch.where(counts, taken, 0)), *(None,) * 10
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

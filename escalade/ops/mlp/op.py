@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned, require_alike, require_rung
 from escalade.ops.mlp.operation import MLP
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spelled
 from escalade.ops.shared import rows
@@ -31,7 +33,7 @@ def mlp(
     of the squared differences between each row and what the chain makes of it, in fp32. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    return torch.ops.escalade.mlp(x, list(parameters), spelled(layers), error, rung)
+    return OPERATOR(x, list(parameters), spelled(layers), error, rung)
 
 
 def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
@@ -57,27 +59,29 @@ def _check(x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, err
     return problem
 
 
-def _run(
+def _fake(
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
     layers: str,
     error: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> torch.Tensor:
     row = _check(x, parameters, layers, error)
     last = () if error else (row.outputs,)
-    y = torch.empty((*x.shape[:-1], *last), dtype=torch.float32 if error else x.dtype, device=x.device)
-    if not launch:
-        return y
+    return torch.empty((*x.shape[:-1], *last), dtype=torch.float32 if error else x.dtype, device=x.device)
+
+
+def _plan(
+    x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool, rung: str | None
+) -> Plan:
+    y = _fake(x, parameters, layers, error)
     batch = rows.rows_of(x)
     if batch == 0:
         require_rung(MLP, rung)
-        return y
+        return Plan(None, {"y": y})
     problem = _problem(x, layers, error, batch)
-    named = dict(zip(problem.sizes, parameters, strict=True))
-    return rows.run(MLP, problem, rung, {"x": x, **named}, y)
+    names = tuple(problem.sizes)
+    return replace(rows.plan(MLP, problem, rung, ("x", *names), y), names=names)
 
 
-define(_SCHEMA, _run, without_launch(_run))
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)

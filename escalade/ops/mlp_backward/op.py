@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned, require_alike, require_rung
 from escalade.ops.mlp.problem import Layer, parse_layers, spelled
 from escalade.ops.mlp_backward.operation import MLP_BACKWARD
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
@@ -36,9 +38,7 @@ def mlp_backward(
     they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    result = torch.ops.escalade.mlp_backward(
-        x, grad_y, list(parameters), spelled(layers), input_gradient, rung
-    )
+    result = OPERATOR(x, grad_y, list(parameters), spelled(layers), input_gradient, rung)
     return split(result, x, parameters, input_gradient)
 
 
@@ -87,27 +87,34 @@ def _problem(
     return problem
 
 
-def _run(
+def _fake(
     x: torch.Tensor,
     grad_y: torch.Tensor,
-    parameters: list[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
     layers: str,
     input_gradient: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> torch.Tensor:
     one_row = _problem(x, grad_y, parameters, layers, input_gradient)
     size = one_row.parameter_elements + (x.numel() if input_gradient else 0)
-    if not launch:
-        return x.new_empty((size,), dtype=torch.float32)
+    return x.new_empty((size,), dtype=torch.float32)
+
+
+def _plan(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    input_gradient: bool,
+    rung: str | None,
+) -> Plan:
+    y = _fake(x, grad_y, parameters, layers, input_gradient)
     if rows.rows_of(x) == 0:
         require_rung(MLP_BACKWARD, rung)
-        return x.new_zeros((size,), dtype=torch.float32)
-    problem = MlpBackwardProblem(rows.rows_of(x), one_row.layers, input_gradient, one_row.dtype)
-    inputs = {"x": x, "grad_y": grad_y, **dict(zip(problem.sizes, parameters, strict=True))}
-    y = x.new_empty((size,), dtype=torch.float32)
-    return rows.run(MLP_BACKWARD, problem, rung, inputs, y)
+        return Plan(None, {"y": y}, finish=torch.zero_)
+    problem = MlpBackwardProblem(rows.rows_of(x), parse_layers(layers), input_gradient, NAMES[x.dtype])
+    names = tuple(problem.sizes)
+    return replace(rows.plan(MLP_BACKWARD, problem, rung, ("x", "grad_y", *names), y), names=names)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -118,4 +125,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     raise UnsupportedError("mlp has first derivatives only: mlp_backward has no gradient of its own")
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

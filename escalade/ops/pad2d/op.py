@@ -8,7 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.pad2d.operation import PAD2D
 from escalade.ops.pad2d.problem import Pad2dProblem
 from escalade.ops.pad2d.reference import padded
@@ -35,19 +36,17 @@ def pad2d(
         raise UnsupportedError(
             f"pads of {list(pads)}: they are four, above, below, to the left and to the right"
         )
-    return torch.ops.escalade.pad2d(x, list(pads), mode, value, rung)
+    return OPERATOR(x, tuple(pads), mode, value, rung)
 
 
-def _run(
-    x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None
-) -> torch.Tensor:
+def _plan(x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None) -> Plan:
     check_images("pad2d", x)
     batch, channels, height, width = x.shape
     top, bottom, left, right = pads
     problem = Pad2dProblem(
         batch, channels, height, width, (top, bottom, left, right), mode, value, dtype_of("pad2d", x), layout_of(x)
     )  # fmt: skip
-    return pooling.run(PAD2D, problem, x, rung)
+    return pooling.plan(PAD2D, problem, x, rung)
 
 
 def _fake(
@@ -73,4 +72,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return grad_x, None, None, None, None
 
 
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

@@ -8,13 +8,13 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import aligned, ready
-from escalade.ops.calling.library import define, require_alike, without_launch
+from escalade.ops.calling.call import Lay, Plan, launched
+from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.pointwise_loss.operation import POINTWISE_LOSS
 from escalade.ops.pointwise_loss.problem import PointwiseLossProblem
 from escalade.ops.pointwise_loss.problems import MSE
 from escalade.ops.shared.losses import check_scale, no_second_derivative
-from escalade.ops.shared.pointwise import ordered_like
+from escalade.ops.shared.pointwise import ordering
 
 
 def pointwise_loss(
@@ -30,7 +30,7 @@ def pointwise_loss(
     The expression has two results, the loss of an element and its derivative by x, such as `square(x - target), 2 * (x
     - target)`. The backward pass computes both anew from x and target, in one pass. `rung` names one rung.
     """
-    return torch.ops.escalade.pointwise_loss(x, target, expression, reduction, rung)
+    return OPERATOR(x, target, expression, reduction, rung)
 
 
 def pointwise_loss_with_gradient(
@@ -44,8 +44,8 @@ def pointwise_loss_with_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and `scale` times its gradient by x, in one pass: `scale` is an fp32 number on the device, what a loss
     is multiplied by before its gradients are taken."""
-    found = torch.ops.escalade.pointwise_loss_with_gradient(x, target, scale, expression, reduction, rung)
-    return found[0], found[1]
+    loss, gradient = _WITH_GRADIENT(x, target, scale, expression, reduction, rung)
+    return loss, gradient
 
 
 def mse_loss(
@@ -67,35 +67,49 @@ def _problem(
     return PointwiseLossProblem(x.numel(), expression, reduction, gradient, dtype)
 
 
-def _run(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", rung: str | None = None,
-    *, launch: bool = True,
-) -> torch.Tensor:  # fmt: skip
+def _fake(
+    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", rung: str | None = None
+) -> torch.Tensor:
+    _problem(x, target, expression, reduction, gradient=False)
+    return x.new_empty((), dtype=torch.float32)
+
+
+def _plan(x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str, rung: str | None) -> Plan:
     problem = _problem(x, target, expression, reduction, gradient=False)
-    loss = x.new_empty((), dtype=torch.float32)
-    if launch:
-        x = _dense(x)
-        tensors = {"x": x, "target": ordered_like(target, x)}
-        ready(POINTWISE_LOSS, problem, x.device, rung).run({**tensors, "y": loss})
-    return loss
+    loss = torch.empty((), device="meta")
+    return Plan(launched(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _order(x))
 
 
-def _run_with_gradient(
+def _fake_with_gradient(
     x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, expression: str, reduction: str = "mean",
-    rung: str | None = None, *, launch: bool = True,
+    rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    problem = _problem(x, target, expression, reduction, gradient=True)
+    _problem(x, target, expression, reduction, gradient=True)
     check_scale("pointwise_loss", x, scale)
-    loss, gradient = x.new_empty((), dtype=torch.float32), torch.empty_like(x)
-    if launch:
-        tensors = {"x": ordered_like(x, gradient), "target": ordered_like(target, gradient), "scale": scale}
-        ready(POINTWISE_LOSS, problem, x.device, rung).run({**tensors, "loss": loss, "y": gradient})
-    return loss, gradient
+    return x.new_empty((), dtype=torch.float32), torch.empty_like(x)
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """The tensor without gaps, in whatever order of its dimensions."""
-    return aligned(x if x.stride() == torch.empty_like(x, device="meta").stride() else x.contiguous())
+def _plan_with_gradient(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    scale: torch.Tensor,
+    expression: str,
+    reduction: str,
+    rung: str | None,
+) -> Plan:
+    loss, gradient = _fake_with_gradient(x, target, scale, expression, reduction)
+    problem = _problem(x, target, expression, reduction, gradient=True)
+    return Plan(
+        launched(POINTWISE_LOSS, problem, x.device, rung),
+        {"loss": loss, "y": gradient},
+        _order(x),
+        results=("loss", "y"),
+    )
+
+
+def _order(x: torch.Tensor) -> dict[str, Lay]:
+    """Both tensors without gaps, in the order that x has its dimensions in."""
+    return dict.fromkeys(("x", "target"), ordering(torch.empty_like(x, device="meta")))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -107,25 +121,23 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     x, target = ctx.saved_tensors
     if ctx.needs_input_grad[1]:
         raise UnsupportedError("pointwise_loss has a gradient by x alone; its target needs none: detach it")
-    _, found = torch.ops.escalade.pointwise_loss_with_gradient(
-        x, target, gradient, ctx.expression, ctx.reduction
-    )
+    _, found = _WITH_GRADIENT(x, target, gradient, ctx.expression, ctx.reduction, None)
     return found, None, None, None, None
 
 
-define(
+OPERATOR = define_planned(
     "pointwise_loss(Tensor x, Tensor target, str expression, str reduction='mean', str? rung=None) -> Tensor",
-    _run,
-    without_launch(_run),
+    _plan,
+    _fake,
     setup=_setup,
     backward=_backward,
 )
 _SETUP_NONE, _BACKWARD_NONE = no_second_derivative("pointwise_loss")
-define(
+_WITH_GRADIENT = define_planned(
     "pointwise_loss_with_gradient(Tensor x, Tensor target, Tensor scale, str expression, str reduction='mean', "
     "str? rung=None) -> (Tensor, Tensor)",
-    _run_with_gradient,
-    without_launch(_run_with_gradient),
+    _plan_with_gradient,
+    _fake_with_gradient,
     setup=_SETUP_NONE,
     backward=_BACKWARD_NONE,
 )

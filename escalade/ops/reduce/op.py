@@ -9,7 +9,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.reduce.operation import REDUCE
 from escalade.ops.reduce.problem import ReduceProblem
 from escalade.ops.reduce.reference import peer
@@ -32,7 +33,7 @@ def reduce(
     `before` is an expression in x of each element, such as `x * x`, and `activation` one of each result. `rung` names
     one rung.
     """
-    return torch.ops.escalade.reduce(x, kind, first, last, correction, before, activation, rung)
+    return OPERATOR(x, kind, first, last, correction, before, activation, rung)
 
 
 def _asked(
@@ -61,13 +62,13 @@ def _asked(
     return problem, shape[:begin] + shape[end:]
 
 
-def _run(
+def _plan(
     x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str,
     rung: str | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> Plan:  # fmt: skip
     problem, shape = _asked(x, kind, first, last, correction, before, activation)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    return y if y.numel() == 0 else rows.run(REDUCE, problem, rung, {"x": x}, y)
+    return Plan(None, {"y": y}) if y.numel() == 0 else rows.plan(REDUCE, problem, rung, ("x",), y)
 
 
 def _fake(
@@ -94,10 +95,10 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (found, *(None for _ in ctx.arguments), None)
 
 
-define(
+OPERATOR = define_planned(
     "reduce(Tensor x, str kind, int first, int last, float correction, str before, str activation, str? rung=None) "
     "-> Tensor",
-    _run,
+    _plan,
     _fake,
     setup=_setup,
     backward=_backward,

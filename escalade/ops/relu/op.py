@@ -6,8 +6,9 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
+from escalade.ops.calling.call import Plan
 from escalade.ops.calling.executables import aligned
-from escalade.ops.calling.library import define, define_in_place
+from escalade.ops.calling.library import define_in_place, define_planned
 from escalade.ops.relu.operation import RELU
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared import pointwise
@@ -15,7 +16,7 @@ from escalade.ops.shared import pointwise
 
 def relu(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
     """max(x, 0), at most `limit` if there is one (6.0 is ReLU6); a tensor of any shape, the result in its layout."""
-    return torch.ops.escalade.relu(x, limit, rung)
+    return OPERATOR(x, limit, rung)
 
 
 def relu_(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
@@ -28,10 +29,8 @@ def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
     return ReluProblem(x.numel(), limit, dtype_of("relu", x))
 
 
-def _run(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
-    y = torch.empty_like(x)
-    pointwise.run(RELU, _problem(x, limit), {"x": x}, y, rung)
-    return y
+def _plan(x: torch.Tensor, limit: float | None, rung: str | None) -> Plan:
+    return pointwise.plan(RELU, _problem(x, limit), ("x",), x, rung)
 
 
 def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
@@ -64,13 +63,14 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     """The gradient from y alone: it is at a bound exactly where x is at or past it. At a NaN the gradient passes,
     whatever the processor (PyTorch's own gradient of hardtanh differs there)."""
     (y,) = ctx.saved_tensors
-    flat = y <= 0 if ctx.limit is None else (y <= 0) | (y >= ctx.limit)
-    return gradient.masked_fill(flat, 0), None, None
+    if ctx.limit is None:
+        return torch.ops.aten.threshold_backward(gradient, y, 0), None, None
+    return gradient.masked_fill((y <= 0) | (y >= ctx.limit), 0), None, None
 
 
-define(
+OPERATOR = define_planned(
     "relu(Tensor x, float? limit=None, str? rung=None) -> Tensor",
-    _run,
+    _plan,
     _fake,
     setup=_setup,
     backward=_backward,

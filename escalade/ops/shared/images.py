@@ -14,6 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
 from escalade.ops.base.problem import Problem
+from escalade.ops.calling.call import Lay
 from escalade.ops.calling.executables import aligned
 
 LAYOUTS = ("nchw", "nhwc")
@@ -182,6 +183,18 @@ def layout_of(x: torch.Tensor) -> str:
     if x.is_contiguous():
         return "nchw"
     return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
+
+
+def laying(layout: str) -> Lay:
+    """How images, and weights as wide, lie for kernels of a layout; vectors lie without gaps."""
+    memory_format = MEMORY_FORMAT[layout]
+
+    def lay(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor.contiguous()
+
+    return lay
 
 
 def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:

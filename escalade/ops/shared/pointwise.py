@@ -22,6 +22,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.calling.call import Lay, Plan, launched
 from escalade.ops.calling.executables import aligned, ready
 from escalade.ops.calling.library import require_rung
 from escalade.ops.expressions import Expression
@@ -240,6 +241,27 @@ def ordered_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
     if tensor.stride() == pattern.stride():
         return aligned(tensor)
     return torch.empty_like(pattern).copy_(tensor)
+
+
+def ordering(pattern: torch.Tensor) -> Lay:
+    """How tensors lie whose elements are to be in memory in the order of the pattern's, without gaps."""
+    size, stride = tuple(pattern.shape), pattern.stride()
+
+    def lay(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.stride() == stride:
+            return tensor
+        return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+    return lay
+
+
+def plan(
+    operation: Operation[Any], problem: Pointwise, inputs: Sequence[str], x: torch.Tensor, rung: str | None
+) -> Plan:
+    """A result that lies as x does, but without gaps, of tensors of its shape."""
+    y = torch.empty_like(x, device="meta")
+    prepared = launched(operation, problem, x.device, rung, math.prod(problem.shape))
+    return Plan(prepared, {"y": y}, dict.fromkeys(inputs, ordering(y)))
 
 
 def run(

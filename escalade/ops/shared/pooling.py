@@ -13,13 +13,12 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, element
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import require_rung
+from escalade.ops.calling.call import Plan, launched, outputs
 from escalade.ops.shared.images import (
     MEMORY_FORMAT,
     ImageProblem,
     empty_images,
-    laid_out,
+    laying,
     layout_of,
     stored_images,
 )
@@ -62,8 +61,10 @@ def empty_output(problem: Pooling, device: torch.device) -> torch.Tensor:
     return empty_images(p, (p.batch, p.channels, p.output_height, p.output_width), device)
 
 
-def two(value: int | Sequence[int], what: str) -> list[int]:
-    values = list(value) if isinstance(value, Sequence) else [value]
+def two(value: int | Sequence[int], what: str) -> tuple[int, int]:
+    if type(value) is int:
+        return value, value
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(values) == 1:
         values *= 2
     if len(values) != 2 or not all(isinstance(v, int) for v in values):
@@ -78,14 +79,13 @@ def divisor(operation: str, override: int | None) -> int:
     return override or 0
 
 
-def run(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> torch.Tensor:
+def plan(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> Plan:
     """The result, in x's layout; a strided x is copied first."""
-    y = empty_output(problem, x.device)
-    if problem.batch == 0:
-        require_rung(operation, rung)
-        return y
-    ready(operation, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
-    return y
+    return Plan(
+        launched(operation, problem, x.device, rung),
+        outputs(operation, problem),
+        {"x": laying(problem.layout)},
+    )
 
 
 # --- their gradients
@@ -145,24 +145,20 @@ def empty_gradient(gradient: torch.Tensor, size: Sequence[int], channels_last: b
     )  # fmt: skip
 
 
-def run_backward(
+def plan_backward(
     operation: Operation[Any],
     problem: Problem,
     tensors: Mapping[str, torch.Tensor | None],
     sizes: Mapping[str, tuple[int, ...]],
     rung: str | None,
-) -> torch.Tensor:
+) -> Plan:
     """The gradient of x, from tensors of these sizes; strided ones are copied first."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != sizes[name]:
             raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
     (device,) = {tensor.device for tensor in tensors.values() if tensor is not None}
-    dx = operation.output(problem, device)
-    if problem.batch == 0:
-        require_rung(operation, rung)
-        return dx
-    given = {
-        name: None if tensor is None else laid_out(tensor, problem.layout) for name, tensor in tensors.items()
-    }
-    ready(operation, problem, device, rung).run({**given, "y": dx})
-    return dx
+    return Plan(
+        launched(operation, problem, device, rung),
+        outputs(operation, problem),
+        dict.fromkeys(tensors, laying(problem.layout)),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.executables import aligned, ready
-from escalade.ops.calling.library import require_rung
+from escalade.ops.calling.call import Plan, launched
 
 LAYOUTS = ("flat",)
 
@@ -44,17 +43,16 @@ def rows_of(x: torch.Tensor) -> int:
     return x.shape[:-1].numel()
 
 
-def run(
+def plan(
     operation: Operation[Any],
     problem: Problem,
     rung: str | None,
-    inputs: Mapping[str, torch.Tensor | None],
+    inputs: Iterable[str],
     y: torch.Tensor,
-) -> torch.Tensor:
-    """`y`, filled. Inputs are made contiguous, so that leading dimensions are rows of one matrix."""
-    if problem.batch == 0:
-        require_rung(operation, rung)
-        return y
-    dense = {name: None if t is None else aligned(t.contiguous()) for name, t in inputs.items()}
-    ready(operation, problem, y.device, rung).run({**dense, "y": y})
-    return y
+) -> Plan:
+    """A result like `y`. Inputs are made contiguous, so that leading dimensions are rows of one matrix."""
+    return Plan(launched(operation, problem, y.device, rung), {"y": y}, dict.fromkeys(inputs, _dense))
+
+
+def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.contiguous()

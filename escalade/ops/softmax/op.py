@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import rows
 from escalade.ops.softmax.operation import SOFTMAX
 from escalade.ops.softmax.problem import SoftmaxProblem
@@ -15,13 +16,13 @@ from escalade.ops.softmax.problem import SoftmaxProblem
 
 def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
     """The softmax along the last dimension, in x's dtype; the sums are fp32. `rung` names one rung of the ladder."""
-    return torch.ops.escalade.softmax(x, rung)
+    return OPERATOR(x, rung)
 
 
-def _run(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, rung: str | None = None) -> Plan:
     rows.check_matrix("softmax", x)
     problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
-    return rows.run(SOFTMAX, problem, rung, {"x": x}, torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    return rows.plan(SOFTMAX, problem, rung, ("x",), torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
 def _fake(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
@@ -38,4 +39,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
     return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype), None
 
 
-define("softmax(Tensor x, str? rung=None) -> Tensor", _run, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "softmax(Tensor x, str? rung=None) -> Tensor", _plan, _fake, setup=_setup, backward=_backward
+)

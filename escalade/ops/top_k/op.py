@@ -8,7 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import rows
 from escalade.ops.top_k.operation import TOP_K
 from escalade.ops.top_k.problem import MOST_K, TopKProblem
@@ -20,7 +21,7 @@ def top_k(x: torch.Tensor, k: int, *, rung: str | None = None) -> tuple[torch.Te
     Classes are ranked by their logits: NaN first, and of equal ones the lower class. `torch.ops.escalade.top_k` gives
     both in one tensor. `rung` names one rung of the ladder instead of the chosen one.
     """
-    both = torch.ops.escalade.top_k(x, k, rung)
+    both = OPERATOR(x, k, rung)
     return both[..., :k], both[..., k:].long()
 
 
@@ -30,11 +31,11 @@ def _check(x: torch.Tensor, k: int) -> None:
         raise UnsupportedError(f"k of {k}: top_k finds 1 to {MOST_K}")
 
 
-def _run(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> Plan:
     _check(x, k)
     problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, dtype_of("top_k", x))
     y = torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
-    return rows.run(TOP_K, problem, rung, {"x": x}, y)
+    return rows.plan(TOP_K, problem, rung, ("x",), y)
 
 
 def _fake(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:
@@ -55,4 +56,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
     return torch.ops.aten._softmax_backward_data(wanted, probabilities, -1, x.dtype), None, None
 
 
-define("top_k(Tensor x, int k, str? rung=None) -> Tensor", _run, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "top_k(Tensor x, int k, str? rung=None) -> Tensor", _plan, _fake, setup=_setup, backward=_backward
+)

@@ -8,7 +8,8 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import check_images, empty_beside, layout_of
 from escalade.ops.upsample2d.operation import UPSAMPLE2D
@@ -33,24 +34,24 @@ def upsample2d(
     `rung` names one rung of the ladder instead of the chosen one.
     """
     size = pooling.two(output, "output")
-    return torch.ops.escalade.upsample2d(x, size, mode, align_corners, factors, rung)
+    return OPERATOR(x, size, mode, align_corners, factors, rung)
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     output: Sequence[int],
     mode: str,
     align_corners: bool,
     factors: Sequence[float],
     rung: str | None = None,
-) -> torch.Tensor:
+) -> Plan:
     check_images("upsample2d", x)
     batch, channels, height, width = x.shape
     problem = Upsample2dProblem(
         batch, channels, height, width, (output[0], output[-1]), mode, align_corners, (factors[0], factors[-1]),
         dtype_of("upsample2d", x), layout_of(x),
     )  # fmt: skip
-    return pooling.run(UPSAMPLE2D, problem, x, rung)
+    return pooling.plan(UPSAMPLE2D, problem, x, rung)
 
 
 def _fake(
@@ -67,4 +68,4 @@ def _fake(
     return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
-define(_SCHEMA, _run, _fake)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)

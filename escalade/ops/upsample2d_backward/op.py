@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.library import define, without_launch
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
+from escalade.ops.upsample2d.op import OPERATOR as UPSAMPLE2D_OPERATOR
 from escalade.ops.upsample2d.problem import Upsample2dProblem
 from escalade.ops.upsample2d_backward.operation import UPSAMPLE2D_BACKWARD
 from escalade.ops.upsample2d_backward.problem import Upsample2dBackwardProblem
@@ -36,12 +38,10 @@ def upsample2d_backward(
     The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
     names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.upsample2d_backward(
-        gradient, pooling.two(size, "size"), mode, align_corners, factors, channels_last, rung
-    )
+    return OPERATOR(gradient, pooling.two(size, "size"), mode, align_corners, factors, channels_last, rung)
 
 
-def _run(
+def _plan(
     gradient: torch.Tensor,
     size: Sequence[int],
     mode: str,
@@ -49,21 +49,30 @@ def _run(
     factors: Sequence[float],
     channels_last: bool | None = None,
     rung: str | None = None,
-    *,
-    launch: bool = True,
-) -> torch.Tensor:
+) -> Plan:
     pooling.check_gradient(_NAME, gradient)
-    if not launch:
-        return pooling.empty_gradient(gradient, size, channels_last)
     batch, channels, output_height, output_width = gradient.shape
     forward = Upsample2dProblem(
         batch, channels, size[0], size[-1], (output_height, output_width), mode, align_corners,
         (factors[0], factors[-1]), dtype_of(_NAME, gradient), pooling.backward_layout(gradient, channels_last),
     )  # fmt: skip
     sizes = {"gradient": tuple(gradient.shape)}
-    return pooling.run_backward(
+    return pooling.plan_backward(
         UPSAMPLE2D_BACKWARD, Upsample2dBackwardProblem(forward), {"gradient": gradient}, sizes, rung
     )
+
+
+def _fake(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    mode: str,
+    align_corners: bool,
+    factors: Sequence[float],
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_gradient(_NAME, gradient)
+    return pooling.empty_gradient(gradient, size, channels_last)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -73,7 +82,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The result is linear in the gradient of y: what is asked of dx is brought to the size of y."""
-    return torch.ops.escalade.upsample2d(gradient, ctx.output, *ctx.settings), *(None,) * 6
+    return UPSAMPLE2D_OPERATOR(gradient, ctx.output, *ctx.settings, None), *(None,) * 6
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

@@ -1,0 +1,175 @@
+"""One kind of call, made ready: all that follows from shapes, strides, dtypes and settings is settled before.
+
+What is left for a call is to allocate, to set pointers and to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.problem import Problem
+from escalade.ops.calling.executables import ALIGNMENT, Ready, ready
+
+Lay = Callable[[Any], Any]
+"""A tensor as the kernel takes it: itself where it lies so already. It may make one for a tensor that is absent."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an operator does for one kind of arguments."""
+
+    prepared: Ready | None
+    """What is launched; None where there is nothing to do."""
+    outputs: Mapping[str, torch.Tensor]
+    """Samples of what a call allocates, by buffer, on any device."""
+    lay: Mapping[str, Lay] = field(default_factory=dict)
+    """How inputs lie, by buffer; those that are not here are taken as they are."""
+    results: tuple[str, ...] = ("y",)
+    """The outputs that are returned."""
+    finish: Callable[[Any], Any] | None = None
+    """What is done with the result, or the tuple of them, at the end."""
+    names: tuple[str, ...] = ()
+    """The buffers of the tensors of a list, where the operator takes one."""
+
+
+def launched(
+    operation: Operation[Any],
+    problem: Problem,
+    device: torch.device,
+    rung: str | None,
+    elements: int | None = None,
+) -> Ready | None:
+    """What a plan launches: nothing where there are no images, or no elements if those are counted.
+
+    A name that no rung has is wrong even then.
+    """
+    if problem.batch if elements is None else elements:
+        return ready(operation, problem, device, rung)
+    if rung is not None:
+        operation.ladder.rung(rung)
+    return None
+
+
+def outputs(operation: Operation[Any], problem: Problem) -> dict[str, torch.Tensor]:
+    """Samples of what an operation computes."""
+    meta = torch.device("meta")
+    return {"y": operation.output(problem, meta), **operation.further_outputs(problem, meta)}
+
+
+class Call:
+    """A plan that is carried out again and again, by the thread that has made it.
+
+    It is given the arguments of the operator, those of a list one by one; some of them are tensors.
+    """
+
+    def __init__(
+        self, plan: Plan, device: torch.device, buffers: Mapping[int, str], arguments: Sequence[Any]
+    ) -> None:
+        """`buffers` says which arguments are tensors; `arguments` are those of the first call."""
+        self._prepared = plan.prepared
+        self._device = device
+        self._index = device.index if device.type == "cuda" else None
+        self._finish = plan.finish
+        self._inputs = [
+            (place, name, _needed(plan.lay.get(name), arguments[place])) for place, name in buffers.items()
+        ]
+        self._samples = {
+            name: (tuple(sample.shape), sample.stride(), sample.dtype)
+            for name, sample in plan.outputs.items()
+        }
+        places = [list(self._samples).index(name) for name in plan.results]
+        self._single = places[0] if len(places) == 1 else None
+        self._places = places
+        self._quick: _Quick | None = None
+
+    def is_elsewhere(self) -> bool:
+        """Whether another GPU than its own is the current one."""
+        return self._index is not None and torch._C._cuda_getDevice() != self._index
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        made = self._first(arguments) if self._quick is None else self._quick(arguments)
+        result = (
+            made[self._single] if self._single is not None else tuple([made[one] for one in self._places])
+        )
+        return result if self._finish is None else self._finish(result)
+
+    def _first(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """By the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
+        made = {
+            name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+            for name, (size, stride, dtype) in self._samples.items()
+        }
+        prepared = self._prepared
+        if prepared is not None:
+            given = {
+                name: _aligned(arguments[place] if lay is None else lay(arguments[place]))
+                for place, name, lay in self._inputs
+            }
+            prepared.run({**given, **made})
+            if prepared.executable.takes_pointers:
+                present = [one for one in self._inputs if given[one[1]] is not None]
+                self._quick = _Quick(prepared, present, self._samples)
+        return list(made.values())
+
+
+class _Quick:
+    """The same on a GPU, once every buffer is known to be there: pointers are set where they stand."""
+
+    def __init__(
+        self,
+        prepared: Ready,
+        inputs: Sequence[tuple[int, str, Lay | None]],
+        samples: Mapping[str, tuple[Any, ...]],
+    ) -> None:
+        executable = prepared.executable
+        self._inputs = [(place, lay, prepared.pointers(name)) for place, name, lay in inputs]
+        self._outputs = [(*sample, prepared.pointers(name)) for name, sample in samples.items()]
+        self._workspaces = [
+            (workspace, prepared.pointers(workspace.name))
+            for workspace in executable.recipe.workspaces
+            if workspace.name not in samples
+        ]
+        self._device = executable.device
+        self._launches = executable.launches
+        # What PyTorch's own compiled code allocates with: a third of the time of torch.empty_strided.
+        self._allocate = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+
+    def __call__(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        held = []  # copies and workspaces, until all is launched
+        for place, lay, pointers in self._inputs:
+            tensor = arguments[place]
+            if lay is not None:
+                tensor = lay(tensor)
+                held.append(tensor)
+            address = tensor.data_ptr()
+            if address % ALIGNMENT:
+                tensor = tensor.clone()
+                held.append(tensor)
+                address = tensor.data_ptr()
+            pointers.point(address)
+        made = []
+        for size, stride, dtype, pointers in self._outputs:
+            tensor = self._allocate(size, stride, dtype)
+            made.append(tensor)
+            pointers.point(tensor.data_ptr())
+        for workspace, pointers in self._workspaces:
+            tensor = workspace.allocate(self._device)
+            held.append(tensor)
+            pointers.point(tensor.data_ptr())
+        for launch in self._launches:
+            launch()
+        return made
+
+
+def _needed(lay: Lay | None, tensor: torch.Tensor | None) -> Lay | None:
+    """None where a tensor of this kind lies as it should."""
+    return None if lay is None or lay(tensor) is tensor else lay
+
+
+def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -1,0 +1,147 @@
+"""Calls from Python: what is made ready once, and the short way past PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from escalade import ops
+from escalade.device.run import Executable
+from escalade.ops.calling import operator
+from escalade.ops.calling.casting import cast
+from escalade.ops.calling.executables import per_thread
+from escalade.ops.conv2d.op import OPERATOR
+
+
+@pytest.fixture
+def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls go as they do on a GPU, but over the twin's launches: only pointers are set."""
+    guards = torch._C._dynamo.guards
+    monkeypatch.setattr(Executable, "takes_pointers", property(lambda self: True))
+    monkeypatch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu, raising=False)  # type: ignore[attr-defined]
+    monkeypatch.setattr(per_thread, "calls", {})
+
+
+def tensors(last: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, weight, bias = torch.randn(2, 8, 6, 6), torch.randn(8, 8, 3, 3), torch.randn(8)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x, weight, bias
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_call_again_gives_what_the_first_would(last: bool, by_pointers: None) -> None:
+    for _ in range(3):
+        x, weight, bias = tensors(last)
+        expected = F.conv2d(x, weight, bias, padding=1)
+        torch.testing.assert_close(ops.conv2d(x, weight, bias, padding=1), expected, rtol=1e-3, atol=1e-3)
+        shifted = torch.cat((x.new_zeros(1), x.permute(0, 2, 3, 1).reshape(-1)))[1:]
+        apart = shifted.view(2, 6, 6, 8).permute(0, 3, 1, 2)  # between multiples of 16 bytes
+        torch.testing.assert_close(ops.conv2d(apart, weight, bias, padding=1), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            ops.conv2d(x, weight, padding=(1, 1)), F.conv2d(x, weight, padding=1), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_nothing_is_planned_twice(monkeypatch: pytest.MonkeyPatch, by_pointers: None) -> None:
+    x, weight, bias = tensors()
+    ops.conv2d(x, weight, bias)
+
+    def never(*_: object) -> None:
+        raise AssertionError("this was made ready before")
+
+    monkeypatch.setattr(OPERATOR, "_plan", never)
+    monkeypatch.setattr(OPERATOR, "_packet", never)
+    y = ops.conv2d(torch.randn_like(x), torch.randn_like(weight), bias.clone())
+    assert y.shape == (2, 8, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda x, w, b: ops.conv2d(x, w, b, padding=1, relu=True),
+        lambda x, w, b: ops.linear(ops.max_pool2d(x, 2).flatten(1), w.view(8, 72), b),
+        lambda x, w, b: ops.cross_entropy(ops.upsample2d(ops.relu(x), 12).mean((2, 3)), b[:2].long() * 0),
+        lambda x, w, b: ops.mse_loss(ops.avg_pool2d(x, 3), torch.zeros(2, 8, 2, 2)),
+        lambda x, w, b: ops.mlp(x.mean((2, 3)), [w[:, :, 0, 0].contiguous(), b], "8-8br"),
+    ],
+)
+def test_gradients_are_those_of_the_dispatchers_way(layer, by_pointers: None) -> None:  # type: ignore[no-untyped-def]
+    given = [tensor.requires_grad_() for tensor in tensors(last=True)]
+    found = []
+    for _ in range(3):
+        y = layer(*given)
+        found.append([y, *torch.autograd.grad(y.sum(), given, allow_unused=True)])
+    for again in found[1:]:
+        for one, other in zip(found[0], again, strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+    assert found[0][0].grad_fn.name() != found[-1][0].grad_fn.name(), "the last went the short way"
+
+
+def test_threads_have_calls_of_their_own(by_pointers: None) -> None:
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            x = torch.full((64,), float(number))
+            if not torch.equal(ops.relu(x), x):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Noting(TorchDispatchMode):
+    """Notes the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
+    x = torch.randn(8)
+    ops.relu(x)
+    assert ops.relu(x.to("meta")).is_meta
+    with Noting() as noted:
+        ops.relu(x)
+    assert torch.ops.escalade.relu.default in noted.seen
+
+
+def test_a_parameter_is_cast_once_while_a_graph_holds_it() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    x = torch.randn(2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = ops.linear(x, weight)
+        kept = cast(weight, torch.bfloat16)
+        assert first.dtype == torch.bfloat16 and kept is cast(weight, torch.bfloat16)
+        with torch.no_grad():
+            weight.mul_(2)
+        changed = cast(weight, torch.bfloat16)
+        assert torch.equal(changed, weight.to(torch.bfloat16)), "after a change in place it is cast anew"
+    both = ops.linear(kept, kept).sum() + ops.linear(changed, changed).sum()
+    both.backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    gone = [torch.utils.weak.TensorWeakRef(one) for one in (kept, changed)]
+    del kept, changed, first, both
+    gc.collect()
+    assert [one() for one in gone] == [None, None], "nothing outlives its graph"
+
+
+def test_the_short_way_asks_for_what_pytorch_has() -> None:
+    """These are not PyTorch's public words; without one of them every call would fail."""
+    assert not operator._dispatch_modes() and not operator._function_modes() and not operator._transforms()
+    assert operator._tracing() is None and not operator._any_autocast() and operator._grad_enabled()
