@@ -99,7 +99,7 @@ class Call:
         return result if self._finish is None else self._finish(result)
 
     def _first(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """By the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
+        """Goes by the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
         made = {
             name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
             for name, (size, stride, dtype) in self._samples.items()
@@ -118,7 +118,7 @@ class Call:
 
 
 class _Quick:
-    """The same on a GPU, once every buffer is known to be there: pointers are set where they stand."""
+    """A call on a GPU, once every buffer is known to be there: pointers are set where they stand."""
 
     def __init__(
         self,

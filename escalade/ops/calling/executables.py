@@ -25,7 +25,7 @@ class PerThread(threading.local):
     def __init__(self) -> None:
         self.ready: dict[tuple[Any, ...], Ready] = {}
         self.calls: dict[tuple[Any, ...], Any] = {}
-        """By operator and kind of arguments; see `operators`."""
+        """What `Operator` has ready, by the operator and the kind of its arguments."""
 
 
 per_thread = PerThread()
