@@ -30,7 +30,11 @@ SHARED = {
     "stem/pool.cu": "pooling of what a rung leaves unpooled",
 }
 """Sources that several families of their folder launch: they have names of their own."""
-BY_OTHERS = {("linear", "pool_first")}
+BY_OTHERS = {
+    ("linear", "pool_first"),
+    ("conv2d_weight_gradient", "wgmma_split"),
+    ("conv2d_weight_gradient", "window_split"),
+}
 """Rungs that are launches of other families of their folder, one after the other."""
 MOST_PROBLEMS = 40
 """Problems for which a rung is asked for its launches."""

@@ -21,7 +21,7 @@
 // where results go.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
-#include "common/halves.cuh"
+#include "common/magnitudes.cuh"
 #include "common/ring.cuh"
 #include "common/warp.cuh"
 #include "conv2d/placement.cuh"
@@ -37,38 +37,6 @@ constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
 static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536, "all there are");
-
-// The power may bring the largest magnitude to [2^5, 2^15), with 2^7 from [2^-2, 2^8): upper halves stay below 2^15, and
-// what is lost of a small number, 2^-25, is less than 2^-30 of the largest.
-__device__ __forceinline__ bool good_exponent(int exponent, u32 largest_bits) {
-    const int brought_to = static_cast<int>(largest_bits >> 23) - 127 + exponent;
-    return largest_bits == 0 || (brought_to >= 5 && brought_to < 15);
-}
-
-constexpr int FIRST_EXPONENT = 7;
-constexpr int SAMPLES = 16;  // of four numbers, a lane's
-constexpr int MARGIN = 6;    // powers of two that the largest may lie above those of the sample
-
-// One exponent for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among
-// them.
-__device__ __forceinline__ int first_exponent(const float* x, long long packs) {
-    if (!SAMPLED) return FIRST_EXPONENT;
-    const long long step = packs >= 32 * SAMPLES ? (packs / (32 * SAMPLES) - 1) | 1 : 1;
-    u32 largest = 0;
-#pragma unroll
-    for (int i = 0; i < SAMPLES; ++i) {
-        const long long at = (i * 32 + threadIdx.x % 32) * step;
-        const Pack<float, 4> four = load_pack<float, 4>(x + 4 * (at < packs ? at : packs - 1));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) largest = max(largest, magnitude_key(four.at[e]));
-    }
-    const u32 bits = magnitude_bits(warp_max(largest));
-    return bits == 0 ? FIRST_EXPONENT : scaling_exponent(bits) - MARGIN;
-}
-
-struct Seen {  // zeros before the first attempt, and after the second launch
-    u32 largest_bits, tickets;
-};
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Part = float[32];
@@ -302,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         prefetch_map(weight_map);
     }
     wait_for_previous_launch();
-    int exponent = first_exponent(x, x_packs);
+    int exponent = SAMPLED ? sampled_exponent(x, x_packs) : FIRST_EXPONENT;
     bool needed = true;
     if (attempt > 0) {
         const u32 largest_bits = seen->largest_bits;

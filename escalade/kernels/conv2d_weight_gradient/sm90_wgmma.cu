@@ -9,7 +9,7 @@
 // What bounds it: copies from L2, 48 bytes a cycle with tiles of 128x256, and where there are few filters or channels,
 // memory.
 //
-// Serves `wgmma`. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
+// Serves `wgmma`, and `wgmma_split` with halves of fp32. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 

@@ -10,7 +10,7 @@
 // copies sums the gradients for the bias, in blocks of the first channels.
 // What bounds it: the tensor cores; copies from L2 come to 16 to 28 bytes a cycle with stride 1, to 40 with stride 2.
 //
-// Serves `window`. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
+// Serves `window`, and `window_split` with halves of fp32. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 

@@ -1,11 +1,13 @@
-// y[i] = sum over parts of parts[part][i]; behind the weights' elements those of the bias gradient
+// y[i] = sum over parts of parts[part][i]; behind the weights' elements those of the bias gradient, of `bias_count` parts
 //
 // A thread takes a pack of VECTOR elements and every LANES-th part of them; where parts are many, LANES threads share a
 // pack, and their sums meet in shared memory: always in the same order, so that every run gives the same bits. Nobody
-// may have asked for the bias gradient's values. What bounds it: L2, where the parts have just been written.
+// may have asked for the bias gradient's values. SCALED: x and the gradient were multiplied by 2^exponents[0] and [1], which
+// is undone (common/halves.cuh). What bounds it: L2, where the parts have just been written.
 //
-// Serves `direct`, `skinny`, `few_channels`, `wgmma` and `window` alike.
+// Serves `direct`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split` and `window_split` alike.
 #include "common/elements.cuh"
+#include "common/halves.cuh"
 #include "common/ptx.cuh"
 
 using Sums = Pack<float, VECTOR>;
@@ -17,16 +19,17 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    conv2d_weight_gradient_sum_parts(const float* parts, Element* y, Element* bias_gradient, int count,
-                                     long long weights, long long elements) {
+    conv2d_weight_gradient_sum_parts(const float* parts, Element* y, Element* bias_gradient, const int* exponents,
+                                     int count, int bias_count, long long weights, long long elements) {
     __shared__ Sums others[LANES][PACKS];
     wait_for_previous_launch();
     const int lane = threadIdx.x / PACKS, pack = threadIdx.x % PACKS;
     const long long at = (1LL * PACKS * blockIdx.x + pack) * VECTOR;
     Sums sums = {};
     if (at < elements) {
+        const int end = at < weights ? count : bias_count;
 #pragma unroll 8
-        for (int part = lane; part < count; part += LANES)
+        for (int part = lane; part < end; part += LANES)
             add(sums, load_pack<float, VECTOR>(parts + part * elements + at));
     }
     if (LANES > 1) {
@@ -36,6 +39,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int other = 1; lane == 0 && other < LANES; ++other) add(sums, others[other][pack]);
     }
     if (lane > 0 || at >= elements) return;
+    if (SCALED) {
+        const float2 of_x = undoing_factors(at < weights ? exponents[0] : 0), of_gradient = undoing_factors(exponents[1]);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e)
+            sums.at[e] = sums.at[e] * (of_x.x * of_gradient.x) * (of_x.y * of_gradient.y);
+    }
     Pack<Element, VECTOR> results;
     from_floats(results, sums.at);
     if (at < weights)

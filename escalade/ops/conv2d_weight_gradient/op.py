@@ -18,6 +18,7 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.reference import empty_output
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
 from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
 from escalade.ops.shared.pooling import two
@@ -27,7 +28,7 @@ _SCHEMA = (
     "int[2] dilation=1, int groups=1, bool bias=False, bool tf32=False, str? rung=None) -> (Tensor, Tensor)"
 )
 Gradients = tuple[torch.Tensor, torch.Tensor]
-_ON_TENSOR_CORES = (WGMMA, FEW_CHANNELS, SKINNY)
+_ON_TENSOR_CORES = (WGMMA, FEW_CHANNELS, SKINNY, WGMMA_SPLIT)
 
 
 def conv2d_weight_gradient(

@@ -16,6 +16,7 @@ from escalade.ops.conv2d_weight_gradient.problems import PROBLEMS, SMALL_PROBLEM
 from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
 from escalade.ops.shared.images import LAYOUTS
@@ -25,7 +26,9 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
     problem = Conv2dWeightGradientProblem
     in_pytorch = reference
-    ladder = Ladder("conv2d_weight_gradient", (DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW))
+    ladder = Ladder(
+        "conv2d_weight_gradient", (DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW, WGMMA_SPLIT, WINDOW_SPLIT)
+    )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = MULTIPLIED
@@ -33,7 +36,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
-        return ("window", "few_channels", "wgmma", "skinny", "direct")
+        return ("window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct")
 
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem

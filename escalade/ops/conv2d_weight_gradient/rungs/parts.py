@@ -12,6 +12,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 
 PARTS = "parts"
+EXPONENTS = "exponents"
 _MANY = 2**31
 _SUM_THREADS = 256
 _SUM_LANES = ((8, 1), (32, 4), (_MANY, 8))
@@ -32,13 +33,27 @@ def constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
 
 def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int) -> Recipe:
     """A launch that fills so many parts, and the one that adds them up."""
+    return Recipe((product, total(problem, parts)), (workspace(problem, parts),))
+
+
+def workspace(problem: Conv2dWeightGradientProblem, parts: int) -> Workspace:
+    return Workspace(PARTS, 4 * parts * problem.part_elements)
+
+
+def total(
+    problem: Conv2dWeightGradientProblem, parts: int, bias_parts: int | None = None, scaled: bool = False
+) -> KernelCall:
+    """The launch that adds up so many parts, of the bias gradient those at the front. If x and the gradient were
+    multiplied by powers of two, the buffer `exponents` has them."""
     elements, weights = problem.part_elements, problem.forward.weight_elements
     vector = 4 if elements % 4 == 0 and weights % 4 == 0 else 1
     lanes = next(lanes for most, lanes in _SUM_LANES if parts <= most)
     arguments: tuple[Argument, ...] = (
-        Buffer(PARTS), Buffer("y"), Buffer("bias_gradient", optional=True), parts, Int64(weights), Int64(elements),
+        Buffer(PARTS), Buffer("y"), Buffer("bias_gradient", optional=True),
+        Buffer(EXPONENTS, optional=True), parts, parts if bias_parts is None else bias_parts,
+        Int64(weights), Int64(elements),
     )  # fmt: skip
-    total = KernelCall(
+    return KernelCall(
         Program.of(
             "conv2d_weight_gradient/sum_parts.cu",
             "conv2d_weight_gradient_sum_parts",
@@ -47,6 +62,7 @@ def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int
                 "THREADS": _SUM_THREADS,
                 "LANES": lanes,
                 "VECTOR": vector,
+                "SCALED": scaled,
             },
         ),
         (blocks(elements, _SUM_THREADS // lanes * vector), 1, 1),
@@ -54,7 +70,6 @@ def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int
         arguments,
         overlap=True,
     )
-    return Recipe((product, total), (Workspace(PARTS, 4 * parts * elements),))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""The weights' gradient in fp32 and TF32 with Hopper's own units: numbers are cut into halves of fp16 in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs import parts
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import HopperRung
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
+
+PACK = 8
+THREADS = 256
+ROUNDS = 2
+"""Packs that a thread has under way."""
+BLOCKS_PER_SM = 6
+SEEN_BYTES = 8
+PAIRS = {
+    "fp32": (("upper", "lower"), ("upper", "upper"), ("lower", "upper")),
+    "tf32": (("upper", "upper"),),
+}
+"""Halves of x and of the gradient that are multiplied, by dtype: the bias's gradient is in all pairs but the last of
+three."""
+
+
+def _halved(problem: Conv2dWeightGradientProblem) -> Conv2dWeightGradientProblem:
+    return replace(problem, dtype="fp16")
+
+
+@dataclass(frozen=True)
+class Halves(Rung[Conv2dWeightGradientProblem]):
+    inner: HopperRung
+    """The rung for fp16 that multiplies."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return self.inner.architectures
+
+    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        if problem.dtype not in PAIRS:
+            return f"{self.name} takes {' and '.join(PAIRS)}, not {problem.dtype}; {self.inner.name} does"
+        return self.inner.supports(_halved(problem))
+
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+        return self.inner.on(self.card).configs(_halved(problem))
+
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
+        """Numbers are read and halves written, and each pair of halves is a gradient in fp16."""
+        product = self.inner.on(self.card).estimate(_halved(problem), config)
+        assert product is not None
+        f, pairs = problem.forward, len(PAIRS[problem.dtype])
+        moved = (f.input_elements + f.output_elements) * (4 + 2 * min(pairs, 2))
+        launch = self.card.rates.launch_us
+        return self.card.microseconds(0, moved, launches=2) + pairs * (product - launch) + launch
+
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+        f, pairs = problem.forward, PAIRS[problem.dtype]
+        inner = self.inner.on(self.card).recipe(_halved(problem), config)
+        count = inner.workspaces[0].bytes // (4 * problem.part_elements)
+        products = tuple(
+            step
+            for number, (of_x, of_gradient) in enumerate(pairs)
+            for step in Recipe(inner.steps[:1])
+            .over(
+                {
+                    "x": Buffer(f"{of_x}_x"),
+                    "gradient": Buffer(f"{of_gradient}_gradient"),
+                    parts.PARTS: Buffer(parts.PARTS, offset=number * inner.workspaces[0].bytes),
+                }
+            )
+            .steps
+        )
+        bias_parts = count * min(len(pairs), 2)
+        sizes = {"x": f.input_elements, "gradient": f.output_elements}
+        halves = ("upper", "lower")[: min(len(pairs), 2)]
+        return Recipe(
+            (
+                *(self._cut(problem, sizes, attempt) for attempt in (0, 1)),
+                *products,
+                parts.total(problem, count * len(pairs), bias_parts, scaled=True),
+            ),
+            (
+                parts.workspace(problem, count * len(pairs)),
+                *(Workspace(f"{half}_{name}", 2 * size) for name, size in sizes.items() for half in halves),
+                Workspace("seen", SEEN_BYTES * len(sizes), zeroed=True),
+                Workspace(parts.EXPONENTS, 4 * len(sizes)),
+            ),
+        )
+
+    def _cut(self, problem: Conv2dWeightGradientProblem, sizes: dict[str, int], attempt: int) -> KernelCall:
+        lower = len(PAIRS[problem.dtype]) > 1
+        packs = {name: size // PACK for name, size in sizes.items()}
+        wanted = ceil_div(max(packs.values()), THREADS * ROUNDS)
+        rooms = (
+            Buffer(f"{half}_{name}", optional=half == "lower")
+            for name in sizes
+            for half in ("upper", "lower")
+        )
+        return KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/sm90_halves.cu",
+                "conv2d_weight_gradient_sm90_halves",
+                {"THREADS": THREADS, "ROUNDS": ROUNDS, "HAS_LOWER": lower},
+            ),
+            (min(wanted, BLOCKS_PER_SM * self.card.multiprocessors), len(sizes), 1),
+            (THREADS, 1, 1),
+            (
+                *(Buffer(name) for name in sizes), *rooms, Buffer("seen"), Buffer(parts.EXPONENTS), attempt,
+                *(Int64(count) for count in packs.values()),
+            ),
+            overlap=True,
+        )  # fmt: skip
+
+    def tolerance(self, problem: Conv2dWeightGradientProblem, peer_error: float) -> float:
+        """Halves have 22 bits between them; of a few products, all may be off by as much as that allows."""
+        tolerance = super().tolerance(problem, peer_error)
+        if problem.dtype == "tf32":
+            return tf32_tolerance(problem.dtype, problem.forward.output_pixels, tolerance)
+        return max(tolerance, 2.0**-21)
+
+
+# Predictions for 64to64_56_k3s1 at batch 256 in fp32, 59 GFLOP.
+WGMMA_SPLIT = Halves(
+    "wgmma_split",
+    "fp32 and TF32: x and the gradient are cut into fp16 halves in memory, and wgmma makes the gradient of three pairs "
+    "of them (of TF32, of the upper halves); the sums of all are added up; an infinity becomes NaN",
+    below="direct",
+    # direct: two loads a product, 30 G of them in 8 ms. 822 MB of numbers and halves are 200 us; three times 148 us.
+    predicted_gain=12.5,
+    inner=WGMMA,
+)
+WINDOW_SPLIT = Halves(
+    "window_split",
+    "the same by window, for filters of 3x3",
+    below="wgmma_split",
+    # Three times 95 us instead of 148.
+    predicted_gain=1.33,
+    inner=WINDOW,
+)

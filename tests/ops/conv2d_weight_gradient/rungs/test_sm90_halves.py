@@ -1,0 +1,47 @@
+"""conv2d_weight_gradient by halves: numbers huge and tiny, where the first power of two is not good enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from escalade.device.run import bind
+from escalade.ops import OPERATIONS
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
+
+CPU = torch.device("cpu")
+OPERATION = OPERATIONS["conv2d_weight_gradient"]
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_gradient", "outlier"),
+    [
+        (2.0**60, 2.0**-100, 1.0),
+        (2.0**-120, 2.0**40, 1.0),
+        (1.0, 1.0, 2.0**20),  # one number, which no sample sees, is too large for the first power of two
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "tf32"])
+def test_numbers_of_any_magnitude(of_x: float, of_gradient: float, outlier: float, dtype: str) -> None:
+    problem = replace(
+        Conv2dWeightGradientProblem.parse("64to64_12x9_k3s1_b4_bias"), dtype=dtype, layout="nhwc"
+    )
+    inputs = OPERATION.inputs(problem, CPU, 1)
+    inputs["x"] *= of_x
+    inputs["gradient"] *= of_gradient
+    inputs["x"].permute(0, 2, 3, 1).reshape(-1)[5] *= outlier  # a view: these lie in NHWC
+    recipe = WGMMA_SPLIT.recipe(problem, WGMMA_SPLIT.configs(problem)[0])
+    outputs = {"y": OPERATION.output(problem, CPU), **OPERATION.further_outputs(problem, CPU)}
+    run = bind(recipe, {**inputs, **outputs})
+    for _ in range(2):  # what is noted of magnitudes is gone when the next call comes
+        run()
+        expected = {
+            "y": OPERATION.reference(problem, inputs),
+            **OPERATION.further_references(problem, inputs),
+        }
+        for name, right in expected.items():
+            assert relative_error(outputs[name], right) < (1e-3 if dtype == "tf32" else 1e-6), name
