@@ -18,7 +18,7 @@ from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder
 from escalade.train.parallel import LostError, Processes, processes
-from escalade.train.probing import classify
+from escalade.train.probing import Probe
 from escalade.train.runs import trainer
 from escalade.train.telling import Progress
 from escalade.train.trainer import Evaluation, Trainer
@@ -110,14 +110,15 @@ def command(
         )
     with processes(network_device(device)) as own:
         run = trainer(task, given, folder, own, resume=resume, weights=weights, tensorboard=tensorboard)
+        probe = Probe(run.dataset, run.settings.seed) if classifier else None
         console = Console(quiet=not own.first)
         _announce(console, run, own, folder)
         _train(console, run, own)
         console.print(
             f"All of it is in {folder}: the weights in best.pt, the course in log.jsonl and loss.png"
         )
-        if classifier and own.first:
-            _classify(console, run)
+        if probe is not None and own.first:
+            _classify(console, run, probe)
 
 
 def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path) -> None:
@@ -157,13 +158,16 @@ def _train(console: Console, run: Trainer, own: Processes) -> None:
     )
 
 
-def _classify(console: Console, run: Trainer) -> None:
+def _classify(console: Console, run: Trainer, probe: Probe) -> None:
     assert isinstance(run.model, ConvAutoencoder)
     with console.status("Fitting a linear classifier to the encoder's features"):
-        found = classify(
-            run.model, run.dataset, run.normalization, batch=run.settings.batch, dtype=run.settings.dtype,
-            device=next(run.model.parameters()).device.type, seed=run.settings.seed,
-        )  # fmt: skip
+        found = probe.fit(
+            run.model,
+            run.normalization,
+            batch=run.settings.batch,
+            dtype=run.settings.dtype,
+            device=next(run.model.parameters()).device.type,
+        )
     console.print(
         f"A linear classifier on the encoder's {found.features:,} features is right on {found.train:.2%} of the "
         f"images it was fitted to and on {found.test:.2%} of the others",

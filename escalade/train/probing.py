@@ -58,25 +58,28 @@ def features(
     return torch.cat(rows).numpy()
 
 
-def classify(
-    model: ConvAutoencoder, dataset: Dataset, normalization: Normalization, *, batch: int, dtype: str, device: str,
-    seed: int,
-) -> Judgement:  # fmt: skip
-    """Fits a linear support-vector machine to the features of the training images."""
-    if dataset.train.labels is None or dataset.test.labels is None:
-        raise UnsupportedError(f"{dataset.name} has no labels for a classifier to learn")
-    made = _classifier(seed)
-    fitted = {"batch": batch, "dtype": dtype, "device": device}
-    train, test = (
-        features(model, images, normalization, **fitted)  # type: ignore[arg-type]
-        for images in (dataset.train, dataset.test)
-    )
-    made.fit(train, dataset.train.labels.numpy())
-    return Judgement(
-        train.shape[1],
-        float(made.score(train, dataset.train.labels.numpy())),
-        float(made.score(test, dataset.test.labels.numpy())),
-    )
+class Probe:
+    """A linear support-vector machine that learns the labels of images from their features."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        """Refuses what will not work, before anything is trained for it."""
+        if dataset.train.labels is None or dataset.test.labels is None:
+            raise UnsupportedError(f"{dataset.name} has no labels for a classifier to learn")
+        self._parts = (dataset.train, dataset.train.labels), (dataset.test, dataset.test.labels)
+        self._machine = _classifier(seed)
+
+    def fit(
+        self, model: ConvAutoencoder, normalization: Normalization, *, batch: int, dtype: str, device: str
+    ) -> Judgement:
+        """How often it is right with the features that this model's encoder makes."""
+        train, test = (
+            (features(model, images, normalization, batch=batch, dtype=dtype, device=device), labels.numpy())
+            for images, labels in self._parts
+        )
+        self._machine.fit(*train)
+        return Judgement(
+            train[0].shape[1], float(self._machine.score(*train)), float(self._machine.score(*test))
+        )
 
 
 def _classifier(seed: int) -> Any:
