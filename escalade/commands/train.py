@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from escalade.commands.devices import network_device
-from escalade.commands.options import NetworkOn
+from escalade.commands.devices import engine_device
+from escalade.commands.options import EngineOn
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder
@@ -69,7 +70,7 @@ def command(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the weights, the order and the augmentation.")] = None,
-    device: NetworkOn = None,
+    device: EngineOn = None,
     width: Annotated[int | None, typer.Option(help="Channels of the network's first convolution.")] = None,
     side: Annotated[
         int | None, typer.Option(help="Size of images from folders, and of synthetic ones.")
@@ -108,8 +109,12 @@ def command(
         raise UnsupportedError(
             f"--classifier is for the features of the autoencoder; {task} is a classifier itself"
         )
-    with processes(network_device(device)) as own:
-        run = trainer(task, given, folder, own, resume=resume, weights=weights, tensorboard=tensorboard)
+    where = engine_device(device)
+    twin = where == "twin"
+    with processes(torch.device("cpu" if twin else where)) as own:
+        run = trainer(
+            task, given, folder, own, resume=resume, weights=weights, twin=twin, tensorboard=tensorboard
+        )
         probe = Probe(run.dataset, run.settings.seed) if classifier else None
         console = Console(quiet=not own.first)
         _announce(console, run, own, folder)
@@ -118,7 +123,7 @@ def command(
             f"All of it is in {folder}: the weights in best.pt, the course in log.jsonl and loss.png"
         )
         if probe is not None and own.first:
-            _classify(console, run, probe)
+            _classify(console, run, probe, where)
 
 
 def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path) -> None:
@@ -158,7 +163,7 @@ def _train(console: Console, run: Trainer, own: Processes) -> None:
     )
 
 
-def _classify(console: Console, run: Trainer, probe: Probe) -> None:
+def _classify(console: Console, run: Trainer, probe: Probe, device: str) -> None:
     assert isinstance(run.model, ConvAutoencoder)
     with console.status("Fitting a linear classifier to the encoder's features"):
         found = probe.fit(
@@ -166,7 +171,7 @@ def _classify(console: Console, run: Trainer, probe: Probe) -> None:
             run.normalization,
             batch=run.settings.batch,
             dtype=run.settings.dtype,
-            device=next(run.model.parameters()).device.type,
+            device=device,
         )
     console.print(
         f"A linear classifier on the encoder's {found.features:,} features is right on {found.train:.2%} of the "

@@ -22,6 +22,7 @@ def trainer(
     *,
     resume: bool = False,
     weights: pathlib.Path | None = None,
+    twin: bool = False,
     tensorboard: bool = False,
 ) -> Trainer:
     """The run in a folder: a new one, or with `resume` the one that is there, at the step that it was kept at.
@@ -44,5 +45,5 @@ def trainer(
         settings = settings.resumed({"task": task, **given})
     dataset = data.read(settings.data, side=settings.side, held_out=settings.held_out, seed=settings.seed)
     return Trainer(
-        settings, dataset, folder, processes, weights=weights, state=state, tensorboard=tensorboard
+        settings, dataset, folder, processes, weights=weights, state=state, twin=twin, tensorboard=tensorboard
     )

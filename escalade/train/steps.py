@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from escalade.engine import training_step
 from escalade.ops.base.switches import precision
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,7 +24,7 @@ class Step(Protocol):
         """Changes the model's parameters at this learning rate; the loss before it, on the device."""
 
     def state(self) -> dict[str, Any]:
-        """All that the next steps depend on beside the model: moments, loss scale, counts."""
+        """All that the next steps depend on beside the model: moments, loss scale, counts. All steps have it alike."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
@@ -37,8 +38,40 @@ def optimizer_of(name: str, model: nn.Module, lr: float, weight_decay: float) ->
     return kind(parameters, lr, weight_decay=weight_decay)
 
 
-class AutogradStep:
-    """A step by PyTorch's autograd; fp16 and bf16 mixed with fp32 weights, fp16 with a loss scale."""
+class PlannedStep:
+    """A step as one plan: forward, loss, backward and optimiser by Escalade's kernels, one CUDA graph on a GPU."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        example: tuple[torch.Tensor, torch.Tensor],
+        dtype: str,
+        twin: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._step = training_step(
+            model, loss, optimizer, example, dtype=dtype, device="twin" if twin else None
+        )
+
+    def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
+        _set_rate(self._optimizer, rate)
+        return self._step(images, target)
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self._optimizer.state_dict(), "scale": self._step.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step.load_state_dict(state["scale"])
+
+
+class SharedStep:
+    """A step of one of several processes: by PyTorch's autograd, which DDP averages gradients in the midst of.
+
+    fp16 and bf16 are mixed with fp32 weights, fp16 with a loss scale.
+    """
 
     def __init__(
         self,
@@ -53,8 +86,7 @@ class AutogradStep:
         self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
 
     def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        _set_rate(self._optimizer, rate)
         with arithmetic(self._dtype, self._device):
             loss = self._loss(self._model(images), target)
             self._scaler.scale(loss).backward()
@@ -64,11 +96,21 @@ class AutogradStep:
         return loss.detach()
 
     def state(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+        kept = self._scaler.state_dict()
+        scale = {"scale": kept["scale"], "good_steps": float(kept["_growth_tracker"])} if kept else {}
+        return {"optimizer": self._optimizer.state_dict(), "scale": scale}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
+        if kept := self._scaler.state_dict():
+            scale = state["scale"]
+            kept |= {"scale": scale["scale"], "_growth_tracker": int(scale["good_steps"])}
+            self._scaler.load_state_dict(kept)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
 from escalade.train import checkpoints, logs, pictures
-from escalade.train.batches import Batches, in_order, order
+from escalade.train.batches import Batch, Batches, in_order, order
 from escalade.train.data.images import Dataset
 from escalade.train.parallel import Processes
 from escalade.train.settings import Settings
-from escalade.train.steps import AutogradStep, Step, arithmetic, optimizer_of
+from escalade.train.steps import PlannedStep, SharedStep, Step, arithmetic, optimizer_of
 from escalade.train.tasks import task_of
 from escalade.train.telling import Progress, Teller
 
@@ -64,9 +64,11 @@ class Trainer:
         *,
         weights: pathlib.Path | None = None,
         state: dict[str, Any] | None = None,
+        twin: bool = False,
         tensorboard: bool = False,
     ) -> None:
-        """`state` is the checkpoint to go on from; `weights`, for a new run, what the network begins with."""
+        """`state` is the checkpoint to go on from; `weights`, for a new run, what the network begins with. With `twin`
+        the kernels run on the CPU."""
         self.settings, self.dataset, self._folder, self._processes = settings, dataset, folder, processes
         self._task, device = task_of(settings.task), processes.device
         if settings.batch % processes.count:
@@ -93,9 +95,7 @@ class Trainer:
         )
         self.total = settings.total(self._batches.steps)
         self._optimizer = optimizer_of(settings.optimizer, self.model, settings.lr, settings.weight_decay)
-        self._taken: Step = AutogradStep(
-            processes.wrap(self.model), self._task.loss, self._optimizer, settings.dtype, device
-        )
+        self._taken = self._step(twin)
         self.step, self._best, self._since_best = 0, math.inf, 0
         if state is not None:
             self._restore(state)
@@ -108,6 +108,21 @@ class Trainer:
         if weights is not None:
             self._task.load(model, weights)
         return model.to(self._processes.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+
+    def _step(self, twin: bool) -> Step:
+        """One process has its step planned as a whole; several meet in the middle of theirs."""
+        own, loss, dtype = self._processes, self._task.loss, self.settings.dtype
+        if own.count > 1:
+            if twin:
+                raise UnsupportedError("--device twin is for one process; several train on cuda or cpu")
+            return SharedStep(own.wrap(self.model), loss, self._optimizer, dtype, own.device)
+        shape = (self.settings.batch, *self.dataset.train.pixels.shape[1:])
+        images = Batch(torch.zeros(shape, dtype=torch.uint8, device=own.device), None).images(
+            self.normalization
+        )
+        labels = torch.zeros(len(images), dtype=torch.int64, device=own.device)
+        example = images, self._task.target(images, labels)
+        return PlannedStep(self.model, loss, self._optimizer, example, dtype, twin)
 
     def _open_logs(self, tensorboard: bool) -> list[logs.Log]:
         if not self._processes.first:

@@ -15,7 +15,7 @@ from escalade.errors import EscaladeError, UnsupportedError
 from escalade.train import checkpoints, logs, pictures
 from escalade.train.parallel import Processes
 from escalade.train.runs import trainer
-from escalade.train.steps import AutogradStep
+from escalade.train.steps import SharedStep
 from escalade.train.telling import DivergedError, Progress
 from escalade.train.trainer import Evaluation, Outcome, Trainer
 
@@ -28,9 +28,14 @@ STEPS = 10
 
 
 @pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those are drawn by one test alone: they take a second."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No curves, and steps that are not planned: each takes a second, and a test of its own has both."""
+
+    def shared(run: Trainer, twin: bool) -> SharedStep:
+        return SharedStep(run.model, run._task.loss, run._optimizer, run.settings.dtype, HERE.device)
+
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+    monkeypatch.setattr(Trainer, "_step", shared)
 
 
 def made(folder: pathlib.Path, task: str = "autoencoder", resume: bool = False, **given: Any) -> Trainer:
@@ -86,8 +91,8 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
     whole = course(tmp_path / "whole")
     assert len(whole[1]) == STEPS + 2
     points = [
-        (AutogradStep, "__call__", 0),  # before anything
-        (AutogradStep, "__call__", 3),  # between two checkpoints
+        (SharedStep, "__call__", 0),  # before anything
+        (SharedStep, "__call__", 3),  # between two checkpoints
         (Trainer, "_evaluate", 0),  # the epoch's steps are taken
         (checkpoints, "save", 2),  # it was evaluated and not kept
         (files.os, "replace", 5),  # a checkpoint was written and is not in its place
@@ -118,24 +123,40 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> No
 def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = torch.random.get_rng_state()
-    outcome, news = trained(tmp_path, epochs=6, weight_decay=1e-4, optimizer="adamw", schedule="cosine")
+    given: dict[str, Any] = {
+        "weight_decay": 1e-4,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "dtype": "fp16",
+    }
+    outcome, news = trained(tmp_path, epochs=6, **given)
     evaluations = [each for each in news if isinstance(each, Evaluation)]
-    assert evaluations[-1].loss < 0.8 * evaluations[0].loss and outcome.best == min(
-        each.loss for each in evaluations
-    )
-    assert (
-        news[-2] == Progress(30, 30, news[-2].loss, news[-2].images_per_second)
-        and news[-2].images_per_second > 0
-    )
+    assert evaluations[-1].loss < 0.8 * evaluations[0].loss
+    assert outcome.best == min(each.loss for each in evaluations)
+    assert isinstance(news[-2], Progress) and (news[-2].step, news[-2].total) == (30, 30)
     assert torch.equal(before, torch.random.get_rng_state())
     steps = [line for line in logs.read(tmp_path / "log.jsonl") if line["event"] == "step"]
     assert [line["step"] for line in steps] == list(range(1, 31))
     assert max(line["lr"] for line in steps) == steps[2]["lr"] == 0.01 and steps[-1]["lr"] < 0.001
     assert Image.open(tmp_path / "reconstructions.png").size == ((8 * 10 - 2) * 12, (2 * 10 - 2) * 12)
     assert Image.open(tmp_path / "loss.png").width > 500
-    again = made(tmp_path / "again", epochs=1)
+    again = made(tmp_path / "again", epochs=1, **given)
     again.model.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
     assert again._evaluate().loss == pytest.approx(outcome.best, rel=1e-5)
+
+
+def test_planned_steps_go_on_bit_for_bit_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss scale that is too large comes down, steps are left out meanwhile, and a second process knows of it."""
+    monkeypatch.undo()
+    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+    monkeypatch.setattr("escalade.engine.training.step.FIRST_SCALE", 2.0**126)
+    whole = made(tmp_path / "whole", dtype="fp16")
+    whole.run(lambda news: None)
+    made(tmp_path / "ended", dtype="fp16").run(lambda news: None, lambda: True)
+    outcome, _ = trained(tmp_path / "ended", resume=True, dtype="fp16")
+    assert outcome.step == STEPS
+    assert_same(course(tmp_path / "ended"), course(tmp_path / "whole"))
+    assert 0 < whole._taken.state()["scale"]["scale"] < 2.0**126
 
 
 def test_a_resnet_is_trained_by_the_same_machinery(tmp_path: pathlib.Path) -> None:
