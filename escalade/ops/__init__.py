@@ -17,6 +17,7 @@ from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.batch_norm import BATCH_NORM, batch_norm
 from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, batch_norm_backward
+from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, batch_norm_training
 from escalade.ops.batch_statistics import BATCH_STATISTICS, batch_statistics
 from escalade.ops.conv2d import CONV2D, conv2d
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
@@ -63,6 +64,7 @@ OPERATIONS: dict[str, Operation] = {
         ADD,
         POINTWISE,
         BATCH_NORM,
+        BATCH_NORM_TRAINING,
         BATCH_NORM_BACKWARD,
         BATCH_STATISTICS,
         MAX_POOL2D,
@@ -114,6 +116,7 @@ __all__ = [
     "avg_pool2d_backward",
     "batch_norm",
     "batch_norm_backward",
+    "batch_norm_training",
     "batch_statistics",
     "conv2d",
     "conv2d_input_gradient",

@@ -163,9 +163,30 @@ def _upsample2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, *(None,) * 5
 
 
+def _setup_batch_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """The output is kept only where a residual hides behind it what the ReLU has cut off."""
+    x, weight, bias, _, _, _, _, ctx.relu, residual, _ = inputs
+    y, mean, rstd, *moved = output
+    ctx.has_residual = residual is not None
+    ctx.mark_non_differentiable(mean, rstd, *moved)
+    ctx.save_for_backward(x, weight, bias, mean, rstd, y if ctx.relu and ctx.has_residual else None)
+
+
+def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    x, weight, bias, mean, rstd, y = ctx.saved_tensors
+    found = torch.ops.escalade.batch_norm_backward(
+        gradient, x, weight, bias, mean, rstd, ctx.relu, y, y is not None
+    )
+    parameters = zip(found[1:3], (weight, bias), strict=True)
+    of_parameters = (None if given is None else one.to(given.dtype) for one, given in parameters)
+    of_residual = found[3] if y is not None else gradient
+    return found[0], *of_parameters, *(None,) * 5, of_residual if ctx.has_residual else None, None
+
+
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
+    define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward)
     define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)

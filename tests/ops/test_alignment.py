@@ -39,6 +39,10 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
         shifted(2, 8, 6, 6, dtype=t), shifted(2, 8, 6, 6, dtype=t), shifted(8), shifted(8), shifted(8), shifted(8),
         output=shifted(2, 8, 6, 6, dtype=t),
     ),
+    "batch_norm_training": lambda t: ops.batch_norm_training(
+        shifted(2, 8, 6, 6, dtype=t), shifted(8), shifted(8), shifted(8), shifted(8),
+        residual=shifted(2, 8, 6, 6, dtype=t),
+    ),
     "batch_statistics": lambda t: ops.batch_statistics(shifted(2, 8, 6, 6, dtype=t)),
     "conv2d": lambda t: ops.conv2d(
         shifted(2, 8, 6, 6, dtype=t), shifted(16, 8, 3, 3, dtype=t), shifted(16, dtype=t),

@@ -4,7 +4,8 @@
 // distances from it. What bounds it: a few loads at a time on as many SMs as there are channels; in NHWC also that a
 // warp's 32 elements lie in 32 places.
 //
-// Serves `naive`.
+// Serves `naive`. batch_statistics.cuh has what is left of a channel.
+#include "batch_statistics/batch_statistics.cuh"
 #include "common/block.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
@@ -15,8 +16,8 @@ __device__ __forceinline__ float element(const Element* x, long long at, int cha
     return to_float(x[(image * channels + channel) * plane + (at - image * plane)]);
 }
 
-extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, int channels, int plane,
-                                                  long long count) {
+extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, Results results, int channels, int plane,
+                                                  long long count, float epsilon, float momentum) {
     wait_for_previous_launch();
     const int c = blockIdx.x;
     float sum = 0.f;
@@ -28,6 +29,6 @@ extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, in
         const float distance = element(x, at, c, channels, plane) - mean;
         squares += distance * distance;
     }
-    const float variance = block_sum<THREADS>(squares) / static_cast<float>(count);
-    if (threadIdx.x == 0) y[c] = mean, y[channels + c] = variance;
+    squares = block_sum<THREADS>(squares);
+    if (threadIdx.x == 0) leave(y, results, c, channels, mean, squares, static_cast<float>(count), epsilon, momentum);
 }

@@ -4,12 +4,14 @@
 // (Welford), and lanes merge theirs by shuffles. What bounds it: a load at a time, for each step waits for the last, on
 // as many SMs as there are channels.
 //
-// Serves `one_pass`. moments.cuh has how moments are merged.
+// Serves `one_pass`. moments.cuh has how moments are merged, batch_statistics.cuh what is left of a channel.
+#include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_statistics_one_pass(const Element* __restrict__ x, float* y, int channels, int plane, long long count) {
+    batch_statistics_one_pass(const Element* __restrict__ x, float* y, Results results, int channels, int plane,
+                              long long count, float epsilon, float momentum) {
     wait_for_previous_launch();
     const int c = blockIdx.x;
     Moments mine{};
@@ -22,5 +24,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         mine.squares += distance * (value - mine.mean);
     }
     mine = block_merged<THREADS>(mine);
-    if (threadIdx.x == 0) y[c] = mine.mean, y[channels + c] = mine.squares / mine.count;
+    if (threadIdx.x == 0) leave(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
 }

@@ -4,13 +4,14 @@
 // through the splits in turn and then meet in shared memory: always in the same order, so that every run gives the same
 // bits. All splits have `per_split` elements a channel but the last, which has the rest. What bounds it: latency.
 //
-// Serves `split`. moments.cuh has how moments are merged.
+// Serves `split`. moments.cuh has how moments are merged, batch_statistics.cuh what is left of a channel.
+#include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_statistics_split_merge(const float* partial, float* y, int channels, int splits, long long per_split,
-                                 long long count) {
+    batch_statistics_split_merge(const float* partial, float* y, Results results, int channels, int splits,
+                                 long long per_split, long long count, float epsilon, float momentum) {
     constexpr int LANES = THREADS / CHANNELS;
     __shared__ Moments of_lane[LANES][CHANNELS];
     wait_for_previous_launch();
@@ -32,5 +33,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (lane < half) mine = merged(mine, of_lane[lane + half][in_block]);
         __syncthreads();
     }
-    if (lane == 0 && c < channels) y[c] = mine.mean, y[channels + c] = mine.squares / mine.count;
+    if (lane == 0 && c < channels)
+        leave(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
 }

@@ -2,7 +2,7 @@
 
 `batch_norm` updates its running statistics, and an operator that changes its arguments can have no
 gradient of its own; so it is put together from two that change nothing, `batch_norm_inference` and
-`batch_norm_training`.
+`batch_norm_training`, which has a folder and a ladder of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.batch_norm.operation import BATCH_NORM
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem
 from escalade.ops.batch_norm.reference import empty_output
-from escalade.ops.batch_statistics.op import fake_statistics, run_statistics
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import (
     define,
@@ -47,7 +46,7 @@ def batch_norm(
 
     With `training` the batch's own statistics are taken, and the running ones, if there are any, moved
     towards them in place by `momentum` (the variance unbiased). x is [N, C, H, W], NCHW or
-    channels_last; `rung` names a rung of the ladder of `batch_norm`.
+    channels_last; `rung` names a rung of the ladder of `batch_norm`, with `training` of `batch_norm_training`.
     """
     return torch.ops.escalade.batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung
@@ -65,13 +64,6 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
             f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
         )
     check_numbers("batch_norm", x, channelwise)
-
-
-def _check_training(x: torch.Tensor) -> None:
-    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
-        raise UnsupportedError(
-            f"x has shape {tuple(x.shape)}; training takes more than one value a channel, or it has no variance"
-        )
 
 
 # --- normalisation
@@ -161,47 +153,6 @@ def _backward_inference(ctx, gradient):  # type: ignore[no-untyped-def]
     )
 
 
-def _training(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    eps: float = DEFAULT_EPSILON,
-    relu: bool = False,
-    residual: Optional = None,
-    rung: str | None = None,
-    *,
-    launch: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, {"weight": weight, "bias": bias}, residual)
-    _check_training(x)
-    if not launch:
-        return empty_beside(x, x.shape), fake_statistics(x)
-    statistics = run_statistics(x)
-    y = _normalise(x, weight, bias, statistics[0], statistics[1], eps, relu, residual, rung)
-    return y, statistics
-
-
-def _setup_training(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, bias, ctx.eps, ctx.relu, residual, _ = inputs
-    ctx.has_residual = residual is not None
-    y, statistics = output
-    ctx.mark_non_differentiable(statistics)
-    ctx.save_for_backward(x, weight, bias, statistics, y if ctx.relu and ctx.has_residual else None)
-
-
-def _backward_training(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    """The output is kept only where a residual hides behind it what the ReLU has cut off."""
-    x, weight, bias, statistics, y = ctx.saved_tensors
-    rstd = torch.rsqrt(statistics[1] + ctx.eps)
-    found = torch.ops.escalade.batch_norm_backward(
-        gradient, x, weight, bias, statistics[0], rstd, ctx.relu, y, y is not None
-    )
-    parameters = zip(found[1:3], (weight, bias), strict=True)
-    of_parameters = (None if given is None else one.to(given.dtype) for one, given in parameters)
-    of_residual = found[3] if y is not None else gradient
-    return found[0], *of_parameters, None, None, of_residual if ctx.has_residual else None, None
-
-
 def _needed(ctx):  # type: ignore[no-untyped-def]
     """Whether gradients of x, weight and bias are needed."""
     return list(ctx.needs_input_grad[:3])
@@ -231,28 +182,19 @@ def _batch_norm(
         return torch.ops.escalade.batch_norm_inference(
             x, weight, bias, running_mean, running_var, eps, relu, residual, rung
         )
-    y, statistics = torch.ops.escalade.batch_norm_training(x, weight, bias, eps, relu, residual, rung)
-    count = x.shape[0] * x.shape[2] * x.shape[3]
-    with torch.no_grad():
-        _move(running_mean, statistics[0], momentum)
-        _move(running_var, statistics[1] * (count / (count - 1)), momentum)
+    y, _, _, *moved = torch.ops.escalade.batch_norm_training(
+        x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung
+    )
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            torch._foreach_copy_([running_mean, running_var], moved)
     return y
-
-
-def _move(running: Optional, towards: torch.Tensor, momentum: float) -> None:
-    if running is not None:
-        running.mul_(1 - momentum).add_(towards.to(running.dtype), alpha=momentum)
 
 
 define(
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
     "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",
     _inference, without_launch(_inference), setup=_setup_inference, backward=_backward_inference,
-)  # fmt: skip
-define(
-    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, float eps=1e-05, bool relu=False, "
-    "Tensor? residual=None, str? rung=None) -> (Tensor, Tensor)",
-    _training, without_launch(_training), setup=_setup_training, backward=_backward_training,
 )  # fmt: skip
 library.define(
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.operation import Operation
+from escalade.ops.base.operation import Operation, Tensors
 from escalade.ops.batch_statistics import reference
 from escalade.ops.batch_statistics.problem import BatchStatisticsProblem
 from escalade.ops.batch_statistics.problems import PROBLEMS, SMALL_PROBLEMS
@@ -24,6 +26,14 @@ class BatchStatistics(Operation[BatchStatisticsProblem]):
 
     def preferred(self, problem: BatchStatisticsProblem) -> tuple[str, ...]:
         return ("split",)
+
+    def further_outputs(
+        self, problem: BatchStatisticsProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return {name: torch.empty(problem.channels, device=device) for name in problem.for_training}
+
+    def further_references(self, problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return reference.for_training(problem, inputs)
 
 
 BATCH_STATISTICS = BatchStatistics()

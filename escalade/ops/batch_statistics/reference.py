@@ -21,7 +21,11 @@ def random_inputs(
     means = torch.randn(p.channels, generator=generator, device=device).mul_(3)
     deviations = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
     x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
-    return {"x": stored_images(p, x.mul_(deviations.view(1, -1, 1, 1)).add_(means.view(1, -1, 1, 1)))}
+    inputs = {"x": stored_images(p, x.mul_(deviations.view(1, -1, 1, 1)).add_(means.view(1, -1, 1, 1)))}
+    if p.momentum is not None:
+        inputs["running_mean"] = torch.randn(p.channels, generator=generator, device=device)
+        inputs["running_variance"] = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
+    return inputs
 
 
 def empty_output(problem: BatchStatisticsProblem, device: torch.device) -> torch.Tensor:
@@ -48,3 +52,16 @@ def peer(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
 def exact(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
     """The result in float64."""
     return _statistics(inputs["x"].double())
+
+
+def for_training(problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    """What training wants besides, in float64."""
+    mean, variance = exact(problem, inputs)
+    found = {}
+    if problem.epsilon is not None:
+        found = {"mean": mean, "rstd": (variance + problem.epsilon).rsqrt()}
+    if problem.momentum is not None:
+        unbiased = variance * problem.count / (problem.count - 1)
+        for name, towards in (("mean", mean), ("variance", unbiased)):
+            found[f"moved_{name}"] = torch.lerp(inputs[f"running_{name}"].double(), towards, problem.momentum)
+    return found

@@ -297,7 +297,8 @@ def test_opcheck(training: bool) -> None:
     x.requires_grad_()
     residual = torch.randn(x.shape)
     if training:
-        arguments: tuple[Any, ...] = (x, p["weight"], None, 1e-3, True, residual)
+        running = p["running_mean"], p["running_var"]
+        arguments: tuple[Any, ...] = (x, p["weight"], None, *running, 0.1, 1e-3, True, residual)
         torch.library.opcheck(torch.ops.escalade.batch_norm_training.default, arguments)
     else:
         arguments = (x, p["weight"], None, p["running_mean"], p["running_var"], 1e-3, True, residual)

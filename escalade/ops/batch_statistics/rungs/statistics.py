@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Addresses, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -17,6 +17,19 @@ from escalade.ops.shared.pointwise import PacksConfig
 _MERGE_THREADS, _MERGE_CHANNELS = 256, 8
 _QUOTIENT = 2.0**-22
 """How far the card's approximate quotient may be off, relative to it: 2 units in the last place."""
+
+
+_RESULTS = Addresses(
+    tuple(
+        Buffer(name, optional=True)
+        for name in ("mean", "rstd", "running_mean", "running_variance", "moved_mean", "moved_variance")
+    )
+)
+
+
+def _numbers(problem: BatchStatisticsProblem) -> tuple[float, float]:
+    """Epsilon and momentum; where they are not there, nobody looks at them."""
+    return float(problem.epsilon or 0), float(problem.momentum or 0)
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,12 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
             Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
             (problem.channels, 1, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), problem.channels, problem.pixels, Int64(problem.count)),
+            (
+                Buffer("x"), Buffer("y"), _RESULTS, problem.channels, problem.pixels, Int64(problem.count),
+                *_numbers(problem),
+            ),
             overlap=True,
-        )
+        )  # fmt: skip
         return Recipe((call,))
 
 
@@ -101,8 +117,8 @@ class Split(Rung[BatchStatisticsProblem]):
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
             (_MERGE_THREADS, 1, 1),
             (
-                Buffer("partial"), Buffer("y"), problem.channels, splits, Int64(per_split),
-                Int64(problem.count),
+                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits, Int64(per_split),
+                Int64(problem.count), *_numbers(problem),
             ),
             overlap=True,
         )  # fmt: skip

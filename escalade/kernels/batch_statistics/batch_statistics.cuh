@@ -1,0 +1,22 @@
+// What the kernels of batch_statistics leave of a channel: its mean and variance, and what training wants besides.
+#pragma once
+
+// Null where it is not asked for. `moved_mean` and `moved_variance` may be the running ones.
+struct Results {
+    float *mean, *rstd;
+    const float *running_mean, *running_variance;
+    float *moved_mean, *moved_variance;
+};
+
+// `squares` are those of the distances from the mean. Running variances are moved towards one that is unbiased: of
+// count - 1 elements.
+__device__ __forceinline__ void leave(float* y, const Results& to, int c, int channels, float mean, float squares,
+                                      float count, float epsilon, float momentum) {
+    const float variance = squares / count;
+    y[c] = mean, y[channels + c] = variance;
+    if (to.rstd != nullptr) to.mean[c] = mean, to.rstd[c] = rsqrtf(variance + epsilon);
+    if (to.moved_mean == nullptr) return;
+    const float before = to.running_mean[c], variance_before = to.running_variance[c];
+    to.moved_mean[c] = before + momentum * (mean - before);
+    to.moved_variance[c] = variance_before + momentum * (squares / (count - 1.f) - variance_before);
+}

@@ -1,0 +1,1 @@
+"""The rungs of batch_norm_training, a module a family."""
