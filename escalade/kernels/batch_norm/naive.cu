@@ -3,7 +3,7 @@
 // The foot of the ladder: an element a thread, and for each the square root, the division and the four numbers of its
 // channel anew. What bounds it: instructions, some eighty an element. y may be x or the residual.
 //
-// Serves `naive`. batch_norm.cuh has what becomes of an element.
+// Serves `naive`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 

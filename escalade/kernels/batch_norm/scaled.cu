@@ -3,7 +3,7 @@
 // An element a thread, with the scale made beforehand. What bounds it: the two divisions that find the channel, and
 // how few bytes are on their way at a time. y may be x or the residual.
 //
-// Serves `scaled`. batch_norm.cuh has what becomes of an element.
+// Serves `scaled`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 

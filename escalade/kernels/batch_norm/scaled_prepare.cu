@@ -2,7 +2,7 @@
 //
 // What does not depend on x, once a channel. What bounds it: the launch.
 //
-// Serves `scaled`.
+// Serves `scaled`, and `batch_norm_training`.
 #include "common/ptx.cuh"
 
 extern "C" __global__ void batch_norm_scaled_prepare(const float* weight, const float* variance, float* scale, float epsilon,

@@ -5,7 +5,7 @@
 // mostly stands in one plane, so that the numbers of its channel are one cached load for all lanes. What bounds it:
 // memory. A thread has read all that it writes, so y may be x or the residual.
 //
-// Serves `vectorised`. batch_norm.cuh has what becomes of an element.
+// Serves `vectorised`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
 #include "batch_norm/batch_norm.cuh"
 #include "common/packs.cuh"
 

@@ -4,7 +4,7 @@
 // numbers in registers, PACKS rows under way at a time. A block is `width` packs wide; what is left of its threads
 // stands in further rows. What bounds it: memory. A thread has read all that it writes, so y may be x or the residual.
 //
-// Serves `vectorised`. batch_norm.cuh has what becomes of an element.
+// Serves `vectorised`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 

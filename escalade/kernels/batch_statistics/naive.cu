@@ -4,7 +4,7 @@
 // distances from it. What bounds it: a few loads at a time on as many SMs as there are channels; in NHWC also that a
 // warp's 32 elements lie in 32 places.
 //
-// Serves `naive`. batch_statistics.cuh has what is left of a channel.
+// Serves `naive`, and `batch_norm_training`. batch_statistics.cuh has what is left of a channel.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/block.cuh"
 #include "common/elements.cuh"

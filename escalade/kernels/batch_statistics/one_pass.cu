@@ -4,7 +4,8 @@
 // (Welford), and lanes merge theirs by shuffles. What bounds it: a load at a time, for each step waits for the last, on
 // as many SMs as there are channels.
 //
-// Serves `one_pass`. moments.cuh has how moments are merged, batch_statistics.cuh what is left of a channel.
+// Serves `one_pass`, and `batch_norm_training`. moments.cuh has how moments are merged, batch_statistics.cuh what
+// is left of a channel.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"

@@ -4,7 +4,8 @@
 // through the splits in turn and then meet in shared memory: always in the same order, so that every run gives the same
 // bits. All splits have `per_split` elements a channel but the last, which has the rest. What bounds it: latency.
 //
-// Serves `split`. moments.cuh has how moments are merged, batch_statistics.cuh what is left of a channel.
+// Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged, batch_statistics.cuh what
+// is left of a channel.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"

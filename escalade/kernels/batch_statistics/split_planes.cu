@@ -6,7 +6,7 @@
 // for a second launch, which merges them in a fixed order: no atomics, so every run gives the same bits. What bounds
 // it: memory, each element read once.
 //
-// Serves `split`. moments.cuh has how moments are merged.
+// Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged.
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
