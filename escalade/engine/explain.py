@@ -235,7 +235,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         bytes=moved,
         offset=None if node.name in plan.outside else plan.places.get(node.name),
         result_bytes=form.bytes,
-        floor_us=floor(flops, moved, _rate(dtype, plan.dtype)) if floor and not step.is_alias else None,
+        floor_us=floor(flops, moved, _rate(dtype, plan.dtype)) if floor and step.runs else None,
     )
 
 
@@ -249,6 +249,8 @@ def _why(step: Step) -> str:
         return step.choice.why
     if step.in_pytorch:
         return step.why_pytorch or "no kernel does it"
+    if step.beside is not None:
+        return f"written beside the result of {step.beside.node}"
     return "the same bytes, seen differently"
 
 

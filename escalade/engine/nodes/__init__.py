@@ -13,18 +13,23 @@ from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.add import Add
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.avg_pool2d import AvgPool2d
+from escalade.engine.nodes.avg_pool2d_backward import AvgPool2dBackward
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.concatenate import Concatenate
 from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv2d_input_gradient import Conv2dInputGradient
+from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
 from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.few_channels import FewChannels
+from escalade.engine.nodes.further import Further
 from escalade.engine.nodes.gelu import Gelu
 from escalade.engine.nodes.group_norm import GroupNorm
 from escalade.engine.nodes.layer_norm import LayerNorm
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
+from escalade.engine.nodes.max_pool2d_backward import MaxPool2dBackward
 from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.nodes.pad2d import Pad2d
@@ -41,17 +46,23 @@ from escalade.engine.nodes.softmax import Softmax
 from escalade.engine.nodes.squeeze_excite import SqueezeExcite
 from escalade.engine.nodes.stem import Stem
 from escalade.engine.nodes.upsample2d import Upsample2d
+from escalade.engine.nodes.upsample2d_backward import Upsample2dBackward
 
 OPERATORS: tuple[Operator, ...] = (
     Conv2d(),
     ConvTranspose2d(),
+    Conv2dInputGradient(),
+    Conv2dWeightGradient(),
     BatchNorm(),
     Relu(),
     Add(),
     MaxPool2d(),
+    MaxPool2dBackward(),
     AvgPool2d(),
+    AvgPool2dBackward(),
     AdaptiveAvgPool2d(),
     Upsample2d(),
+    Upsample2dBackward(),
     Pad2d(),
     PixelShuffle(),
     SqueezeExcite(),  # of means that a linear layer would take
@@ -73,10 +84,11 @@ OPERATORS: tuple[Operator, ...] = (
     Reduce(),  # with what the chains of layers have left in front of it
     Convert(),
     Quantise(),
+    Further(lambda name: BY_NAME[name]),
     Aten(),
 )
 """All of them; those that fuse others do so in this order."""
-BY_NAME = {operator.name: operator for operator in OPERATORS}
+BY_NAME: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}
 
 
 def operator_of(node: Node) -> Operator:

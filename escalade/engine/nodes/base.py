@@ -17,7 +17,7 @@ import torch
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes.affine import channel_map
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.lowering import Concatenated, Forms, Lowered, Taken
+from escalade.engine.nodes.lowering import Beside, Concatenated, Forms, Lowered, Taken
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
 from escalade.ops.expressions import IDENTITY, Expression
@@ -80,6 +80,9 @@ class Operator(ABC):
 
     def fuse_for_batch(self, graph: Graph, dtype: str) -> None:  # noqa: B027
         """Does so in a graph whose sizes are numbers, for what pays at some batch sizes only."""
+
+    def fuse_step(self, graph: Graph) -> None:  # noqa: B027
+        """Does so in the graph of a training step, whose weights are values."""
 
     # What it computes.
 
@@ -258,6 +261,14 @@ class Operator(ABC):
     def is_alias(self, node: Node, forms: Forms) -> bool:
         """Whether the result is its input's bytes."""
         return self.is_view
+
+    def beside(self, node: Node) -> Beside | None:
+        """Whose kernels write the result beside their own, if it is nothing but that."""
+        return None
+
+    def further(self, node: Node, inputs: Tensors) -> Tensors:
+        """What its kernels can write besides the result, by the names of their buffers, computed by PyTorch."""
+        return {}
 
     def may_share(self, node: Node) -> bool:
         """Whether the result may be a view of an input where PyTorch computes it."""

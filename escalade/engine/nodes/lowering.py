@@ -55,6 +55,14 @@ class Taken:
     first: int
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A result that the kernels of another node write into one of their buffers, beside their own."""
+
+    node: str
+    buffer: str
+
+
 class Forms:
     """What lowering asks about a plan: its dtype, the form of each value, the sizes of each constant."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
+from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
@@ -16,6 +18,10 @@ from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem
+from escalade.ops.max_pool2d.reference import further_references
+
+PLACES = "places"
+"""What a pool is told, and what it is called, that writes where its maxima are beside them."""
 
 
 class MaxPool2d(Operator):
@@ -72,17 +78,33 @@ class MaxPool2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def further(self, node: Node, inputs: Tensors) -> Tensors:
+        x = inputs["x"]
+        form = Form(tuple(x.shape), x.dtype, "nhwc")
+        problem = replace(
+            window_problem(node, form, "fp32"), places=True, behind_relu=node.attributes["behind_relu"]
+        )
+        return {PLACES: further_references(problem, inputs)[PLACES].to(torch.uint8)}
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts.of_all(given)
+        return super().layouts(node, given) if PLACES in node.attributes else Layouts.of_all(given)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        a, form = node.attributes, forms.value(node.inputs["x"])
-        batch, channels, height, width = form.shape
-        problem = MaxPool2dProblem(
-            batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"],
-            forms.stored, form.layout, dilation=a["dilation"],
-        )  # fmt: skip
+        a = node.attributes
+        problem = window_problem(node, forms.value(node.inputs["x"]), forms.stored)
+        if PLACES in a:
+            problem = replace(problem, places=True, behind_relu=a["behind_relu"])
         return Lowered(MAX_POOL2D, problem)
+
+
+def window_problem(node: Node, form: Form, dtype: str) -> MaxPool2dProblem:
+    """The maximum over a node's windows of images that lie so."""
+    a = node.attributes
+    batch, channels, height, width = form.shape
+    return MaxPool2dProblem(
+        batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], dtype, form.layout,
+        dilation=a["dilation"],
+    )  # fmt: skip
 
 
 def _is_values(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
 MOST_CALLS = 64
 """Functions in one expression: what a kernel has registers for, and a reader patience."""
 MOST_TEXT = 4096
+_UNREDUCED, _MEAN = 0, 1
+"""What PyTorch calls losses that are not summed up, and those whose mean is taken."""
 _MASKS = (torch.bool, torch.uint8)
 """Types besides those of floating point whose every value fp32 has."""
 
@@ -89,7 +92,7 @@ class Pointwise(Operator):
         }
         if not all(_is_plain(value) for value in given.values()):
             return None
-        found = expression_of(operator, given)
+        found = _of_terms(operator, given, node.shape)
         if found is None:
             return None
         inputs = {name: call.value(name) for name in found.inputs}
@@ -201,6 +204,19 @@ def _functional(target: str) -> torch._ops.OpOverload | None:
     if operator is None or operator._schema.is_mutable or len(operator._schema.returns) != 1:
         return None
     return operator
+
+
+def _of_terms(operator: torch._ops.OpOverload, given: Mapping[str, Any], shape: Shape) -> Expression | None:
+    """What a call computes; the gradient of a loss, whose terms are summed up, as that of each term."""
+    reduction = given.get("reduction", _UNREDUCED)
+    if reduction == _UNREDUCED:
+        return expression_of(operator, given)
+    if not name_of(operator.name()).endswith("_backward") or not all(isinstance(size, int) for size in shape):
+        return None
+    each = expression_of(operator, {**given, "reduction": _UNREDUCED})
+    if each is None or reduction != _MEAN:
+        return each
+    return Expression.parse(f"x * {1 / math.prod(shape)!r}").substitute({"x": each})  # type: ignore[arg-type]
 
 
 def _is_plain(value: Any) -> bool:

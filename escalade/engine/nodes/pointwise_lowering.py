@@ -60,7 +60,8 @@ def _view(forms: Forms, name: str, form: str, rank: int) -> View | None:
         if form == NHWC:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         dtype = forms.constant_type(name)
-        kind = dtype if not dtype.is_floating_point else torch.float32 if form == FP32 else None
+        own = not dtype.is_floating_point or (forms.typed and form != FP32)
+        kind = dtype if own else torch.float32 if form == FP32 else None
     else:
         value = forms.value(name)
         memory = torch.empty(2**40, dtype=torch.uint8, device="meta")

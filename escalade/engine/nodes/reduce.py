@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
 from escalade.engine.nodes.lowering import Forms, Lowered
-from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.pointwise import Pointwise, broadcast
 from escalade.engine.nodes.signature import (
     ANY,
     EPSILON,
@@ -60,6 +60,8 @@ _KINDS: Mapping[str, _Kind] = {
     "norm_inf": _Kind(_norm(math.inf), "max", "abs(x)"),
 }
 _NORMS = {1.0: "norm1", 2.0: "norm2", math.inf: "norm_inf"}
+_OF_REDUCTIONS = {1: "mean", 2: "sum"}
+"""What PyTorch's losses do with their terms, by the numbers that it has for that."""
 _OF_NAMES = {"max": "amax", "min": "amin", "special_logsumexp": "logsumexp"}
 """PyTorch's operators that have other names here: without a dimension, or with one and for their first result."""
 
@@ -93,6 +95,8 @@ class Reduce(Operator):
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         """Recognises by name what no other operator takes: a mean over an image is a pool."""
         name, x = name_of(node.attributes["target"]), call.value("self")
+        if name.endswith("_loss") and x is not None and not node.shape:
+            return self._loss(node, call, graph)
         kind = _OF_NAMES.get(name, name)
         if name == "linalg_vector_norm":
             kind = _NORMS.get(float(call("ord", 2)), "")
@@ -107,6 +111,24 @@ class Reduce(Operator):
             return None
         return self.instead_of(
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
+            relu=False,
+        )  # fmt: skip
+
+    def _loss(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """The mean or sum of a loss of single elements."""
+        kind = _OF_REDUCTIONS.get(call("reduction", 1))
+        shape = broadcast(map(graph.shape_of, node.inputs.values()))
+        if kind is None or shape is None:
+            return None
+        arguments = {**node.attributes["arguments"], "reduction": 0}
+        each = replace(node, name=graph.fresh(f"{node.name}_terms"), shape=shape)
+        each = each.with_attributes(arguments=arguments)
+        terms = Pointwise().recognise_rest(each, AtenCall(each), graph)
+        if not isinstance(terms, Node):
+            return None
+        graph.append(terms)
+        return self.instead_of(
+            node, {"x": terms.name}, kind=kind, dims=tuple(range(len(shape))), keepdim=False, correction=0,
             relu=False,
         )  # fmt: skip
 

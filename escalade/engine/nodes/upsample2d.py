@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
@@ -29,12 +29,13 @@ from escalade.ops.upsample2d import MODES, UPSAMPLE2D, Upsample2dProblem, fits
 from escalade.ops.upsample2d.problem import step_of
 from escalade.ops.upsample2d.reference import resized
 
-_CAPTURED = {
+MODE_OF = {
     "upsample_nearest2d": "nearest",
     "_upsample_nearest_exact2d": "nearest_exact",
     "upsample_bilinear2d": "bilinear",
     "upsample_bicubic2d": "bicubic",
 }
+"""The modes by the names of PyTorch's operators."""
 
 
 def _are_factors(value: Any) -> bool:
@@ -57,7 +58,7 @@ class Upsample2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {name: partial(self._recognise, mode) for name, mode in _CAPTURED.items()}
+        return {name: partial(self._recognise, mode) for name, mode in MODE_OF.items()}
 
     def _recognise(self, mode: str, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         x = call.value("input") or call.value("self")
@@ -65,10 +66,7 @@ class Upsample2d(Operator):
             return None
         given = call("scale_factors") or (call("scales_h"), call("scales_w"))
         corners = bool(call("align_corners", False))
-        factors = tuple(
-            _needed(size, outputs, corners, factor)  # type: ignore[arg-type]
-            for size, outputs, factor in zip(graph.shape_of(x)[2:], node.shape[2:], given, strict=True)
-        )
+        factors = needed_factors(graph.shape_of(x)[2:], node.shape[2:], corners, given)
         return self.instead_of(
             node, {"x": x}, output=node.shape[2:], mode=mode, corners=corners, factors=factors
         )
@@ -95,6 +93,16 @@ class Upsample2d(Operator):
             batch, channels, height, width, a["output"], a["mode"], a["corners"], a["factors"], forms.stored, "nhwc"
         )  # fmt: skip
         return Lowered(UPSAMPLE2D, problem)
+
+
+def needed_factors(
+    sizes: Shape, outputs: Shape, corners: bool, given: Sequence[float | None]
+) -> tuple[float, ...]:
+    """The factors down and along by which places are found."""
+    return tuple(
+        _needed(size, output, corners, factor)  # type: ignore[arg-type]
+        for size, output, factor in zip(sizes, outputs, given, strict=True)
+    )
 
 
 def _needed(size: int, outputs: int, corners: bool, factor: float | None) -> float:

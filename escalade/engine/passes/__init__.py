@@ -68,6 +68,8 @@ def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[s
     fuse_expressions(graph)
     fuse_operands(graph)
     fuse_expressions(graph)
+    for operator in OPERATORS:
+        operator.fuse_step(graph)
     join_neighbours(graph)
     assign_layouts(graph, given_as, returned)
     graph.remove_dead_code()

@@ -17,7 +17,7 @@ from escalade.device.recipe import Recipe, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.lowering import FP8, FP32, STORED, Forms, Lowered
+from escalade.engine.nodes.lowering import FP8, FP32, STORED, Beside, Forms, Lowered
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.engine.plan.parts import RESULT, Parts, arrange
@@ -50,12 +50,19 @@ class Step:
     recipe: Recipe | None = None
     is_alias: bool = False
     """Whether the result is its input's bytes, seen differently."""
+    beside: Beside | None = None
+    """Whose kernels write the result beside their own."""
     why_pytorch: str = ""
     """Why PyTorch does it although a rung could."""
 
     @property
+    def runs(self) -> bool:
+        """Whether there is anything to be done for it."""
+        return not self.is_alias and self.beside is None
+
+    @property
     def in_pytorch(self) -> bool:
-        return self.lowered is None and not self.is_alias
+        return self.lowered is None and self.runs
 
     def constant(self, role: str) -> ConstantForm:
         """The constant of that role in the form in which the step takes it."""
@@ -116,6 +123,11 @@ class Plan:
         """The outputs that are written where the caller gets them; the others are copied there."""
         return tuple(name for name in self.graph.outputs if name in self.outside)
 
+    def beside(self, name: str) -> dict[str, str]:
+        """The values that a node's kernels write beside its own, by the buffers that they are there."""
+        found = (step for step in self.steps if step.beside is not None and step.beside.node == name)
+        return {step.beside.buffer: step.node.name for step in found if step.beside is not None}
+
     @property
     def fallbacks(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.in_pytorch)
@@ -158,10 +170,10 @@ def make_plan(
     if bound:
         dense |= {one.name: replace(dense[one.name], layout=formats[one.name].layout) for one in graph.inputs}
     asking = Forms(dtype, dense, graph.constants, graph.typed)
-    choices = _Choices(asking, device, avoid, fusion, in_pytorch)
+    choices = _Choices(graph.nodes, asking, device, avoid, fusion, in_pytorch)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
-    steps = [_step(node, parts, choices) for node in graph]
+    steps = _with_makers([_step(node, parts, choices) for node in graph])
     constants = dict.fromkeys(
         step.constant(role)
         for step in steps
@@ -197,6 +209,12 @@ def make_plan(
         outer.bytes,
         values.apart,
     )
+
+
+def _with_makers(steps: Sequence[Step]) -> list[Step]:
+    """The steps, those in PyTorch whose results no kernel writes after all."""
+    made = {step.node.name for step in steps if step.recipe}
+    return [step if step.beside is None or step.beside.node in made else Step(step.node) for step in steps]
 
 
 def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) -> dict[str, Form]:
@@ -235,12 +253,14 @@ class _Choices:
 
     def __init__(
         self,
+        nodes: Mapping[str, Node],
         asking: Forms,
         device: torch.device,
         avoid: frozenset[str],
         fusion: FusionLevel,
         in_pytorch: Mapping[str, str],
     ) -> None:
+        self._nodes = dict(nodes)
         self._asking, self._device, self._avoid, self._fusion = asking, device, avoid, fusion
         self._in_pytorch = in_pytorch
         self._made: dict[str, Step] = {}
@@ -258,6 +278,10 @@ class _Choices:
             return Step(node, is_alias=True)
         if node.name in self._in_pytorch:
             return Step(node, why_pytorch=self._in_pytorch[node.name])
+        beside = operator.beside(node)
+        if beside is not None:
+            maker = self.of(self._nodes[beside.node])
+            return Step(node, beside=beside) if maker.recipe else Step(node)
         forms = self._asking.of(node) if node.is_floating and self._has_its_types(node) else None
         lowered = None if forms is None else operator.lower(node, forms)
         if lowered is None:
@@ -295,7 +319,7 @@ class _Choices:
     def takes(self, node: Node, role: str, pitch: int) -> bool:
         """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""
         step = self.of(node)
-        return step.in_pytorch or (not step.is_alias and _problem_apart(step, {role: pitch}) is not None)
+        return step.in_pytorch or (step.runs and _problem_apart(step, {role: pitch}) is not None)
 
 
 def _problem_apart(step: Step, pitches: Mapping[str, int]) -> Problem | None:
@@ -377,9 +401,12 @@ class _Values:
         end, forms = len(steps), parts.forms
         owner = {name: place.whole for name, place in parts.places.items()}
         last: dict[str, int] = {}
-        for number, step in enumerate(steps):
+        made = {step.node.name: number for number, step in enumerate(steps)}
+        made |= {step.node.name: made[step.beside.node] for step in steps if step.beside is not None}
+        for step in steps:
+            number = made[step.node.name]
             for name in step.node.inputs.values():
-                last[name] = number
+                last[name] = max(last.get(name, number), number)
             last.setdefault(step.node.name, number)
         for name in graph.outputs:
             last[name] = end
@@ -391,7 +418,6 @@ class _Values:
         given = {entry.name for entry in graph.inputs}
         first = dict.fromkeys(given, -1)
         lives: dict[str, int] = {name: last.get(name, -1) for name in given}
-        made = {step.node.name: number for number, step in enumerate(steps)}
         for name, whole in owner.items():
             first[name] = made[name]
             first[whole] = min(first.get(whole, end), made[name], made.get(whole, end))
@@ -401,7 +427,7 @@ class _Values:
             is_another = step.is_alias and name not in parts.in_place
             if name in first and not is_another:
                 continue
-            first[name] = number
+            first[name] = made[name]
             shared = None
             if step.is_alias:
                 shared = step.node.inputs["x"]

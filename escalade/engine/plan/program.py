@@ -81,7 +81,7 @@ class Kernels:
             self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
             compile_together(plan, device)
-            self._numbers = [number for number, step in enumerate(plan.steps) if not step.is_alias]
+            self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
             self.calls = [
                 self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
@@ -195,6 +195,9 @@ class Kernels:
             role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
         }
         tensors["y"] = self._values.at(step.node.name)
+        tensors |= {
+            buffer: self._values.at(name) for buffer, name in self.plan.beside(step.node.name).items()
+        }
         for workspace in recipe.workspaces:
             name = step.workspace_name(workspace)
             if name in self._lasting:
@@ -270,11 +273,15 @@ class Addresses:
             Pointers(),
             {name: Pointers() for name, workspace in plan.lasting.items() if workspace.zeroed},
         )
-        steps = (step for step in plan.steps if not step.is_alias)
+        steps = (step for step in plan.steps if step.runs)
         for step, executable in zip(steps, kernels.calls, strict=True):
             if not isinstance(executable, Executable):
                 continue
-            for role, name in {**step.node.inputs, "y": step.node.name}.items():
+            for role, name in {
+                **step.node.inputs,
+                "y": step.node.name,
+                **plan.beside(step.node.name),
+            }.items():
                 if name in plan.outside:
                     end = plan.outside[name]
                     executable.add_to(found.outside[end], role, plan.places[name] - plan.places[end])

@@ -32,8 +32,10 @@ _Run = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
 def pays_stepwise(plan: Plan, card: Card) -> bool:
     """Whether the copies of inputs and results that the plan would make as a CUDA graph take longer than its steps one
     by one."""
-    steps = [step for step in plan.steps if not step.is_alias]
+    steps = [step for step in plan.steps if step.runs]
     if not plan.fallbacks or any(form.pitch for form in plan.forms.values()):
+        return False
+    if any(step.beside is not None for step in plan.steps):
         return False
     if any(step.is_alias and step.node.inputs.keys() != {"x"} for step in plan.steps):
         return False  # values that lie within another

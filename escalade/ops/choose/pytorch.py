@@ -44,7 +44,8 @@ def reason_for_pytorch(
     """Why a plan on a GPU leaves a problem to PyTorch, in a sentence; None if the choice does it.
 
     A measurement counts as long as it was made beside the rung that is chosen now. Without one, only a rung that is a
-    last resort gives way, by estimates, and only if no other takes the problem; those in `avoid` have failed here.
+    last resort gives way, by estimates or for want of one, and only if no other takes the problem; those in `avoid`
+    have failed here.
     """
     if device.type != "cuda":
         return None
@@ -60,14 +61,16 @@ def reason_for_pytorch(
 
 
 def _by_estimate(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> str | None:
-    own = choice.rung.estimate(choice.problem, choice.config) if choice.rung.last_resort else None
-    theirs = operation.pytorch_us(choice.problem, choice.rung.card)
-    if own is None or own <= theirs or _has_another(operation, choice, avoid):
+    if not choice.rung.last_resort or _has_another(operation, choice, avoid):
         return None
-    return (
-        f"no rung of {operation.name} but {choice.rung.name} takes {choice.problem.name} in {choice.problem.dtype}, "
-        f"and PyTorch should be faster (about {theirs:.3g} µs, not {own:.3g})"
-    )
+    alone = f"no rung of {operation.name} but {choice.rung.name} takes {choice.problem.name} in {choice.problem.dtype}"
+    own = choice.rung.estimate(choice.problem, choice.config)
+    if own is None:
+        return f"{alone}, and there is no estimate of what it takes"
+    theirs = operation.pytorch_us(choice.problem, choice.rung.card)
+    if own <= theirs:
+        return None
+    return f"{alone}, and PyTorch should be faster (about {theirs:.3g} µs, not {own:.3g})"
 
 
 def _has_another(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> bool:

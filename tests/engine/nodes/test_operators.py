@@ -8,6 +8,7 @@ import ast
 import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +25,13 @@ from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.identity import IDENTITIES
 from escalade.engine.nodes.recognition import CAPTURED
-from escalade.engine.passes import for_batch, fuse, optimise
+from escalade.engine.passes import for_batch, fuse, optimise, optimise_step
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.plan.plan import Step, make_plan
 from escalade.ops.expressions import IDENTITY, Expression
 
 BATCH = 2
+aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Example:
     dtype: str = ""
     """The plan that it is in; empty if it is there when the model is captured."""
     normalised: bool = False
+    in_step: bool = False
+    """Whether it is there in the plan of a training step alone."""
 
 
 class Call(nn.Module):
@@ -63,16 +67,40 @@ def _chain() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
 
 
+def _convolution_backward(result: int) -> nn.Module:
+    weight = torch.randn(8, 8, 3, 3)
+    window = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    return Call(
+        lambda x: aten.convolution_backward(x, x.sin(), weight, None, *window, [True, True, False])[result]
+    )
+
+
+def _max_pool2d_backward(x: torch.Tensor) -> torch.Tensor:
+    y, indices = aten.max_pool2d_with_indices(x, 3, 2, 1)
+    return aten.max_pool2d_with_indices_backward(y, x, 3, 2, 1, 1, False, indices)
+
+
 EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "conv2d": lambda: Example(nn.Conv2d(8, 16, 3, 2, 1), (8, 9, 9)),
     "conv_transpose2d": lambda: Example(nn.ConvTranspose2d(8, 16, 3, 2, 1, 1), (8, 5, 5)),
+    "conv2d_input_gradient": lambda: Example(_convolution_backward(0), (8, 5, 5), "fp32"),
+    "conv2d_weight_gradient": lambda: Example(_convolution_backward(1), (8, 5, 5), "fp32"),
     "batch_norm": lambda: Example(nn.BatchNorm2d(8), (8, 5, 5)),
     "relu": lambda: Example(nn.ReLU(), (8, 5, 5)),
     "add": lambda: Example(Call(lambda x: x.abs() + x), (16,)),
     "max_pool2d": lambda: Example(nn.MaxPool2d(3, 2, 1), (8, 9, 9)),
+    "max_pool2d_backward": lambda: Example(Call(_max_pool2d_backward), (8, 9, 9), "fp32"),
     "avg_pool2d": lambda: Example(nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (8, 8, 8)),
+    "avg_pool2d_backward": lambda: Example(
+        Call(lambda x: aten.avg_pool2d_backward(F.avg_pool2d(x, 3, 2, 1), x, 3, 2, 1, False, True, None)),
+        (8, 9, 9),
+        "fp32",
+    ),
     "adaptive_avg_pool2d": lambda: Example(nn.AdaptiveAvgPool2d(2), (8, 6, 6)),
     "upsample2d": lambda: Example(nn.Upsample(scale_factor=(1.7, 2.0), mode="bilinear"), (8, 5, 6)),
+    "upsample2d_backward": lambda: Example(
+        Call(lambda x: aten.upsample_nearest2d_backward(x, (6, 6), (x.shape[0], 8, 3, 3))), (8, 6, 6), "fp32"
+    ),
     "pad2d": lambda: Example(nn.ReflectionPad2d((1, 2, 3, 0)), (8, 5, 6)),
     "pixel_shuffle": lambda: Example(nn.PixelShuffle(2), (8, 5, 6)),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
@@ -98,6 +126,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "mlp": lambda: Example(_chain(), (16,), "fp16"),
     "convert": lambda: Example(nn.Conv2d(8, 8, 1), (8, 5, 5), "fp16"),
     "quantise": lambda: Example(nn.Conv2d(16, 16, 1), (16, 5, 5), "fp8"),
+    "further": lambda: Example(Call(_max_pool2d_backward), (8, 9, 9), in_step=True),
     "aten": lambda: Example(Call(torch.lgamma), (16,)),
 }
 
@@ -136,6 +165,8 @@ def find(name: str) -> Found:
     dtype = example.dtype or "fp32"
     if dtype == "fp8":
         graph.ranges = ranges(fuse(graph, dtype), [x], torch.device("cpu"))
+    if example.in_step:
+        graph = optimise_step(graph.at(BATCH), {}, {})
     graph = optimise(graph, dtype) if example.dtype else graph
     fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     values = {fixed.inputs[0].name: x, **fixed.constants}
@@ -177,7 +208,9 @@ def test_each_of_pytorchs_operators_is_recognised_by_one() -> None:
     assert set(captured) < set(CAPTURED)
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if not EXAMPLES[name]().dtype])
+@pytest.mark.parametrize(
+    "name", [name for name in EXAMPLES if not (EXAMPLES[name]().dtype or EXAMPLES[name]().in_step)]
+)
 def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     torch.manual_seed(1)
     example = EXAMPLES[name]()
@@ -202,7 +235,7 @@ def test_the_operation_is_what_the_node_computes(found: Found) -> None:
     lowered = found.step.lowered
     says_so = type(found.operator).lower is not Operator.lower
     assert (lowered is not None) == (says_so and not found.step.is_alias)
-    assert found.step.in_pytorch == (lowered is None and not found.step.is_alias)
+    assert found.step.in_pytorch == (lowered is None and found.step.runs)
     if lowered is None:
         return
     result = lowered.operation.reference(lowered.problem, found.inputs)

@@ -16,6 +16,8 @@ from escalade.ops.shared import activation
 
 @dataclass(frozen=True)
 class Direct(Rung[Conv2dInputGradientProblem]):
+    last_resort = True
+
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         return None
 

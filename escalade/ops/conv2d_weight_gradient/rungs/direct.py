@@ -19,6 +19,8 @@ _LEAST_PIXELS = 16
 
 @dataclass(frozen=True)
 class Direct(Rung[Conv2dWeightGradientProblem]):
+    last_resort = True
+
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return None
 

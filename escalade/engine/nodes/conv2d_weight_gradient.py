@@ -1,0 +1,76 @@
+"""The gradient of a convolution's weights, and beside it that of its bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.further import Further, put_beside
+from escalade.engine.nodes.gradients import convolution_of, put_in_order
+from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.reduce import Reduce
+from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
+
+_BIAS = "bias_gradient"
+_BY_FILTER = (0, 2, 3)
+"""The dimensions that a bias is the same for."""
+
+
+class Conv2dWeightGradient(Operator):
+    """dw of y = conv(x, w), from x and the gradient of y."""
+
+    name = "conv2d_weight_gradient"
+    values = ("x", "gradient")
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a, x, gradient = node.attributes, inputs["x"], inputs["gradient"]
+        weight = x.new_empty(node.shape)  # type: ignore[arg-type]  # of which only the sizes are looked at
+        backward: Any = torch.ops.aten.convolution_backward
+        result: torch.Tensor = backward(
+            gradient, x, weight, None, a["stride"], a["padding"], a["dilation"], False, [0, 0], a["groups"],
+            [False, True, False],
+        )[1]  # fmt: skip
+        return result
+
+    def further(self, node: Node, inputs: Tensors) -> Tensors:
+        return {_BIAS: inputs["gradient"].sum(_BY_FILTER)}
+
+    def fuse_step(self, graph: Graph) -> None:
+        """Takes the sums of the same gradient by filter, which its kernels read anyway."""
+        found = False
+        for node in graph:
+            if not self.matches(node) or node.attributes["bias"]:
+                continue
+            total = next(
+                (other for other in graph if _is_bias_gradient(other, node.inputs["gradient"])), None
+            )
+            if total is None or total.dtype != node.dtype:
+                continue
+            maker = node.with_attributes(bias=True)
+            put_beside(graph, maker, Further.of(maker, total.name, _BIAS, total.shape, total.dtype))
+            found = True
+        if found:
+            put_in_order(graph)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        a = node.attributes
+        if a["groups"] != 1:
+            return None  # there is nothing but the foot of the ladder
+        image, filters = forms.value(node.inputs["x"]).shape, forms.value(node.name).shape
+        forward = convolution_of(node, image, filters, forms.stored, a["bias"])
+        return Lowered(CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem(forward))
+
+
+def _is_bias_gradient(node: Node, gradient: str) -> bool:
+    """Whether a node is the sum of a gradient over all but its channels."""
+    a = node.attributes
+    return (
+        Reduce.matches(node)
+        and node.inputs["x"] == gradient
+        and (a["kind"], a["dims"], a["keepdim"]) == ("sum", _BY_FILTER, False)
+        and "before" not in a
+        and Reduce().applied(node).is_identity
+    )
