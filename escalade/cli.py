@@ -18,7 +18,7 @@ _LINES = "\n\t"
 COMMANDS = {
     "doctor": "What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do "
     "about it.",
-    "demo": "A first look: this machine, a ladder, and a network whose results are compared with PyTorch's.",
+    "demo": "A first look: this machine, a ladder, a network that is compared with PyTorch's, and one that learns.",
     "ladder": "The rungs of an operation, verified and then timed beside PyTorch and the card's ceilings.",
     "verify": "Every rung on every problem against the float64 reference. Fails if any result is wrong.",
     "precompile": "Compile the kernels of an operation into the cache, in parallel. Needs no GPU.",

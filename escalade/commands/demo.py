@@ -1,9 +1,10 @@
-"""The command `demo`: a first look. This machine, a ladder, and a network whose results are compared with PyTorch's."""
+"""The command `demo`: a first look. This machine, a ladder, a network compared with PyTorch's, and one that learns."""
 
 from __future__ import annotations
 
 import copy
 import time
+from dataclasses import dataclass
 
 import torch
 import typer
@@ -13,7 +14,11 @@ from escalade.bench.networks.judging import Standard, standard
 from escalade.bench.networks.workloads import workload
 from escalade.commands import doctor, ladder
 from escalade.commands.options import KernelDevice
-from escalade.engine import compile
+from escalade.engine import compile, training_step
+from escalade.models import ConvAutoencoder
+from escalade.train.batches import Batch, Normalization
+from escalade.train.data.synthetic import make
+from escalade.train.tasks import mean_squared_error
 
 NETWORK, DTYPE = "resnet18", "fp16"
 IMAGES = 4
@@ -21,7 +26,24 @@ TWIN_SIZE = 64
 """Rows and columns of an image on the twin, where each thread of a kernel takes its turn on the CPU."""
 GPU_PROBLEM = "64to64_56_k3s1_b32"
 """A problem whose whole ladder takes a minute to measure."""
-_PLACES = {"cuda": "GPU", "twin": "twin"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A short run of the autoencoder."""
+
+    width: int
+    side: int
+    batch: int
+    steps: int
+    dtype: str
+
+
+GPU_TRAINING = Training(256, 32, 256, 200, "fp16")
+TWIN_TRAINING = Training(8, 8, 8, 12, "fp32")
+_SHOWN = 6
+"""Losses that are shown of a run."""
+_PLACES = {"cuda": "GPU", "cpu": "CPU", "twin": "twin"}
 _TWIN = (
     "There is no GPU here, so the kernels run on the twin: the CUDA sources themselves, compiled by g++ and run on the "
     "CPU, thread by thread. The results are the kernels' own. Times on it are the CPU's, and no speeds."
@@ -29,7 +51,7 @@ _TWIN = (
 
 
 def command() -> None:
-    """A first look: this machine, a ladder, and a network whose results are compared with PyTorch's."""
+    """A first look: this machine, a ladder, a network that is compared with PyTorch's, and one that learns."""
     console = Console()
     on_gpu = torch.cuda.is_available()
     console.rule("This machine: escalade doctor")
@@ -45,6 +67,8 @@ def command() -> None:
         ladder.command("conv2d", device=KernelDevice.twin)
     console.rule("A network: escalade.compile")
     _network(console, "cuda" if on_gpu else "twin")
+    console.rule("A network that learns: escalade train autoencoder")
+    _training(console, "cuda" if on_gpu else "twin", GPU_TRAINING if on_gpu else TWIN_TRAINING)
 
 
 def _network(console: Console, device: str) -> None:
@@ -65,6 +89,40 @@ def _network(console: Console, device: str) -> None:
         in_fp32 = model(x)
         exact = copy.deepcopy(model).double()(x.double())
     _compare(console, results, in_fp32, standard(model, x, DTYPE, exact))
+
+
+def _training(console: Console, device: str, run: Training) -> None:
+    """Trains an autoencoder for a few steps on one batch, and ends the program unless the loss falls."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ConvAutoencoder(run.width).to(
+            "cuda" if device == "cuda" else "cpu", memory_format=torch.channels_last
+        )  # type: ignore[call-overload]
+    pixels = make(run.batch, run.side, 0, "train").pixels.to(next(model.parameters()).device)
+    images = Batch(pixels, None).images(Normalization())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if device != "cuda" else 1e-3)
+    began = time.perf_counter()
+    step = training_step(
+        model,
+        mean_squared_error,
+        optimizer,
+        (images, images),
+        dtype=run.dtype,
+        device="twin" if device == "twin" else None,
+    )
+    console.print(
+        f"An autoencoder of width {run.width}, {run.batch} images of {run.side}×{run.side}: forward, loss, backward "
+        f"and optimiser made one plan in {run.dtype} for the {_PLACES[device]} in {time.perf_counter() - began:.1f} s."
+    )
+    losses = [float(step(images, images)) for _ in range(run.steps)]
+    shown = sorted({number * (run.steps - 1) // (_SHOWN - 1) for number in range(_SHOWN)})
+    console.print(
+        "; ".join(f"step {number + 1}: loss {losses[number]:.4f}" for number in shown), highlight=False
+    )
+    if not losses[-1] < losses[0]:
+        console.print("[red]The loss has not fallen.[/]")
+        raise typer.Exit(1)
+    console.print(f"[green]The loss has fallen to {losses[-1] / losses[0]:.0%} in {run.steps} steps.[/]")
 
 
 def _compare(console: Console, results: torch.Tensor, in_fp32: torch.Tensor, wanted: Standard) -> None:

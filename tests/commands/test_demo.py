@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 
 import pytest
@@ -58,3 +59,13 @@ def test_a_wrong_result_ends_the_demo() -> None:
     with pytest.raises(typer.Exit) as end:
         demo._compare(Console(file=text), right + 1, right, wanted)
     assert end.value.exit_code == 1 and "That is wrong" in text.getvalue()
+
+
+def test_the_network_that_learns_is_planned_and_its_loss_falls() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    demo._training(console, "cpu", demo.TWIN_TRAINING)
+    assert "step 12: loss 0." in text.getvalue() and "The loss has fallen to" in text.getvalue()
+    with pytest.raises(typer.Exit):
+        demo._training(console, "cpu", dataclasses.replace(demo.TWIN_TRAINING, steps=1))
+    assert "The loss has not fallen" in text.getvalue()
