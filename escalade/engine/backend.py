@@ -12,6 +12,7 @@ import torch
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
+from escalade.engine.training.parts import compile_for_training
 from escalade.engine.watched import Watched
 from escalade.errors import UnsupportedError
 from escalade.ops.base.switches import tf32_allowed
@@ -33,7 +34,8 @@ def escalade_backend(
     noticed otherwise. `"frozen": True` promises that they are changed by PyTorch's operators alone, outside of
     inference mode, and spares that.
 
-    Where gradients are wanted PyTorch runs the model itself: an engine is for inference.
+    Where gradients are wanted, AOTAutograd's graphs forward and backward are plans whose weights are inputs: they are
+    the caller's, as they are at each call. Types are then the model's own and autocast's; of dtypes tf32 counts.
     """
     unknown = set(options or {}) - set(OPTIONS)
     if unknown:
@@ -51,7 +53,24 @@ def escalade_backend(
     frozen = (options or {}).get("frozen", False)
     if not isinstance(frozen, bool):
         raise UnsupportedError(f"frozen={frozen!r}: backend escalade takes True or False")
+    if torch.is_grad_enabled() and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs
+    ):
+        products = dtype if dtype in ("fp32", "tf32") else "tf32" if tf32_allowed() else "fp32"
+        return compile_for_training(module, example_inputs, products, _Saying())
     return _Traced(module, example_inputs, dtype, frozen)
+
+
+class _Saying:
+    """Says something once."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, message: str) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning(message)
 
 
 class _Traced:
@@ -67,15 +86,11 @@ class _Traced:
         self._dtype = dtype
         self._frozen = frozen
         self._held: _Held | None = None
-        self._said = False
+        self._say = _Saying()
 
     def __call__(self, *inputs: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
-            self._say(
-                "gradients are asked for, so PyTorch runs this model itself; call it under torch.no_grad() or "
-                "torch.inference_mode() to use Escalade"
-            )
-            return self._module(*inputs)
+            return self._module(*inputs)  # it was traced for calls without gradients
         sources = self._sources
         weights = [*(inputs[position] for position in sources.weights), *self._own]
         numbers = tuple(inputs[position] for position in sources.numbers)
@@ -117,11 +132,6 @@ class _Traced:
         if graph.changes_inputs:
             raise UnsupportedError("it writes to its inputs, which an engine leaves as they are")
         return Engine(graph, dtype, tensors[0].device)
-
-    def _say(self, message: str) -> None:
-        if not self._said:
-            self._said = True
-            logger.warning(message)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 
 from escalade.engine import backend
 from escalade.engine.engine import Engine
+from escalade.engine.training.parts import compile_for_training
 from escalade.errors import UnsupportedError
 from tests.engine.untouched import untouched
 
@@ -174,17 +177,31 @@ def test_autocast_is_pytorchs(model: nn.Module, engines: list[Engine]) -> None:
     assert len(engines) == 2
 
 
-def test_gradients_are_pytorchs(
-    model: nn.Module, engines: list[Engine], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("on_twin", [False, True])
+def test_models_are_trained(
+    model: nn.Module,
+    engines: list[Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    on_twin: bool,
 ) -> None:
+    """Forward and backward are plans, on the twin of kernels: the same gradients and statistics, for other batches
+    too."""
+    if on_twin:
+        monkeypatch.setattr(backend, "compile_for_training", partial(compile_for_training, on_twin=True))
+    expected = copy.deepcopy(model.train())
     compiled = torch.compile(model, backend="escalade")
-    x = torch.randn(2, 3, 8, 8, requires_grad=True)
     with caplog.at_level(logging.WARNING, "escalade"):
-        compiled(x).sum().backward()
-        compiled(x).sum().backward()
-    assert x.grad is not None and model.fc.weight.grad is not None  # type: ignore[union-attr]
-    assert not engines and [r.message for r in caplog.records].count(caplog.records[0].message) == 1
-    assert "gradients are asked for" in caplog.text
+        for size in (2, 2, 3):
+            x = torch.randn(size, 3, 4, 4, requires_grad=True)
+            y = x.detach().clone().requires_grad_()
+            F.mse_loss(compiled(x), torch.ones(size, 5)).backward()
+            F.mse_loss(expected(y), torch.ones(size, 5)).backward()
+            torch.testing.assert_close(x.grad, y.grad)
+            gradients = [[one.grad for one in each.parameters()] for each in (model, expected)]
+            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    assert not engines and not caplog.records
 
 
 def test_training_without_gradients_is_pytorchs(

@@ -6,33 +6,25 @@ the running statistics of BatchNorm, is among its results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from escalade.engine.capture.export import require_module
-from escalade.engine.capture.reader import CaptureError, FxReader
+from escalade.engine.capture.functional import FunctionalReader, upsampling_whole
+from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph
 
 Loss = Callable[..., torch.Tensor]
 SCALE = "scale"
 """The graph's input that the loss is multiplied by before gradients are taken, where there is one."""
-_EMPTY_CALLS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
-"""Calls that say something of values and change nothing."""
-_DECOMPOSED = (
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_trilinear3d", "upsample_bicubic2d",
-)  # fmt: skip
-"""Operators of one kernel each that AOTAutograd would take apart into gathers and scatters of single elements."""
 
 
 @dataclass(frozen=True)
@@ -177,52 +169,34 @@ class _Step(nn.Module):
         return (result * given[-1], result.detach()) if self.scaled else (result,)
 
 
-class _JointReader(FxReader):
-    """The module of AOTAutograd, node by node."""
+class _JointReader(FunctionalReader):
+    """The step that AOTAutograd has traced."""
 
     def __init__(self, module: torch.fx.GraphModule, signature: Any, step: _Step) -> None:
-        super().__init__()
-        for node in module.graph.nodes:
-            if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _EMPTY_CALLS:
-                module.graph.erase_node(node)
-        module.graph.eliminate_dead_code()
-        self._module = module
+        super().__init__(module, step.title)
         self._signature = signature
         self._step = step
-        self._sources: dict[torch.fx.Node, str] = {}
-        """The modules that parameters belong to, and with them what is computed of these."""
 
     def joint(self) -> Joint:
-        step, graph = self._step, Graph((), {}, {}, (), typed=True)
-        nodes = list(self._module.graph.nodes)
-        given = [node for node in nodes if node.op == "placeholder"]
+        step = self._step
         named = [*step.parameter_names.values(), *step.buffer_names.values()]
-        for number, node in enumerate(given):
-            name = named[number] if number < len(named) else f"input_{number - len(named)}"
-            self._sources[node] = name.rpartition(".")[0]
-            if step.scaled and number == len(given) - 1:
-                name = SCALE
-            self._values[node] = graph.fresh(name.replace(".", "_"))
-            graph.inputs = (*graph.inputs, replace(self._input(node), name=self._values[node]))
-        for node in nodes:
-            if node.op == "call_function":
-                self._call(graph, node)
-            elif node.op == "get_attr":
-                self._constant(graph, node)
+        given = [node.name for node in self._module.graph.nodes if node.op == "placeholder"]
+        names = [name.replace(".", "_") for name in named]
+        names += [f"input_{number}" for number in range(len(given) - len(named))]
+        if step.scaled:
+            names[-1] = SCALE
+        sources = [name.rpartition(".")[0] for name in named]
+        graph = self.read(names, sources + [""] * (len(names) - len(named)))
         trained = [name for own, name in step.parameter_names.items() if getattr(step, own).requires_grad]
         changed = self._changed()
-        results = list(nodes[-1].args[0])
+        results = self.results
         new, gradients = results[: len(changed)], results[len(results) - len(trained) :]
         losses = results[len(changed) : len(results) - len(trained)]
         if len(losses) != 1 + step.scaled:
             raise CaptureError(f"{step.title} changes one value in two places of its own when it runs")
-        order = [losses[-1], *gradients, *new]
-        graph.outputs = tuple(map(self._value, order))
-        graph.output_types = tuple(str(one.meta["val"].dtype).removeprefix("torch.") for one in order)
-        graph.remove_dead_code()
-        return Joint(
-            graph, *map(tuple, (step.parameter_names.values(), step.buffer_names.values(), trained, changed))
-        )
+        self.returning(graph, [losses[-1], *gradients, *new])
+        parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
+        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed))
 
     def _changed(self) -> list[str]:
         """The buffers that the step writes to, in the order of the results that hold their new values."""
@@ -233,52 +207,3 @@ class _JointReader(FxReader):
                 "they are, and parameters to the optimiser"
             )
         return [step.buffer_names[own] for own in signature.buffers_to_mutate.values()]
-
-    def _constant(self, graph: Graph, node: torch.fx.Node) -> None:
-        tensor = getattr(self._module, str(node.target), None)
-        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-            raise CaptureError(
-                f"{self._step.title} has a branch or loop inside ({node.target}); a plan runs the same operations "
-                "every time"
-            )
-        self._values[node] = graph.add_constant(str(node.target), tensor.detach().clone())
-        self._sources[node] = ""
-
-    def _node(self, graph: Graph, fx: torch.fx.Node, call: torch.fx.Node, *rest: Any) -> Node:
-        """PyTorch keeps a batch's statistics in the type of BatchNorm's weights, which its tensors without contents do
-        not say."""
-        node = super()._node(graph, fx, call, *rest)
-        if call.target is torch.ops.aten._native_batch_norm_legit_functional.default and fx.args[1] in (1, 2):
-            others = [graph.dtype_of(name) for role, name in node.inputs.items() if role != "in0"]
-            wide = next((dtype for dtype in others if dtype.itemsize > 2), None)
-            node = node if wide is None else replace(node, dtype=str(wide).removeprefix("torch."))
-        return node
-
-    def _source(self, call: torch.fx.Node) -> str:
-        """The module whose parameters it is computed with."""
-        found = {self._sources.get(one, "") for one in call.all_input_nodes} - {""}
-        source = found.pop() if len(found) == 1 else ""
-        if call.target is torch.ops.aten._to_copy.default:
-            self._sources[call] = source
-        return source
-
-
-@contextmanager
-def upsampling_whole() -> Iterator[None]:
-    """AOTAutograd keeps upsampling as the operators that it is, and their gradients so too."""
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
-    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    taken: list[tuple[Any, Any, Any]] = []
-    try:
-        for overload in overloads:
-            for key in keys:
-                if key in overload.py_kernels:
-                    taken.append((overload, key, overload.py_kernels.pop(key)))
-            overload._dispatch_cache.clear()
-        yield
-    finally:
-        for overload, key, kernel in taken:
-            overload.py_kernels[key] = kernel
-        for overload in overloads:
-            overload._dispatch_cache.clear()

@@ -167,7 +167,7 @@ def make_plan(
     they lie in tensors that are the same at every run, and have no place here.
     """
     dense = value_forms(graph, dtype, formats)
-    if bound:
+    if graph.typed:  # whose readers know how inputs lie
         dense |= {one.name: replace(dense[one.name], layout=formats[one.name].layout) for one in graph.inputs}
     asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = _Choices(graph.nodes, asking, device, avoid, fusion, in_pytorch)

@@ -14,11 +14,10 @@ from escalade.device.recipe import Recipe
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
-from escalade.engine.plan.program import KernelProgram, Program, compile_together
+from escalade.engine.plan.program import KernelProgram, Program, SeveralResults, compile_together
 from escalade.engine.plan.values import empty, in_form
 from escalade.ops.base.card import Card
 
@@ -57,6 +56,7 @@ class SteppedProgram:
         self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
         compile_together(plan, device)
         self._images = {given.name for given in plan.graph.inputs}
+        self._several = SeveralResults(plan)
         self._runs = [self._run(step) for step in plan.steps]
         self._ends = self._last_readers()
         if device.type == "cuda":  # weights are packed, for every stream
@@ -151,6 +151,7 @@ class SteppedProgram:
             name
             for name in self._images.intersection(roles.values())
             if forms[name].dtype.is_floating_point and forms[name].dtype is not stored
+            if not self.plan.graph.typed
         }
 
         def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -158,7 +159,7 @@ class SteppedProgram:
                 role: values[name].to(stored) if name in others else values[name]
                 for role, name in roles.items()
             }
-            result = compute(step.node, {**constants, **given})
+            result = self._several.compute(step.node, {**constants, **given})
             return result if result.dtype is form.dtype else result.to(form.dtype)
 
         return run
