@@ -2,7 +2,8 @@
 //
 // A row is a pixel's channels; rows may lie apart. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows with their
 // numbers in registers, PACKS rows under way at a time. A block is `width` packs wide; what is left of its threads
-// stands in further rows. What bounds it: memory. A thread has read all that it writes, so y may be x or the residual.
+// stands in further rows. BACKWARDS, the last rows come first: they are in L2 where a launch before has just read them.
+// What bounds it: memory. A thread has read all that it writes, so y may be x or the residual.
 //
 // Serves `vectorised`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
 #include "batch_norm/batch_norm.cuh"
@@ -27,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) scales[e] *= rsqrtf(variances[e] + epsilon);
 
-    long long row = 1LL * blockIdx.x * turns * PACKS * height + row_in_block;
+    const int block = BACKWARDS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    long long row = 1LL * block * turns * PACKS * height + row_in_block;
     if (!PITCHED) x_pitch = residual_pitch = y_pitch = channels;
     for (int turn = 0; turn < turns; ++turn, row += PACKS * height) {
         Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};

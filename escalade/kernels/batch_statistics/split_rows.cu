@@ -1,8 +1,8 @@
 // partial[0][split][c], partial[1][split][c] = mean and squared distances of channel c over a share of the rows  (NHWC)
 //
-// A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down its block's rows, PACKS
-// of them under way; a block is `width` packs wide, and its threads that share channels merge at the end in shared
-// memory. What one turn brings is summed in registers, first for its mean, then for the squares around it: one merge
+// A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows, all blocks'
+// worth at a step and PACKS steps under way, so that at the end the last rows are what is left in L2; a block is `width`
+// packs wide, and its threads that share channels merge at the end in shared memory. What one turn brings is summed in registers, first for its mean, then for the squares around it: one merge
 // for PACKS rows instead of a Welford step for each. Blocks leave their results for a second launch, which merges them
 // in a fixed order: no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
 //
@@ -12,7 +12,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_rows(const Element* __restrict__ x, float* partial, int channels, int width, int splits,
-                                long long rows, long long rows_per_split) {
+                                long long rows) {
     __shared__ float counts[THREADS], all_means[VECTOR][THREADS], all_squares[VECTOR][THREADS];
     wait_for_previous_launch();
     const int height = THREADS / width;
@@ -20,14 +20,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int channel = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
     const bool works = row_in_block < height && channel < channels;
 
-    const long long end = min(rows, (blockIdx.x + 1) * rows_per_split);
-    const long long step = 1LL * height * channels;
     float count = 0.f, means[VECTOR] = {}, squares[VECTOR] = {};
     if (works) {
-        long long row = blockIdx.x * rows_per_split + row_in_block;
-        for (; row + (PACKS - 1) * height < end; row += PACKS * height)
-            take_rows<PACKS>(x + row * channels + channel, step, count, means, squares);
-        for (; row < end; row += height) take_rows<1>(x + row * channels + channel, step, count, means, squares);
+        const long long step = 1LL * splits * height;
+        long long row = 1LL * blockIdx.x * height + row_in_block;
+        for (; row + (PACKS - 1) * step < rows; row += PACKS * step)
+            take_rows<PACKS>(x + row * channels + channel, step * channels, count, means, squares);
+        if constexpr (PACKS > 4)
+            if (row + 3 * step < rows) {
+                take_rows<4>(x + row * channels + channel, step * channels, count, means, squares);
+                row += 4 * step;
+            }
+        if constexpr (PACKS > 2)
+            if (row + step < rows) {
+                take_rows<2>(x + row * channels + channel, step * channels, count, means, squares);
+                row += 2 * step;
+            }
+        if (row < rows) take_rows<1>(x + row * channels + channel, 0, count, means, squares);
     }
 
     // Halving the rows of threads until one is left; `height` need not be a power of two.

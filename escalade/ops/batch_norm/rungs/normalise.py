@@ -28,6 +28,8 @@ _RESIDUAL = Buffer("residual", optional=True)
 class PacksConfig(pointwise.PacksConfig):
     turns: int = 1
     """How often a thread does so with the same channels (rows of channels only)."""
+    backwards: bool = False
+    """Whether the last rows come first, behind a launch that has read the first ones first (rows of channels only)."""
 
 
 def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
@@ -134,7 +136,7 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     rows = Rows.of(problem, config.threads)
     constants = {
         **_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
-        "PITCHED": bool(pitches(problem)),
+        "PITCHED": bool(pitches(problem)), "BACKWARDS": config.backwards,
     }  # fmt: skip
     count = problem.batch * problem.pixels
     return KernelCall(

@@ -134,9 +134,13 @@ class Split(Rung[BatchNormBackwardProblem]):
 
     def _apply_planes(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> KernelCall:
         vector = full_vector(problem.dtype) if self.wide else 1
+        each = (config.threads * packs for packs in range(config.packs, 1, -1))
+        per_block = next(
+            (one for one in each if problem.elements // (vector * one) >= self.card.filling), config.threads
+        )
         constants = {
-            **apply_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-            "STRADDLING": problem.pixels % vector != 0,
+            **apply_constants(problem), "VECTOR": vector, "PACKS": per_block // config.threads,
+            "THREADS": config.threads, "STRADDLING": problem.pixels % vector != 0,
         }  # fmt: skip
         return KernelCall(
             Program.of(
@@ -144,7 +148,7 @@ class Split(Rung[BatchNormBackwardProblem]):
                 "batch_norm_backward_split_apply_planes",
                 constants,
             ),
-            (blocks(problem.elements // vector, config.threads * config.packs), 1, 1),
+            (blocks(problem.elements // vector, per_block), 1, 1),
             (config.threads, 1, 1),
             (*apply_arguments(problem), problem.pixels, Int64(problem.elements)),
             overlap=True,

@@ -97,7 +97,7 @@ class Wide(TwoPasses):
         assert isinstance(config, WideConfig)
         return (
             SplitConfig(config.threads, config.packs, config.blocks),
-            PacksConfig(config.second_threads, config.second_packs, config.turns),
+            PacksConfig(config.second_threads, config.second_packs, config.turns, backwards=True),
         )
 
     def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:

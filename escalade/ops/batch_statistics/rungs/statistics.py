@@ -107,7 +107,7 @@ class Split(Rung[BatchStatisticsProblem]):
         assert isinstance(config, SplitConfig)
         constants = {**channels.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
         split = _rows if channels_innermost(problem) else _planes
-        first, splits, per_split = split(problem, config, constants)
+        first, splits, unit = split(problem, config, constants)
         merge = KernelCall(
             Program.of(
                 "batch_statistics/split_merge.cu",
@@ -117,7 +117,7 @@ class Split(Rung[BatchStatisticsProblem]):
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
             (_MERGE_THREADS, 1, 1),
             (
-                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits, Int64(per_split),
+                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits, Int64(unit),
                 Int64(problem.count), *_numbers(problem),
             ),
             overlap=True,
@@ -133,12 +133,13 @@ def _vector_bytes(problem: BatchStatisticsProblem) -> int:
 def _rows(
     problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
 ) -> tuple[KernelCall, int, int]:
-    """Channels innermost: a split is a run of rows. The launch, the splits, and the elements a channel of each."""
+    """Channels innermost: blocks' worth of rows go round the splits.
+
+    The launch, the splits, and the elements a channel of what goes round.
+    """
     rows = Rows.of(problem, config.threads)
     most = blocks(problem.count, rows.height * config.packs)
-    wanted = min(most, max(1, config.blocks // rows.across))
-    per_split = blocks(problem.count, wanted * rows.height) * rows.height
-    splits = blocks(problem.count, per_split)
+    splits = min(most, max(1, config.blocks // rows.across))
     call = KernelCall(
         Program.of(
             "batch_statistics/split_rows.cu", "batch_statistics_split_rows", {**constants, "VECTOR": rows.vector}
@@ -147,11 +148,11 @@ def _rows(
         (config.threads, 1, 1),
         (
             Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits,
-            Int64(problem.count), Int64(per_split),
+            Int64(problem.count),
         ),
         overlap=True,
     )  # fmt: skip
-    return call, splits, per_split
+    return call, splits, rows.height
 
 
 def _planes(
