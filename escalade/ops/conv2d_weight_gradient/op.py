@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch
 from escalade.device.cuda import architecture_of
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import define, require_alike, require_rung, without_launch
+from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.operation import CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
@@ -20,7 +21,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
-from escalade.ops.shared.images import MEMORY_FORMAT, check_images, laid_out, layout_of
+from escalade.ops.shared.images import MEMORY_FORMAT, check_images, empty_beside, laying, layout_of
 from escalade.ops.shared.pooling import two
 
 _SCHEMA = (
@@ -28,6 +29,7 @@ _SCHEMA = (
     "int[2] dilation=1, int groups=1, bool bias=False, bool tf32=False, str? rung=None) -> (Tensor, Tensor)"
 )
 Gradients = tuple[torch.Tensor, torch.Tensor]
+Finish = Callable[[Gradients], Gradients]
 _ON_TENSOR_CORES = (WGMMA, FEW_CHANNELS, SKINNY, WGMMA_SPLIT)
 
 
@@ -50,7 +52,7 @@ def conv2d_weight_gradient(
     (R, S), in the layout of x. Sums are fp32, and the same inputs give the same bits every time. `tf32` allows TF32
     products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
-    of_weight, of_bias = torch.ops.escalade.conv2d_weight_gradient(
+    of_weight, of_bias = OPERATOR(
         x, gradient, two(filter_size, "filter_size"), two(stride, "stride"), two(padding, "padding"),
         two(dilation, "dilation"), groups, bias, tf32, rung,
     )  # fmt: skip
@@ -72,23 +74,37 @@ def for_autograd(
 
     Asks nothing of the sizes of images and batch, which may be symbols while a program is traced.
     """
-    if gradient.dtype != x.dtype:
+    sizes = tuple(map(int, weight.shape))
+    settings = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    kind = (_dtype(x, tf32), layout_of(x), bias, x.device)
+    if gradient.dtype != x.dtype or not _on_tensor_cores(sizes, *settings, *kind):
         return None
-    filters, _, filter_height, filter_width = weight.shape
+    of_weight, of_bias = OPERATOR(x, gradient, sizes[2:], *settings, bias, tf32, None)
+    return of_weight, of_bias if bias else None
+
+
+@lru_cache(maxsize=1024)
+def _on_tensor_cores(
+    sizes: tuple[int, ...],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    dtype: str,
+    layout: str,
+    bias: bool,
+    device: torch.device,
+) -> bool:
+    """Whether a rung of tensor cores takes weights of these sizes."""
+    filters, group_channels, filter_height, filter_width = sizes
     # The smallest image that the filter fits in: its windows have the same corners, counted from either side.
     alike = Conv2dProblem(
-        1, x.shape[1], dilation[0] * (filter_height - 1) + 1, dilation[1] * (filter_width - 1) + 1, filters,
-        filter_height, filter_width, (stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]),
-        groups, _dtype(x, tf32), layout_of(x), bias,
+        1, group_channels * groups, dilation[0] * (filter_height - 1) + 1, dilation[1] * (filter_width - 1) + 1,
+        filters, filter_height, filter_width, stride, padding, dilation, groups, dtype, layout, bias,
     )  # fmt: skip
-    problem, here = Conv2dWeightGradientProblem(alike), architecture_of(x.device)
+    problem, here = Conv2dWeightGradientProblem(alike), architecture_of(device)
     rungs = (rung for rung in _ON_TENSOR_CORES if here is None or here in rung.architectures)
-    if all(rung.supports(problem) for rung in rungs):
-        return None
-    of_weight, of_bias = torch.ops.escalade.conv2d_weight_gradient(
-        x, gradient, [filter_height, filter_width], stride, padding, dilation, groups, bias, tf32
-    )
-    return of_weight, of_bias if bias else None
+    return not all(rung.supports(problem) for rung in rungs)
 
 
 def _dtype(x: torch.Tensor, tf32: bool) -> str:
@@ -110,7 +126,7 @@ def _check(x: torch.Tensor, gradient: torch.Tensor, groups: int) -> None:
         )
 
 
-def _run(
+def _fake(
     x: torch.Tensor,
     gradient: torch.Tensor,
     filter_size: Sequence[int],
@@ -121,20 +137,33 @@ def _run(
     bias: bool = False,
     tf32: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> Gradients:
+    _check(x, gradient, groups)
+    _dtype(x, tf32)
+    filters, channels = gradient.shape[1], x.shape[1] // groups
+    return empty_beside(x, (filters, channels, *filter_size)), _room_for_bias(x, filters, bias)
+
+
+def _room_for_bias(x: torch.Tensor, filters: int, bias: bool) -> torch.Tensor:
+    return x.new_empty((filters if bias else 0,))
+
+
+def _plan(
+    x: torch.Tensor,
+    gradient: torch.Tensor,
+    filter_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    bias: bool,
+    tf32: bool,
+    rung: str | None,
+) -> Plan:
     _check(x, gradient, groups)
     dtype = _dtype(x, tf32)
     batch, channels, height, width = x.shape
     filters = gradient.shape[1]
-    of_bias = x.new_empty((filters if bias else 0,))
-    if not launch:
-        of_weight = torch.empty(
-            (filters, channels // groups, *filter_size),
-            dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
-        )  # fmt: skip
-        return of_weight, of_bias
     forward = Conv2dProblem(
         batch, channels, height, width, filters, filter_size[0], filter_size[-1], (stride[0], stride[-1]),
         (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups, dtype,
@@ -146,15 +175,29 @@ def _run(
             f"gradient has shape {tuple(gradient.shape)}; that of the result of {forward.name} is {expected}"
         )
     problem = Conv2dWeightGradientProblem(forward)
-    if batch == 0:
-        require_rung(CONV2D_WEIGHT_GRADIENT, rung)
-        return empty_output(problem, x.device).zero_(), of_bias.zero_()
-    prepared = ready(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
-    layout = prepared.problem.layout
-    y = empty_output(prepared.problem, x.device)
-    images = {"x": laid_out(x, layout), "gradient": laid_out(gradient, layout)}
-    prepared.run({**images, "y": y, "bias_gradient": of_bias if bias else None})
-    return y.contiguous(memory_format=MEMORY_FORMAT[problem.layout]), of_bias
+    prepared = launched(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
+    form = problem if prepared is None else prepared.problem
+    finish: Finish | None = None
+    if prepared is None:
+        finish = _zeroed
+    elif form.layout != problem.layout:
+        finish = partial(_laid, problem.layout)
+    return Plan(
+        prepared,
+        {"y": empty_output(form, torch.device("meta")), "bias_gradient": _room_for_bias(x, filters, bias)},
+        dict.fromkeys(("x", "gradient"), laying(form.layout)),
+        results=("y", "bias_gradient"),
+        finish=finish,
+    )
+
+
+def _zeroed(made: Gradients) -> Gradients:
+    """The gradients where there are no images."""
+    return made[0].zero_(), made[1].zero_()
+
+
+def _laid(layout: str, made: Gradients) -> Gradients:
+    return made[0].contiguous(memory_format=MEMORY_FORMAT[layout]), made[1]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -177,4 +220,4 @@ def _backward(ctx: Any, of_weight: torch.Tensor, of_bias: torch.Tensor) -> tuple
     return grad_x, grad_gradient, *(None for _ in ctx.needs_input_grad[2:])
 
 
-define(_SCHEMA, _run, without_launch(_run), setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
