@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from escalade.device.arguments import ArgumentList
-from escalade.device.driver import check
+from escalade.device.driver import check, check_status, launch_function
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall
@@ -139,19 +139,22 @@ class CudaLaunch:
     ) -> None:
         from cuda.bindings import driver
 
-        self._launch = driver.cuLaunchKernelEx
-        self._success = driver.CUresult.CUDA_SUCCESS
-        self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        self._launch = launch_function()
+        self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._current_stream = torch._C._cuda_getCurrentRawStream
         self._current_device = torch._C._cuda_getDevice
         self.what = f"launching {call.program}{label}"
         self.kernel = kernel or load(call.program, device_index)
-        self._handle = self.kernel.handle
         self.arguments = ArgumentList(call.arguments, encode)
-        self._address = ctypes.addressof(self.arguments.addresses)
         self.device_index = device_index
         self._lane = call.lane
         self._config = _launch_config(call)
+        self._prepared = [
+            ctypes.c_void_p(address)
+            for address in (
+                self._config.getPtr(), int(self.kernel.handle), ctypes.addressof(self.arguments.addresses), None
+            )
+        ]  # fmt: skip
         self._stream = 0
         self.kernel.allow_shared(call.shared_bytes, device_index, self.what)
 
@@ -182,12 +185,13 @@ class CudaLaunch:
         return node
 
     def _enqueue(self) -> None:
-        (status,) = self._launch(self._config, self._handle, self._address, 0)
-        if status is self._no_context:  # the thread's first use of CUDA is this launch
+        status = self._launch(*self._prepared)
+        if not status:
+            return
+        if status == self._no_context:  # the thread's first use of CUDA is this launch
             make_context_current(self.device_index)
-            (status,) = self._launch(self._config, self._handle, self._address, 0)
-        if status is not self._success:
-            check((status,), self.what)
+            status = self._launch(*self._prepared)
+        check_status(status, self.what)
 
 
 def recording(stream: torch.cuda.Stream) -> int | None:

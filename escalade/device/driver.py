@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from escalade.errors import LaunchError
+
+_LAUNCHES_SINCE = 12000
+"""The version of CUDA whose `cuLaunchKernelEx` is taken."""
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
@@ -17,3 +23,23 @@ def check(result: tuple[Any, ...], what: str) -> Any:
         _, text = driver.cuGetErrorString(status)
         raise LaunchError(f"{what}: {name.decode()}: {text.decode()}")
     return values[0] if len(values) == 1 else values
+
+
+def check_status(status: int, what: str) -> None:
+    """The same for what a driver's function returns by itself."""
+    from cuda.bindings import driver
+
+    check((driver.CUresult(status),), what)
+
+
+@cache
+def launch_function() -> Callable[..., int]:
+    """`cuLaunchKernelEx` itself, over addresses: on its way through cuda-bindings a launch takes several times as long
+    in Python as in the driver."""
+    from cuda.bindings import driver
+
+    address, _ = check(
+        driver.cuGetProcAddress(b"cuLaunchKernelEx", _LAUNCHES_SINCE, 0), "finding cuLaunchKernelEx"
+    )
+    pointers = [ctypes.c_void_p] * 4  # config, kernel, arguments, and none of what is extra
+    return ctypes.CFUNCTYPE(ctypes.c_int, *pointers)(int(address))

@@ -9,8 +9,9 @@ import pytest
 from cuda.bindings import driver
 
 from escalade.device import cuda
+from escalade.errors import LaunchError
 
-SUCCESS, NO_CONTEXT = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+NO_CONTEXT = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
 
 
 class Recorder:
@@ -19,12 +20,13 @@ class Recorder:
     def __init__(self) -> None:
         self.streams: list[int] = []
         self.has_context = False
+        self.status = 0
 
-    def __call__(self, config: Any, *_: Any) -> tuple[Any]:
+    def __call__(self, config: Any, *_: Any) -> int:
         if not self.has_context:
-            return (NO_CONTEXT,)
+            return NO_CONTEXT
         self.streams.append(config.hStream)
-        return (SUCCESS,)
+        return self.status
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +40,10 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cuda, "make_context_current", make)
     launch = cuda.CudaLaunch.__new__(cuda.CudaLaunch)
     stream = 0
+    config = SimpleNamespace(hStream=0)
     vars(launch).update(
-        _launch=recorder, _success=SUCCESS, _no_context=NO_CONTEXT, _handle=None, _address=0, _lane=0, _stream=0,
-        device_index=1, _config=SimpleNamespace(hStream=0), what="launching", _current_device=lambda: 1,
+        _launch=recorder, _no_context=NO_CONTEXT, _prepared=[config, None, 0, None], _lane=0, _stream=0,
+        device_index=1, _config=config, what="launching", _current_device=lambda: 1,
         _current_stream=lambda index: stream,
     )  # fmt: skip
     launch()
@@ -48,3 +51,8 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     launch()
     launch()
     assert made == [1] and recorder.streams == [0, 77, 77]
+    monkeypatch.setattr(driver, "cuGetErrorName", lambda status: (0, status.name.encode()))
+    monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (0, b"it failed"))
+    recorder.status = int(driver.CUresult.CUDA_ERROR_LAUNCH_FAILED)
+    with pytest.raises(LaunchError, match="launching: CUDA_ERROR_LAUNCH_FAILED: it failed"):
+        launch()
