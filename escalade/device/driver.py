@@ -26,7 +26,7 @@ def check(result: tuple[Any, ...], what: str) -> Any:
 
 
 def check_status(status: int, what: str) -> None:
-    """The same for what a driver's function returns by itself."""
+    """Raises a LaunchError unless that, which a function of the driver has returned, is success."""
     from cuda.bindings import driver
 
     check((driver.CUresult(status),), what)
