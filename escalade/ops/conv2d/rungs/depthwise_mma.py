@@ -46,7 +46,7 @@ TURN_CLOCKS = 10.0
 """Clocks for 256 inputs on their way to the planes."""
 STORE_CLOCKS = 4.0
 """Clocks for 128 outputs of a channel on their way to shared memory, with conflicts of banks."""
-START = 3000.0
+START = 1500.0
 """Clocks from the start of a block to its first products."""
 BESIDE = 0.2
 """How much is left of the shorter of two times, of memory and of multiprocessors."""

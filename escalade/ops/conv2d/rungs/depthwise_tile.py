@@ -50,7 +50,7 @@ ISSUE_RATE = 4.0
 """Instructions of warps that start in a clock, at most."""
 HALF_ISSUE = 0.7
 """Warps of a scheduler with which it starts half of what it could."""
-START = 1900.0
+START = 900.0
 """From the start of a block to its first window and weights."""
 TURN = 1100.0
 """From the end of a tile to the next one's products; other blocks fill the time."""

@@ -46,7 +46,7 @@ BANKS = 8
 """Banks of 16 bytes in shared memory."""
 SECTOR = 32
 """Bytes that short rows cost besides."""
-START = 5000.0
+START = 2500.0
 """Clocks until a block has its weights, and its first window."""
 BUNDLED = 1.7
 """What a tile takes more where groups are multiplied side by side, and NaNs of zero products are looked for."""

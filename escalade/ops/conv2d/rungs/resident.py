@@ -13,9 +13,9 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
-from escalade.ops.expressions import Expression
 from escalade.ops.shared import prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
@@ -37,7 +37,7 @@ MOST_THREADS = 2048
 """Threads of a multiprocessor."""
 MOST_CONFIGS = 16
 
-START_CLOCKS = 2000.0
+START_CLOCKS = 200.0
 """Clocks from the launch to the first loads, and from the last results to the end."""
 LATENCY = 900.0
 """Clocks from a load of x to its use, where nothing else hides them."""
@@ -45,26 +45,8 @@ SHARED_RATE = 128.0
 """Bytes of shared memory that a multiprocessor reads in a clock."""
 SCHEDULERS = 4
 """Instructions that a multiprocessor issues in a clock."""
-SPECIAL_LANES = 16
-"""Results of a multiprocessor's special-function units in a clock."""
 STORED = 1.0
 """Instructions for each result, besides its activation: it is packed and stored with others."""
-SPECIAL = {
-    "silu": 1.5,
-    "sigmoid": 2,
-    "exp": 1,
-    "tanh": 2,
-    "gelu": 1.5,
-    "gelu_tanh": 1.5,
-    "mish": 2,
-    "log": 1,
-    "elu": 1,
-}
-"""Special functions that one call of a function takes, of those that networks have between layers."""
-PLAIN = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum")
-"""Functions of one instruction."""
-CALL, SPECIAL_CALL = 4.0, 1.0
-"""Instructions of a call of another function, and those for each special function in it."""
 GATED = 0.5
 """What loading the gates of a pixel takes of what its channels take: all pixels of an image have the same, in L1."""
 TILE_INSTRUCTIONS = 60.0
@@ -160,9 +142,9 @@ class _Tiling:
         p, c = self.problem, self.config
         products = self.steps * c.pixel_blocks * c.filter_blocks
         results = 4 * c.pixel_blocks * c.filter_blocks
-        instructions, special = _cost(p.activation)
+        instructions, special = activation_cost(p.activation)
         prepared = self.steps * c.pixel_blocks * 8 // p.element_bytes if p.prologue else 0
-        before, special_before = _cost(p.prologue)
+        before, special_before = activation_cost(p.prologue)
         gated = GATED if "gate" in prologue.operands(p) else 0.0
         x_bytes = PIXELS * c.pixel_blocks * _row_bytes(p)
         y_bytes = PIXELS * c.pixel_blocks * c.filter_blocks * FILTERS * p.element_bytes
@@ -207,16 +189,6 @@ def _depth(blocks: int, most: int) -> int:
 
 
 @lru_cache(256)
-def _cost(text: str) -> tuple[float, float]:
-    """Instructions and special functions of an expression, about; without one it may be ReLU."""
-    if not text:
-        return 1.0, 0.0
-    calls = [call.function for call in Expression.parse(text).calls]
-    special = sum(SPECIAL.get(name, 0) for name in calls)
-    plain = sum(name in PLAIN for name in calls)
-    return plain + CALL * (len(calls) - plain) + SPECIAL_CALL * special, special
-
-
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
     all_n, blocks = ceil_div(p.filters, FILTERS), _blocks(p)

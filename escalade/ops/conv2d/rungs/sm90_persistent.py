@@ -21,6 +21,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
@@ -55,6 +56,14 @@ result."""
 UNEVEN_CYCLES_A_SUM, UNEVEN_WIDE_CYCLES_A_SUM = 0.1, 0.35
 """Cycles more for every result where filters are no multiple of a tile's: of 64 in 240to40_28, 480to80_14 and
 112to672_14, and of 128 and more in 24to72_56, 40to120_28 and 104to104_28."""
+SPECIAL_CYCLES = 1.4
+"""How much longer than its special functions take an activation keeps a tile: 96to384_56, 192to768_28 and 384to1536_14
+with GELU."""
+SWAPPED = 0.92
+"""What filters as rows take of all these cycles, in the mean over 225 tiles of Inception v3, GoogLeNet and ConvNeXt."""
+THIN_CYCLES_A_COPIED_ROW = 4.3
+"""Cycles of a row that is copied, of pixels or filters, where its channels are less than a row of a slab: 48to64_35_k5,
+96to96_35_k3 and 80to192_73_k3."""
 THIN_CYCLES_A_ROW = 10.0
 """Cycles more for every pixel of a tile whose channels are less than a row of a slab: 16to64_112."""
 STRAIGHT = 1.4
@@ -162,8 +171,11 @@ class PersistentConfig(Config):
         tiles = self.tiles(pixels, filters)
         return tiles if self.parts > 1 else min(tiles, card.multiprocessors // self.cluster)
 
-    def cost(self, pixels: int, filters: int, slabs: int, card: Card) -> float:
-        """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
+    def cost(
+        self, pixels: int, filters: int, slabs: int, card: Card, *, thin: int = 0, special: float = 0.0
+    ) -> float:
+        """Cycles, as far as tensor cores, L2 and the ends of tiles decide. So many of the slabs are thin, and each
+        result takes so many special functions."""
         products = self.pixels * self.filters / SLAB_RATE
         if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
             products *= 1.2
@@ -187,7 +199,12 @@ class PersistentConfig(Config):
             products, copies = 1.08 * products, 1.08 * copies
         if filters % self.filters:
             end += (UNEVEN_WIDE_CYCLES_A_SUM if self.filters > LEAST_FILTERS else UNEVEN_CYCLES_A_SUM) * sums
-        return rounds * (ceil_div(slabs, self.splits) * max(products, copies) + end) + START_CYCLES
+        end += SPECIAL_CYCLES * special / SPECIAL_LANES * sums
+        slower = max(0.0, THIN_CYCLES_A_COPIED_ROW * (self.pixels + self.filters) - max(products, copies))
+        multiplied = (
+            ceil_div(slabs, self.splits) * max(products, copies) + ceil_div(thin, self.splits) * slower
+        )
+        return (rounds * (multiplied + end) + START_CYCLES) * (SWAPPED if self.swapped else 1.0)
 
 
 def product(
@@ -322,7 +339,11 @@ class Persistent(HopperRung):
     def clocks(self, problem: Conv2dProblem, config: Config) -> float:
         assert isinstance(config, PersistentConfig)
         p = problem
-        cost = config.cost(p.output_pixels, p.filters, slabs_of(p), self.card)
+        is_thin = p.taps > 1 and p.channels * p.element_bytes % ROW_BYTES != 0
+        cost = config.cost(
+            p.output_pixels, p.filters, slabs_of(p), self.card,
+            thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
+        )  # fmt: skip
         if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
             return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)

@@ -12,6 +12,7 @@ from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, Conversion, rounded
@@ -51,6 +52,9 @@ RESIDUAL_CYCLES_BOX = 47.0
 HANDING_CYCLES = 1500.0
 """Cycles from one warpgroup's sums to the panel that is ready for the other's, where they share it, besides what copies
 take: a guess from the latencies of a store and a load."""
+LONELY_TAP_CYCLES = 2000.0
+"""Cycles more where blocks of a cluster share the sum of a single tap, whose copies nothing hides: 1024to512_14 and
+512to1024_14 of one image."""
 MEETING_CYCLES_COLUMN = 12.0
 """Cycles a column in which the blocks of a cluster push their parts, add them up and store: 256 bytes a column at 21 a
 cycle."""
@@ -130,6 +134,8 @@ def _cost(tiling: Tiling, splits: int, card: Card) -> float:
     tile += ceil_div(_slabs(job.shortcut), splits) * shortcut
     if job.epilogue.companion:
         tile += RESIDUAL_CYCLES + RESIDUAL_CYCLES_BOX * tiling.boxes
+    special = activation_cost(job.epilogue.activation)[1] / SPECIAL_LANES
+    tile += special * tiling.width * FILTERS
     end = END_CYCLES_COLUMN * tiling.width
     if tiling.shared_panel:
         copies = 2 * tiling.width * ROW_BYTES / copy.together
@@ -138,7 +144,8 @@ def _cost(tiling: Tiling, splits: int, card: Card) -> float:
     if splits == 1:
         return START_CYCLES + ceil_div(tiles, card.multiprocessors) * (tile + TURN_CYCLES) + end
     first = copied * tiles * splits / card.multiprocessors / card.rates.copies.tma_first
-    return first + tile + MEETING_CYCLES_COLUMN * tiling.width
+    lonely = LONELY_TAP_CYCLES if job.taps == 1 else 0.0
+    return lonely + first + tile + MEETING_CYCLES_COLUMN * tiling.width
 
 
 def _rounded_weights(job: Job) -> dict[str, Conversion]:
