@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from escalade.ops.avg_pool2d_backward.op import OPERATOR as AVG_POOL2D_BACKWARD
+from escalade.ops.batch_norm_backward.op import OPERATOR as BATCH_NORM_BACKWARD
 from escalade.ops.calling.library import define_gradient
 from escalade.ops.conv2d_input_gradient.op import OPERATOR as CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.op import is_worthwhile
@@ -174,9 +175,7 @@ def _setup_batch_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Ten
 
 def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd, y = ctx.saved_tensors
-    found = torch.ops.escalade.batch_norm_backward(
-        gradient, x, weight, bias, mean, rstd, ctx.relu, y, y is not None
-    )
+    found = BATCH_NORM_BACKWARD(gradient, x, weight, bias, mean, rstd, ctx.relu, y, y is not None)
     parameters = zip(found[1:3], (weight, bias), strict=True)
     of_parameters = (None if given is None else one.to(given.dtype) for one, given in parameters)
     of_residual = found[3] if y is not None else gradient
@@ -186,7 +185,7 @@ def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
-    define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward)
+    define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward, first_alone=True)
     define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
     define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)

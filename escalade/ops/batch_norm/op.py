@@ -13,17 +13,10 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.batch_norm.operation import BATCH_NORM
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem
-from escalade.ops.batch_norm.reference import empty_output
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import (
-    define,
-    library,
-    require_alike,
-    require_rung,
-    without_launch,
-)
-from escalade.ops.shared.channels import check_numbers, numbers
-from escalade.ops.shared.images import check_images, empty_beside, laid_out, layout_of
+from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.library import define_planned, library, operator, require_alike
+from escalade.ops.shared.channels import check_numbers, laying_numbers
+from escalade.ops.shared.images import check_images, empty_beside, laying, layout_of
 
 Optional = torch.Tensor | None
 
@@ -48,9 +41,8 @@ def batch_norm(
     towards them in place by `momentum` (the variance unbiased). x is [N, C, H, W], NCHW or
     channels_last; `rung` names a rung of the ladder of `batch_norm`, with `training` of `batch_norm_training`.
     """
-    return torch.ops.escalade.batch_norm(
-        x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung
-    )
+    run = torch.ops.escalade.batch_norm if torch.compiler.is_compiling() else _batch_norm
+    return run(x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung)
 
 
 # --- tensors to problems
@@ -69,46 +61,7 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
 # --- normalisation
 
 
-def _normalise(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    eps: float,
-    relu: bool,
-    residual: Optional,
-    rung: str | None,
-) -> torch.Tensor:
-    batch, channels, height, width = x.shape
-    problem = BatchNormProblem(
-        batch,
-        channels,
-        height,
-        width,
-        relu,
-        residual is not None,
-        dtype_of("batch_norm", x),
-        layout_of(x),
-        eps,
-    )
-    y = empty_output(problem, x.device)
-    if problem.elements == 0:
-        require_rung(BATCH_NORM, rung)
-        return y
-
-    def images(tensor: Optional) -> Optional:
-        return None if tensor is None else laid_out(tensor, problem.layout)
-
-    tensors = {
-        "x": images(x), "weight": numbers(x, weight, 1.0), "bias": numbers(x, bias), "mean": numbers(x, mean),
-        "variance": numbers(x, variance), "residual": images(residual), "y": y,
-    }  # fmt: skip
-    ready(BATCH_NORM, problem, x.device, rung).run(tensors)
-    return y
-
-
-def _inference(
+def _fake(
     x: torch.Tensor,
     weight: Optional,
     bias: Optional,
@@ -118,13 +71,37 @@ def _inference(
     relu: bool = False,
     residual: Optional = None,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> torch.Tensor:
     _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
-    if not launch:
-        return empty_beside(x, x.shape)
-    return _normalise(x, weight, bias, mean, variance, eps, relu, residual, rung)
+    return empty_beside(x, x.shape)
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+    relu: bool,
+    residual: Optional,
+    rung: str | None,
+) -> Plan:
+    y = _fake(x, weight, bias, mean, variance, eps, relu, residual)
+    batch, channels, height, width = x.shape
+    problem = BatchNormProblem(
+        batch, channels, height, width, relu, residual is not None, dtype_of("batch_norm", x), layout_of(x), eps
+    )  # fmt: skip
+    images, numbers = laying(problem.layout), laying_numbers(x)
+    return Plan(
+        launched(BATCH_NORM, problem, x.device, rung, problem.elements),
+        {"y": y},
+        {
+            **dict.fromkeys(("x", "residual"), images),
+            **dict.fromkeys(("bias", "mean", "variance"), numbers),
+            "weight": laying_numbers(x, 1.0),
+        },
+    )
 
 
 def _setup_inference(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -137,8 +114,9 @@ def _backward_inference(ctx, gradient):  # type: ignore[no-untyped-def]
     x, weight, mean, variance, y = ctx.saved_tensors
     if y is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+    # The saved statistics are not looked at, but some of PyTorch's kernels want them to be there.
     grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        gradient, x, weight, mean, variance, None, None, False, ctx.eps, _needed(ctx)
+        gradient, x, weight, mean, variance, mean, variance, False, ctx.eps, _needed(ctx)
     )
     return (
         grad_x,
@@ -174,15 +152,11 @@ def _batch_norm(
     residual: Optional = None,
     rung: str | None = None,
 ) -> torch.Tensor:
-    running = {"running_mean": running_mean, "running_var": running_var}
-    _check(x, {"weight": weight, "bias": bias, **running}, residual)
     if not training:
         if running_mean is None or running_var is None:
             raise UnsupportedError("without training, batch_norm needs running_mean and running_var")
-        return torch.ops.escalade.batch_norm_inference(
-            x, weight, bias, running_mean, running_var, eps, relu, residual, rung
-        )
-    y, _, _, *moved = torch.ops.escalade.batch_norm_training(
+        return INFERENCE(x, weight, bias, running_mean, running_var, eps, relu, residual, rung)
+    y, _, _, *moved = operator("batch_norm_training")(
         x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung
     )
     if running_mean is not None and running_var is not None:
@@ -191,10 +165,10 @@ def _batch_norm(
     return y
 
 
-define(
+INFERENCE = define_planned(
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
     "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",
-    _inference, without_launch(_inference), setup=_setup_inference, backward=_backward_inference,
+    _plan, _fake, setup=_setup_inference, backward=_backward_inference,
 )  # fmt: skip
 library.define(
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "

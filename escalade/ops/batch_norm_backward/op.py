@@ -10,10 +10,10 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.batch_norm_backward.operation import BATCH_NORM_BACKWARD
 from escalade.ops.batch_norm_backward.problem import BatchNormBackwardProblem
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import define, require_alike, without_launch
-from escalade.ops.shared.channels import check_numbers, numbers
-from escalade.ops.shared.images import check_images, empty_beside, laid_out, layout_of
+from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.shared.channels import check_numbers, laying_numbers
+from escalade.ops.shared.images import check_images, empty_beside, laying, layout_of
 
 _NAME = "batch_norm_backward"
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -39,13 +39,11 @@ def batch_norm_backward(
     possible where no residual was added. With `residual` the residual's gradient is the fourth result. Always the same
     bits. `rung` names one rung of the ladder.
     """
-    found = torch.ops.escalade.batch_norm_backward(
-        gradient, x, weight, bias, mean, rstd, relu, output, residual, rung
-    )
+    found = OPERATOR(gradient, x, weight, bias, mean, rstd, relu, output, residual, rung)
     return tuple(found[: 3 + residual])
 
 
-def _run(
+def _fake(
     gradient: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -56,8 +54,6 @@ def _run(
     output: torch.Tensor | None = None,
     residual: bool = False,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> Gradients:
     check_images(_NAME, x)
     images = {"gradient": gradient, "output": output}
@@ -68,8 +64,7 @@ def _run(
                 f"{name} has shape {tuple(tensor.shape)}; it must be x's, {tuple(x.shape)}"
             )
     check_numbers(_NAME, x, {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd})
-    mask = "output" if output is not None else "x" if relu else "none"
-    if residual and mask != "output":
+    if residual and _mask(relu, output) != "output":
         raise UnsupportedError(
             "a residual's gradient without the output: behind a ReLU batch_norm_backward finds it by `output`, and "
             "without a ReLU it is the gradient itself"
@@ -77,22 +72,50 @@ def _run(
     grad_x = empty_beside(x, x.shape)
     of_weight, of_bias = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
     of_residual = empty_beside(x, x.shape) if residual else x.new_empty(0)
-    if not launch:
-        return grad_x, of_weight, of_bias, of_residual
+    return grad_x, of_weight, of_bias, of_residual
+
+
+def _plan(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    relu: bool,
+    output: torch.Tensor | None,
+    residual: bool,
+    rung: str | None,
+) -> Plan:
+    results = _fake(gradient, x, weight, bias, mean, rstd, relu, output, residual)
+    mask = _mask(relu, output)
     batch, channels, height, width = x.shape
     problem = BatchNormBackwardProblem(
         batch, channels, height, width, mask, residual, dtype_of(_NAME, x), layout_of(x)
     )
-    tensors = {
-        "gradient": laid_out(gradient, problem.layout), "x": laid_out(x, problem.layout),
-        "weight": numbers(x, weight, 1.0), "mean": numbers(x, mean), "rstd": numbers(x, rstd), "y": grad_x,
-        "weight_gradient": of_weight, "bias_gradient": of_bias,
-        "bias": numbers(x, bias) if mask == "x" else None,
-        "output": None if output is None else laid_out(output, problem.layout),
-        "residual_gradient": of_residual if residual else None,
-    }  # fmt: skip
-    ready(BATCH_NORM_BACKWARD, problem, x.device, rung).run(tensors)
-    return grad_x, of_weight, of_bias, of_residual
+    images, numbers = laying(problem.layout), laying_numbers(x)
+    lay = {
+        **dict.fromkeys(("gradient", "x", "output"), images),
+        **dict.fromkeys(("mean", "rstd"), numbers),
+        "bias": numbers if mask == "x" else _absent,
+        "weight": laying_numbers(x, 1.0),
+    }
+    names = ("y", "weight_gradient", "bias_gradient", "residual_gradient")
+    return Plan(
+        launched(BATCH_NORM_BACKWARD, problem, x.device, rung),
+        dict(zip(names, results, strict=True)),
+        lay,
+        results=names,
+    )
+
+
+def _absent(bias: torch.Tensor | None) -> None:
+    """A bias that is not asked for."""
+
+
+def _mask(relu: bool, output: torch.Tensor | None) -> str:
+    """Where it is found what a ReLU has cut off."""
+    return "output" if output is not None else "x" if relu else "none"
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -124,8 +147,8 @@ def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
     return *(None if leaf is None else next(of_leaves) for leaf in leaves), *(None,) * 7
 
 
-define(
+OPERATOR = define_planned(
     "batch_norm_backward(Tensor gradient, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, "
     "bool relu=False, Tensor? output=None, bool residual=False, str? rung=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _run, without_launch(_run), setup=_setup, backward=_backward,
+    _plan, _fake, setup=_setup, backward=_backward,
 )  # fmt: skip

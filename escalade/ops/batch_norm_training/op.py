@@ -9,10 +9,10 @@ from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON
 from escalade.ops.batch_norm_training.operation import BATCH_NORM_TRAINING
 from escalade.ops.batch_norm_training.problem import BatchNormTrainingProblem
-from escalade.ops.calling.executables import ready
-from escalade.ops.calling.library import define, require_alike, without_launch
-from escalade.ops.shared.channels import check_numbers, numbers
-from escalade.ops.shared.images import check_images, empty_beside, laid_out, layout_of
+from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.shared.channels import check_numbers, laying_numbers
+from escalade.ops.shared.images import check_images, empty_beside, laying, layout_of
 
 _NAME = "batch_norm_training"
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -37,13 +37,11 @@ def batch_norm_training(
     `batch_norm_backward` takes, and, where running statistics are given, these moved towards the batch's by `momentum`
     (the variance unbiased). Only y has a gradient. Always the same bits. `rung` names one rung of the ladder.
     """
-    found = torch.ops.escalade.batch_norm_training(
-        x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung
-    )
+    found = OPERATOR(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung)
     return tuple(found[: 3 if running_mean is None else 5])
 
 
-def _run(
+def _fake(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -54,8 +52,6 @@ def _run(
     relu: bool = False,
     residual: torch.Tensor | None = None,
     rung: str | None = None,
-    *,
-    launch: bool = True,
 ) -> Results:
     check_images(_NAME, x)
     require_alike(x, {"residual": residual})
@@ -75,29 +71,45 @@ def _run(
     y = empty_beside(x, x.shape)
     mean, rstd = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
     moved = [x.new_empty(x.shape[1] if moves else 0, dtype=torch.float32) for _ in range(2)]
-    if not launch:
-        return y, mean, rstd, moved[0], moved[1]
+    return y, mean, rstd, moved[0], moved[1]
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    residual: torch.Tensor | None,
+    rung: str | None,
+) -> Plan:
+    results = _fake(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual)
+    moves = running_mean is not None
     batch, channels, height, width = x.shape
     problem = BatchNormTrainingProblem(
         batch, channels, height, width, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps,
         momentum if moves else None,
     )  # fmt: skip
-    tensors = {
-        "x": laid_out(x, problem.layout), "weight": numbers(x, weight, 1.0), "bias": numbers(x, bias), "y": y,
-        "residual": None if residual is None else laid_out(residual, problem.layout), "mean": mean, "rstd": rstd,
-    }  # fmt: skip
+    images, numbers = laying(problem.layout), laying_numbers(x)
+    lay = {"x": images, "residual": images, "weight": laying_numbers(x, 1.0), "bias": numbers}
     if moves:
-        tensors |= {
-            "running_mean": numbers(x, running_mean), "running_variance": numbers(x, running_var),
-            "moved_mean": moved[0], "moved_variance": moved[1],
-        }  # fmt: skip
-    ready(BATCH_NORM_TRAINING, problem, x.device, rung).run(tensors)
-    return y, mean, rstd, moved[0], moved[1]
+        lay |= {"running_mean": numbers, "running_variance": numbers}
+    names = ("y", "mean", "rstd", "moved_mean", "moved_variance")
+    return Plan(
+        launched(BATCH_NORM_TRAINING, problem, x.device, rung),
+        dict(zip(names, results, strict=True)),
+        lay,
+        results=names,
+        renamed={"running_var": "running_variance"},
+    )
 
 
-define(
+OPERATOR = define_planned(
     "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean=None, Tensor? running_var=None, "
     "float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, str? rung=None) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _run, without_launch(_run),
+    _plan, _fake,
 )  # fmt: skip

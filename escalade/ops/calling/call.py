@@ -35,6 +35,8 @@ class Plan:
     """What is done with the result, or the tuple of them, at the end."""
     names: tuple[str, ...] = ()
     """The buffers of the tensors of a list, where the operator takes one."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The buffers of arguments that are called otherwise."""
 
 
 def launched(

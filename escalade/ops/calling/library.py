@@ -58,6 +58,11 @@ def define_planned(
     return _operators[name]
 
 
+def operator(name: str) -> Operator:
+    """What `define_planned` has made, for those who cannot import each other."""
+    return _operators[name]
+
+
 def define_gradient(
     name: str, setup: Function | None, backward: Function, *, first_alone: bool = False
 ) -> None:

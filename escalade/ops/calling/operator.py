@@ -99,7 +99,8 @@ class Operator:
 
     def _made(self, arguments: Sequence[Any]) -> Call:
         plan: Plan = self._plan(*arguments)
-        buffers = {place: self._names[place] for place in self._tensors}
+        named = {place: self._names[place] for place in self._tensors}
+        buffers = {place: plan.renamed.get(name, name) for place, name in named.items()}
         if self._list is not None:
             count = len(arguments[self._list])
             buffers = {place + (count - 1) * (place > self._list): name for place, name in buffers.items()}

@@ -13,7 +13,7 @@ from escalade.device.program import Constant, Type
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
-from escalade.ops.calling.executables import aligned
+from escalade.ops.calling.call import Lay
 from escalade.ops.calling.library import require_same_device
 from escalade.ops.shared.images import ImageProblem, check_problem, pair_pattern, require_32_bits, spell_pair
 
@@ -92,8 +92,13 @@ def check_numbers(operation: str, x: torch.Tensor, numbers: Mapping[str, torch.T
             )
 
 
-def numbers(x: torch.Tensor, given: torch.Tensor | None, default: float = 0.0) -> torch.Tensor:
-    """A number for each channel of x as kernels take it; the default for each where none are given."""
-    if given is None:
-        return x.new_full((x.shape[1],), default, dtype=torch.float32)
-    return aligned(given.float().contiguous())
+def laying_numbers(x: torch.Tensor, default: float = 0.0) -> Lay:
+    """How a number for each channel of x lies for kernels; the default for each where none are given."""
+    channels, device = x.shape[1], x.device
+
+    def lay(given: torch.Tensor | None) -> torch.Tensor:
+        if given is None:
+            return torch.full((channels,), default, dtype=torch.float32, device=device)
+        return given.float().contiguous()
+
+    return lay
