@@ -112,11 +112,12 @@ def command(
     where = engine_device(device)
     twin = where == "twin"
     with processes(torch.device("cpu" if twin else where)) as own:
-        run = trainer(
-            task, given, folder, own, resume=resume, weights=weights, twin=twin, tensorboard=tensorboard
-        )
-        probe = Probe(run.dataset, run.settings.seed) if classifier else None
         console = Console(quiet=not own.first)
+        with console.status("Reading the images and planning the step"):
+            run = trainer(
+                task, given, folder, own, resume=resume, weights=weights, twin=twin, tensorboard=tensorboard
+            )
+        probe = Probe(run.dataset, run.settings.seed) if classifier else None
         _announce(console, run, own, folder)
         _train(console, run, own)
         console.print(

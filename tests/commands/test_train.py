@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 
 import pytest
+import torch
 
+from escalade.commands import train
 from escalade.train import logs, pictures
+from escalade.train.parallel import LostError, Processes
 from tests.commands.support import run, said_by
 
 SMALL = "--data synthetic:24 --side 8 --width 4 --batch 8 --device cpu".split()
@@ -37,3 +41,19 @@ def test_mistakes_are_answered_by_one_sentence(
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with train._signals(Processes(torch.device("cpu"))) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with (
+        pytest.raises(LostError, match="process 1 of 2 was told to end"),
+        train._signals(Processes(torch.device("cpu"), 1, 2)),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

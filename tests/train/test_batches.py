@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from escalade.train.augmentation import Augmentation, Moves, moved
@@ -66,3 +67,20 @@ def test_grey_images_are_given_as_colours_and_come_back() -> None:
     assert found.shape == (23, 3, 8, 8) and found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found[:, 1], (IMAGES.pixels[..., 0] / 255 - 0.5) / 0.3)
     assert torch.equal(normalization.undone(found), IMAGES.pixels[..., :1].expand(-1, -1, -1, 3))
+
+
+@pytest.mark.gpu
+def test_batches_on_the_gpu_are_those_of_the_cpu(cuda: torch.device) -> None:
+    """Streamed through pinned memory many times over, so that a slot that is filled too early would show."""
+    images = make(500, 16, 0, "train")
+    for resident in (True, False):
+        for epoch in range(3):
+            found, expected = (
+                list(
+                    Batches(
+                        images, 20, device, seed=1, augmentation=Augmentation(True, 3), resident=where
+                    ).epoch(epoch)
+                )
+                for device, where in ((cuda, resident), (CPU, True))
+            )
+            assert torch.equal(pixels(found).cpu(), pixels(expected))

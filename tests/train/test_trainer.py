@@ -217,3 +217,25 @@ def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
 def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         made(tmp_path, **given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["autoencoder", "resnet18"])
+def test_a_run_on_the_gpu_goes_on_bit_for_bit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, task: str
+) -> None:
+    monkeypatch.undo()
+    given = SMALL | {
+        "data": "synthetic:400",
+        "side": 32,
+        "width": 32,
+        "batch": 64,
+        "dtype": "fp16",
+        "steps": 10,
+    }
+    on_gpu = Processes(cuda)
+    trainer(task, given, tmp_path / "whole", on_gpu).run(lambda news: None)
+    asked = iter([False, False, True])
+    trainer(task, given, tmp_path / "ended", on_gpu).run(lambda news: None, lambda: next(asked))
+    trainer(task, given, tmp_path / "ended", on_gpu, resume=True).run(lambda news: None)
+    assert_same(course(tmp_path / "ended"), course(tmp_path / "whole"))
