@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import torch
 from torch import nn
 
 from escalade.engine.capture.joint import Joint
 from escalade.engine.graph.forms import InputFormat
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import optimise_step
+from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import make_plan
@@ -37,33 +39,42 @@ class Planned:
         """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.stepping([name for name in joint.trained if parameters[name] in stepped])
-        own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
-        self._inputs = [torch.empty_like(one, memory_format=torch.preserve_format) for one in inputs]
-        scales = [] if scale is None else [scale]
-        tensors = [*(_required(one.detach()) for one in own), *self._inputs, *scales]
         graph = joint.graph
-        bound = {given.name: one for given, one in zip(graph.inputs, tensors, strict=True)}
+        names = [entry.name for entry in graph.inputs]
+        casts = lift_casts(graph)
+        drop_output_casts(graph, range(1, 1 + len(joint.trained)))
+        own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
+        bound = dict(zip(names, (_required(one.detach()) for one in own), strict=False))
+        given = dict(zip(names[len(own) :], inputs, strict=False))
+        bound |= {name: torch.empty_like(one) for name, one in given.items()}
+        if scale is not None:
+            bound[names[-1]] = scale
+        bound |= {cast.name: torch.empty_like(bound[cast.of], dtype=cast.dtype) for cast in casts}
+        alone = _alone(graph, casts, given)
+        self._inputs = [bound[alone.get(name, name)] for name in given]
+        self._casts = _Copies((bound[cast.of], bound[cast.name]) for cast in casts if cast.of not in alone)
         formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
         given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
-        places = dict(zip(joint.parameters, (entry.name for entry in graph.inputs), strict=False))
+        places = dict(zip(joint.parameters, names, strict=False))
         returned = {
             output: given_as[places[name]]
             for name, output in zip(joint.trained, graph.outputs[1:], strict=False)
             if places[name] in given_as
         }
-        graph = optimise_step(graph, given_as, returned)
-        device = tensors[0].device
-        plan = make_plan(graph, dtype, device, formats, bound=True)
+        device = own[0].device
+        plan = make_plan(optimise_step(graph, given_as, returned), dtype, device, formats, bound=True)
         constants = Constants(dtype, device, typed=True)
         self.program: StepProgram = (
-            ReferenceStep(plan, constants, bound)
+            ReferenceStep(plan, constants, bound, self._casts.run)
             if device.type == "cpu" and not on_twin
-            else KernelStep(plan, constants, device, bound)
+            else KernelStep(plan, constants, device, bound, self._casts.run)
         )
         self._loss, *results = self.program.results()
-        self._gradients = {parameters[name]: one for name, one in zip(joint.trained, results, strict=False)}
-        self._changed = [buffers[name] for name in joint.changed]
-        self._new = results[len(joint.trained) :]
+        trained = [parameters[name] for name in joint.trained]
+        self._gradients, self._widened = _of_one_type(trained, results)
+        self._new = _Copies(
+            (new, buffers[name]) for name, new in zip(joint.changed, results[len(trained) :], strict=True)
+        )
         self.groups: list[Stepped] | None = None
 
     @property
@@ -78,13 +89,8 @@ class Planned:
                 group.rehearse(self._gradients)
 
         def finish() -> None:
-            by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-            for old, new in zip(self._changed, self._new, strict=True):
-                olds, news = by_type.setdefault(old.dtype, ([], []))
-                olds.append(old)
-                news.append(new)
-            for olds, news in by_type.values():
-                torch._foreach_copy_(olds, news)
+            self._widened.run()
+            self._new.run()
             step(groups, self._gradients)
 
         self.program.finish_with(finish)
@@ -96,6 +102,55 @@ class Planned:
             own.copy_(given, non_blocking=True)
         self.program.run()
         return self._loss.clone()
+
+
+class _Copies:
+    """Tensors written into others, all of a kind in one launch."""
+
+    def __init__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._groups: dict[
+            tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]
+        ] = {}
+        for source, target in pairs:
+            sources, targets = self._groups.setdefault((source.dtype, target.dtype), ([], []))
+            sources.append(source)
+            targets.append(target)
+
+    def run(self) -> None:
+        for sources, targets in self._groups.values():
+            torch._foreach_copy_(targets, sources)
+
+
+def _alone(graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The inputs of which nothing is read but one cast, which they can be brought in as."""
+    read = {name for node in graph for name in node.inputs.values()} | set(graph.outputs)
+    by_source: dict[str, list[str]] = {}
+    for cast in casts:
+        by_source.setdefault(cast.of, []).append(cast.name)
+    return {
+        name: made[0] for name, made in by_source.items() if len(made) == 1 and name in given.keys() - read
+    }
+
+
+def _of_one_type(
+    trained: list[nn.Parameter], results: list[torch.Tensor]
+) -> tuple[dict[nn.Parameter, torch.Tensor], _Copies]:
+    """Gradients of these parameters, and what widens some of them: one launch steps those of one type."""
+    found = {one: _lying_as(one, result) for one, result in zip(trained, results, strict=False)}
+    if len({gradient.dtype for gradient in found.values()}) <= 1:
+        return found, _Copies(())
+    narrow = {one: gradient for one, gradient in found.items() if gradient.dtype is not one.dtype}
+    wide = {one: torch.empty_like(gradient, dtype=one.dtype) for one, gradient in narrow.items()}
+    return {**found, **wide}, _Copies((gradient, wide[one]) for one, gradient in narrow.items())
+
+
+def _lying_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient with the strides of its parameter, if its elements lie in that order."""
+    alike = all(
+        size <= 1 or own == theirs
+        for size, own, theirs in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
+    )
+    return gradient.as_strided(parameter.shape, parameter.stride()) if alike else gradient
 
 
 def _required(tensor: torch.Tensor) -> torch.Tensor:

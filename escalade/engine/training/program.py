@@ -13,8 +13,8 @@ from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan
 from escalade.engine.plan.program import Kernels, SeveralResults
 
-Finish = Callable[[], None]
-"""What is done with the results: buffers are written, parameters stepped."""
+Work = Callable[[], None]
+"""What is done in front of a plan (inputs are cast) or behind it (buffers are written, parameters stepped)."""
 
 
 class StepProgram(Protocol):
@@ -25,7 +25,7 @@ class StepProgram(Protocol):
     def results(self) -> tuple[torch.Tensor, ...]:
         """Where the results lie: the same tensors after every run."""
 
-    def finish_with(self, finish: Finish) -> None:
+    def finish_with(self, finish: Work) -> None:
         """Says what is done behind the plan from now on, as part of every run."""
 
     def run(self) -> None:
@@ -36,16 +36,23 @@ class KernelStep(Kernels):
     """The kernels of a step's plan; on the GPU one CUDA graph of them all, the optimiser's among them."""
 
     def __init__(
-        self, plan: Plan, constants: Constants, device: torch.device, bound: Mapping[str, torch.Tensor]
+        self,
+        plan: Plan,
+        constants: Constants,
+        device: torch.device,
+        bound: Mapping[str, torch.Tensor],
+        prepare: Work,
     ) -> None:
+        prepare()
         super().__init__(plan, constants, device, bound)
-        self._finish: Finish = _nothing
+        self._prepare = prepare
+        self._finish: Work = _nothing
         self._graph: RecordedGraph | None = None
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
 
-    def finish_with(self, finish: Finish) -> None:
+    def finish_with(self, finish: Work) -> None:
         self._finish = finish
         self._graph = None
 
@@ -58,6 +65,7 @@ class KernelStep(Kernels):
         self._graph.replay()
 
     def _all(self) -> None:
+        self._prepare()
         self.run_steps()
         self._finish()
 
@@ -69,11 +77,14 @@ class KernelStep(Kernels):
 class ReferenceStep:
     """A step's plan with PyTorch doing every node, on the CPU."""
 
-    def __init__(self, plan: Plan, constants: Constants, bound: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, constants: Constants, bound: Mapping[str, torch.Tensor], prepare: Work
+    ) -> None:
         self.plan = plan
+        self._prepare = prepare
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
-        self._finish: Finish = _nothing
+        self._finish: Work = _nothing
         self._several = SeveralResults(plan, everything=True)
         self._outputs = tuple(
             torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
@@ -86,13 +97,14 @@ class ReferenceStep:
     def results(self) -> tuple[torch.Tensor, ...]:
         return self._outputs
 
-    def finish_with(self, finish: Finish) -> None:
+    def finish_with(self, finish: Work) -> None:
         self._finish = finish
 
     def run(self) -> None:
         graph = self.plan.graph
         kept = {*self._bound, *graph.outputs}
         values = dict(self._bound)
+        self._prepare()
         with own_arithmetic(self.plan.dtype, torch.device("cpu")):
             for number, step in enumerate(self.plan.steps):
                 inputs = {
