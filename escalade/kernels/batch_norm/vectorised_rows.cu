@@ -20,6 +20,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int channel = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
     if (row_in_block >= height || channel >= channels) return;
 
+    const int block = BACKWARDS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    long long row = 1LL * block * turns * PACKS * height + row_in_block;
+    if (!PITCHED) x_pitch = residual_pitch = y_pitch = channels;
+    Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};
+    const auto load = [&](bool wanted) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const long long at = row + i * height;
+            if (!wanted || at >= rows) continue;
+            values[i] = load_pack<Element, VECTOR>(x + at * x_pitch + channel);
+            if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + at * residual_pitch + channel);
+        }
+    };
+    load(true);  // before anything waits for the channels' numbers
+
     float means[VECTOR], biases[VECTOR], variances[VECTOR], scales[VECTOR];
     load_channels(mean + channel, means);
     load_channels(bias + channel, biases);
@@ -27,19 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     load_channels(weight + channel, scales);
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) scales[e] *= rsqrtf(variances[e] + epsilon);
-
-    const int block = BACKWARDS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    long long row = 1LL * block * turns * PACKS * height + row_in_block;
-    if (!PITCHED) x_pitch = residual_pitch = y_pitch = channels;
-    for (int turn = 0; turn < turns; ++turn, row += PACKS * height) {
-        Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            if (row + i * height >= rows) continue;
-            const long long at = row + i * height;
-            values[i] = load_pack<Element, VECTOR>(x + at * x_pitch + channel);
-            if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + at * residual_pitch + channel);
-        }
+    for (int turn = 0; turn < turns; ++turn) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (row + i * height >= rows) continue;
@@ -48,5 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 values[i].at[e] = normalised(values[i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
             store_pack(y + (row + i * height) * y_pitch + channel, values[i]);
         }
+        row += PACKS * height;
+        load(turn + 1 < turns);
     }
 }

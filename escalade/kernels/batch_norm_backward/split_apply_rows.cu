@@ -23,6 +23,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const int channel = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
     if (row_in_block >= height || channel >= channels) return;
 
+    const long long step = 1LL * gridDim.x * height;
+    Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS] = {};
+    const auto load = [&](long long row) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const bool inside = row - i * step >= 0;
+            const long long at = (row - i * step) * channels + channel;
+            gradients[i] = load_pack_if<Element, VECTOR>(inside, gradient + at);
+            xs[i] = load_pack_if<Element, VECTOR>(inside, x + at);
+            if (MASK == BY_OUTPUT) outputs[i] = load_pack_if<Element, VECTOR>(inside, output + at);
+        }
+    };
+    long long row = rows - 1 - (1LL * blockIdx.x * height + row_in_block);
+    load(row);  // before anything waits for the channels' numbers
+
     Slope slopes[VECTOR];
     {
         float means[VECTOR], rstds[VECTOR], weights[VECTOR], biases[VECTOR] = {}, products[VECTOR], sums[VECTOR];
@@ -36,18 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         for (int e = 0; e < VECTOR; ++e)
             slopes[e] = Slope(means[e], rstds[e], weights[e], biases[e], products[e], sums[e], share);
     }
-
-    const long long step = 1LL * gridDim.x * height;
-    for (long long row = rows - 1 - (1LL * blockIdx.x * height + row_in_block); row >= 0; row -= PACKS * step) {
-        Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS] = {};
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            const bool inside = row - i * step >= 0;
-            const long long at = (row - i * step) * channels + channel;
-            gradients[i] = load_pack_if<Element, VECTOR>(inside, gradient + at);
-            xs[i] = load_pack_if<Element, VECTOR>(inside, x + at);
-            if (MASK == BY_OUTPUT) outputs[i] = load_pack_if<Element, VECTOR>(inside, output + at);
-        }
+    while (row >= 0) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (row - i * step < 0) break;
@@ -56,5 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 gradients[i].at[e] = slopes[e].of(gradients[i].at[e], xs[i].at[e], outputs[i].at[e]);
             store_pack(y + (row - i * step) * channels + channel, gradients[i]);
         }
+        row -= PACKS * step;
+        load(row);
     }
 }

@@ -1,7 +1,7 @@
 // bias_gradient[c], weight_gradient[c] = the sums of partial[0][·][c], and of partial[1][·][c] times rstd[c]
 //
 // The second of three launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
-// through the parts in turn and then meet by shuffles and in shared memory: always in the same order, so that every run
+// through the parts in turn, PACKS under way, and then meet by shuffles and in shared memory: always in the same order, so that every run
 // gives the same bits. What bounds it: latency.
 //
 // Serves `split` and `vectorised`.
@@ -17,12 +17,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int in_block = threadIdx.x % CHANNELS, c = blockIdx.x * CHANNELS + in_block;
 
     float sums[2] = {};
-    if (c < channels) {
-#pragma unroll 4
-        for (int split = threadIdx.x / CHANNELS; split < splits; split += LANES) {
-            sums[0] += partial[1LL * split * channels + c];
-            sums[1] += partial[(1LL * splits + split) * channels + c];
+    for (int first = threadIdx.x / CHANNELS; first < splits && c < channels; first += PACKS * LANES) {
+        float parts[2][PACKS] = {};
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int split = first + i * LANES;
+            if (split < splits) {
+                parts[0][i] = partial[1LL * split * channels + c];
+                parts[1][i] = partial[(1LL * splits + split) * channels + c];
+            }
         }
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) sums[0] += parts[0][i], sums[1] += parts[1][i];
     }
 #pragma unroll
     for (int which = 0; which < 2; ++which) {

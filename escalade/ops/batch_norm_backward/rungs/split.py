@@ -22,7 +22,7 @@ from escalade.ops.batch_norm_backward.rungs.naive import (
 from escalade.ops.shared.channels import Rows, channels_innermost
 from escalade.ops.shared.pointwise import PacksConfig
 
-_MERGE_THREADS, _MERGE_CHANNELS = 512, 8
+_MERGE_THREADS, _MERGE_CHANNELS, _MERGE_PACKS = 512, 8, 5
 _LAUNCHES = 3
 _PARTIAL = Buffer("partial")
 
@@ -65,7 +65,7 @@ class Split(Rung[BatchNormBackwardProblem]):
             Program.of(
                 "batch_norm_backward/split_merge.cu",
                 "batch_norm_backward_split_merge",
-                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS},
+                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS, "PACKS": _MERGE_PACKS},
             ),
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
             (_MERGE_THREADS, 1, 1),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Addresses, Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Addresses, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, VECTOR_BYTES, widest_vector
-from escalade.ops.base.grid import blocks
+from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_statistics.problem import BatchStatisticsProblem
 from escalade.ops.shared import channels
 from escalade.ops.shared.channels import Rows, channels_innermost
 from escalade.ops.shared.pointwise import PacksConfig
 
-_MERGE_THREADS, _MERGE_CHANNELS = 256, 8
+_MERGE_THREADS, _MERGE_CHANNELS, _MERGE_PACKS = 512, 8, 9
 _QUOTIENT = 2.0**-22
 """How far the card's approximate quotient may be off, relative to it: 2 units in the last place."""
 
@@ -112,17 +112,24 @@ class Split(Rung[BatchStatisticsProblem]):
             Program.of(
                 "batch_statistics/split_merge.cu",
                 "batch_statistics_split_merge",
-                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS},
+                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS, "PACKS": _MERGE_PACKS},
             ),
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
             (_MERGE_THREADS, 1, 1),
             (
-                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits, Int64(unit),
-                Int64(problem.count), *_numbers(problem),
+                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits,
+                _shares(problem.count, unit, splits), *_numbers(problem),
             ),
             overlap=True,
         )  # fmt: skip
         return Recipe((first, merge), (Workspace("partial", 2 * 4 * splits * problem.channels),))
+
+
+def _shares(count: int, unit: int, splits: int) -> Ints:
+    """`Shares` of split_merge.cu: so many elements in units that go round the splits."""
+    units = ceil_div(count, unit)
+    each, longer = divmod(units, splits)
+    return Ints((each * unit, unit, longer, (units - 1) % splits, units * unit - count))
 
 
 def _vector_bytes(problem: BatchStatisticsProblem) -> int:
