@@ -16,6 +16,8 @@ from escalade.engine.nodes.avg_pool2d import AvgPool2d
 from escalade.engine.nodes.avg_pool2d_backward import AvgPool2dBackward
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.batch_norm_backward import BatchNormBackward
+from escalade.engine.nodes.batch_norm_training import BatchNormTraining
 from escalade.engine.nodes.concatenate import Concatenate
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.conv2d_input_gradient import Conv2dInputGradient
@@ -51,6 +53,8 @@ from escalade.engine.nodes.upsample2d_backward import Upsample2dBackward
 OPERATORS: tuple[Operator, ...] = (
     Conv2d(),
     ConvTranspose2d(),
+    BatchNormTraining(),
+    BatchNormBackward(),  # of gradients that a convolution would mask
     Conv2dInputGradient(),
     Conv2dWeightGradient(),
     BatchNorm(),

@@ -58,3 +58,14 @@ def put_beside(graph: Graph, maker: Node, further: Node) -> None:
     rest = [node for node in graph if node.name != further.name]
     order = (one for old in rest for one in ((maker, further) if old.name == maker.name else (old,)))
     graph.nodes = {one.name: one for one in order}
+
+
+def furthers_of(maker: Node, graph: Graph) -> list[Node]:
+    """The further results of a node."""
+    return [node for node in graph if Further.matches(node) and node.inputs[_MAKER] == maker.name]
+
+
+def readers_of(maker: Node, graph: Graph) -> list[Node]:
+    """The nodes that read a node's first result."""
+    own = {node.name for node in furthers_of(maker, graph)}
+    return [node for node in graph if maker.name in node.inputs.values() and node.name not in own]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.pointwise import Pointwise
@@ -30,15 +33,29 @@ def through_relu(gradient: Node, graph: Graph) -> tuple[Node, str] | None:
     """The node that a gradient goes through a ReLU's backward pass by, with the ReLU's result, if nobody else reads it
     and it keeps its type."""
     node = graph.only_user(gradient.name)
-    if not Pointwise.matches(node) or len(node.inputs) != 2 or node.dtype != gradient.dtype:
+    found = masked_by(node, graph)
+    return (node, found[1]) if node is not None and found is not None and found[0] == gradient.name else None
+
+
+def masked_by(node: Node | None, graph: Graph) -> tuple[str, str] | None:
+    """The gradient that a node is where a ReLU's result is positive, and that result, if it is such a node."""
+    if not Pointwise.matches(node) or len(node.inputs) != 2:
         return None
-    own = next(role for role, name in node.inputs.items() if name == gradient.name)
-    other = next(role for role in node.inputs if role != own)
-    if Pointwise().expression(node) != _BEHIND_RELU.rename({"gradient": own, "result": other}):
-        return None
-    result = node.inputs[other]
-    alike = graph.shape_of(result) == gradient.shape and graph.dtype_of(result) == graph.dtype_of(node.name)
-    return (node, result) if alike else None
+    expression = Pointwise().expression(node)
+    for gradient, result in (tuple(node.inputs), tuple(node.inputs)[::-1]):
+        if expression == _BEHIND_RELU.rename({"gradient": gradient, "result": result}):
+            names = node.inputs[gradient], node.inputs[result]
+            alike = all(
+                graph.shape_of(name) == node.shape and graph.dtype_of(name) == graph.dtype_of(node.name)
+                for name in names
+            )
+            return names if alike and not graph.constants.keys() & set(names) else None
+    return None
+
+
+def are_wide(values: Iterable[str | None], graph: Graph) -> bool:
+    """Whether all of these are there, and of fp32."""
+    return all(name is not None and graph.dtype_of(name) is torch.float32 for name in values)
 
 
 def put_in_order(graph: Graph) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.aten import resolve
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import (
     Layouts,
@@ -45,6 +45,9 @@ MOST_CALLS = 64
 MOST_TEXT = 4096
 _UNREDUCED, _MEAN = 0, 1
 """What PyTorch calls losses that are not summed up, and those whose mean is taken."""
+_FILLED = {"fill": "value", "full_like": "fill_value", "full": "fill_value", "new_full": "fill_value"}
+"""Calls that fill a value with a number, with the argument that it is."""
+_FILLED_WITH = {"ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 _MASKS = (torch.bool, torch.uint8)
 """Types besides those of floating point whose every value fp32 has."""
 
@@ -86,6 +89,10 @@ class Pointwise(Operator):
         operator = _functional(node.attributes["target"])
         if operator is None or "result" in node.attributes:
             return None
+        if graph.typed and node.is_floating and name_of(node.attributes["target"]) == "expand":
+            return self.instead_of(
+                node, {"x": call.value("self")}, expression="x"
+            )  # whoever reads it broadcasts
         given = {
             name: TENSOR if isinstance(value, Reference) else value
             for name, value in node.attributes["arguments"].items()
@@ -101,6 +108,10 @@ class Pointwise(Operator):
         values = {name: value for name, value in inputs.items() if value is not None}
         if len(values) < len(inputs) or not _has_types(node, values.values(), graph):
             return None
+        numbers = {
+            name: number for name, value in values.items() if (number := _filled(value, graph)) is not None
+        }
+        found = found.substitute(numbers)
         return self.joined(node, found, values, graph)
 
     @classmethod
@@ -137,6 +148,8 @@ class Pointwise(Operator):
         for number, dtype in enumerate(types):
             common = torch.promote_types(common, dtype) if number else dtype
         (result,) = self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
+        if node.attributes["expression"] == "x":
+            result = result.expand(node.shape)  # type: ignore[arg-type]
         return result if node.is_floating else result != 0
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
@@ -217,6 +230,16 @@ def _of_terms(operator: torch._ops.OpOverload, given: Mapping[str, Any], shape: 
     if each is None or reduction != _MEAN:
         return each
     return Expression.parse(f"x * {1 / math.prod(shape)!r}").substitute({"x": each})  # type: ignore[arg-type]
+
+
+def _filled(value: str, graph: Graph) -> Expression | None:
+    """The number that a call has filled a whole value with; None if it is none."""
+    node = graph.nodes.get(value)
+    if node is None or node.op != ATEN or not node.is_floating:
+        return None
+    name = name_of(node.attributes["target"])
+    filled = node.attributes["arguments"].get(_FILLED.get(name, ""), _FILLED_WITH.get(name))
+    return Expression((), (float(filled),)) if type(filled) in (int, float) else None
 
 
 def _is_plain(value: Any) -> bool:

@@ -74,6 +74,7 @@ class Kernels:
         self.plan = plan
         self._device = device
         self._shared = constants
+        self._rooms: dict[str, dict[str, torch.Tensor]] = {}
         self._parts = SeveralResults(plan)
         with _clear_about_memory(plan, device):
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
@@ -195,6 +196,7 @@ class Kernels:
             role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
         }
         tensors["y"] = self._values.at(step.node.name)
+        tensors |= self._unread(step)
         tensors |= {
             buffer: self._values.at(name) for buffer, name in self.plan.beside(step.node.name).items()
         }
@@ -206,6 +208,15 @@ class Kernels:
                 offset = self.plan.places[name]
                 tensors[workspace.name] = self._values.arena[offset : offset + workspace.bytes]
         return tensors
+
+    def _unread(self, step: Step) -> dict[str, torch.Tensor]:
+        """Room for what a step's kernels write besides its result, and nobody reads."""
+        assert step.lowered is not None
+        if step.node.name not in self._rooms:
+            every = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
+            read = self.plan.beside(step.node.name)
+            self._rooms[step.node.name] = {name: room for name, room in every.items() if name not in read}
+        return self._rooms[step.node.name]
 
     def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
         """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""

@@ -1,0 +1,123 @@
+"""The operators of training steps: gradients as in float64, by kernels where there are any, and fused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture.joint import Joint, capture_step
+from escalade.engine.graph.forms import InputFormat
+from escalade.engine.passes import optimise_step
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.training.program import ReferenceStep
+
+Loss = Callable[..., torch.Tensor]
+_CPU = torch.device("cpu")
+
+
+class Autoencoder(nn.Module):
+    """A small one with pools, upsampling in two modes, and an average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.third, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = F.avg_pool2d(F.relu(self.second(x)), 2)
+        x = F.interpolate(F.relu(self.third(x)), scale_factor=2)
+        return F.interpolate(self.last(x), scale_factor=2, mode="bilinear")
+
+
+class Residual(nn.Module):
+    """A strided block with a shortcut, gates, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8)
+        self.inner = nn.Sequential(
+            nn.Conv2d(8, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8),
+        )  # fmt: skip
+        self.short = nn.Sequential(nn.Conv2d(8, 8, 1, 2, bias=False), nn.BatchNorm2d(8))
+        self.gate, self.head = nn.Conv2d(8, 8, 1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        x = F.relu(self.inner(x) + self.short(x))
+        x = F.silu(x) * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+        return self.head(F.hardswish(x).mean((2, 3)))
+
+
+def planned(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[Joint, Plan, list[torch.Tensor]]:
+    """A step's plan, and what it gives."""
+    joint = capture_step(model, loss, given[:1], given[1:])
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = [*(state[name].detach() for name in (*joint.parameters, *joint.buffers)), *given]
+    bound = {one.name: tensor for one, tensor in zip(joint.graph.inputs, tensors, strict=True)}
+    formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
+    plan = make_plan(optimise_step(joint.graph, {}, {}), "fp32", _CPU, formats, bound=True)
+    program = ReferenceStep(plan, Constants("fp32", _CPU, typed=True), bound)
+    program.run()
+    return joint, plan, list(program.results())
+
+
+def in_pytorch(plan: Plan) -> set[str]:
+    return {step.node.attributes.get("target", step.node.op) for step in plan.fallbacks}
+
+
+def judged(model: nn.Module, loss: Loss, target: torch.Tensor) -> Plan:
+    """A step's plan, whose results are those of float64."""
+    x, exact = torch.randn(2, 3, 16, 16), copy.deepcopy(model).double()
+    joint, plan, results = planned(model, loss, x, target)
+    expected = loss(exact(x.double()), target.double() if target.is_floating_point() else target)
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in exact.named_parameters()}
+    state = {**gradients, **dict(exact.named_buffers())}
+    torch.testing.assert_close(results[0].double(), expected.detach(), rtol=1e-5, atol=0)
+    for name, found in zip((*joint.trained, *joint.changed), results[1:], strict=True):
+        wanted = state[name]
+        assert wanted is not None
+        torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=1e-3, atol=1e-5)
+    return plan
+
+
+def test_an_autoencoder_is_left_to_no_one() -> None:
+    """The pool writes where its maxima are, the weights' gradient the bias's; nothing is left of the pool's ReLU."""
+    torch.manual_seed(0)
+    plan = judged(Autoencoder(), F.mse_loss, torch.randn(2, 3, 16, 16))
+    assert in_pytorch(plan) == set()
+    besides = [step.beside.buffer for step in plan.steps if step.beside is not None]
+    assert besides.count("places") == 1 and besides.count("bias_gradient") == 4
+    pool = next(step for step in plan.steps if step.node.op == "max_pool2d")
+    assert pool.lowered is not None and "behindrelu" in pool.lowered.problem.name
+    masks = [step for step in plan.steps if "<= 0" in step.node.attributes.get("expression", "")]
+    assert len(masks) == 2  # behind the average and behind the upsampling
+    for step in plan.steps:
+        if step.beside is not None:  # it is there from its maker's step on, and keeps nothing alive
+            maker = next(one for one in plan.steps if one.node.name == step.beside.node)
+            assert plan.steps.index(step) == plan.steps.index(maker) + 1
+
+
+def test_normalisation_takes_what_is_around_it() -> None:
+    """ReLU and residual behind it, in the backward pass the mask, found again from x."""
+    torch.manual_seed(0)
+    plan = judged(Residual(), F.cross_entropy, torch.tensor([1, 4]))
+    assert in_pytorch(plan) == {
+        "permute", "aten::add.Tensor", "aten::addmm", "aten::mm", "aten::_log_softmax", "aten::nll_loss_forward",
+        "aten::nll_loss_backward", "aten::_log_softmax_backward_data",
+    }  # fmt: skip
+    names = [
+        step.lowered.problem.name
+        for step in plan.steps
+        if step.lowered is not None and step.node.op.startswith("batch_norm")
+    ]
+    assert sum(name.endswith("m0.1_relu") for name in names) == 2
+    assert sum("_res+relu" in name for name in names) == 1 and sum("_byx" in name for name in names) == 2
+    assert all(tensor.numel() == 1 for tensor in plan.graph.constants.values())  # no image of ones
