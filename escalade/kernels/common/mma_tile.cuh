@@ -134,6 +134,14 @@ __device__ __forceinline__ u32 split_off_low(u32& bits) {
     return to_tf32(value - __uint_as_float(bits));
 }
 
+// The same in fewer instructions: tensor cores do not look at what lies below TF32 in the low part, which is cut off and
+// not rounded. Its sign is as often one as the other, so that is no bias. A NaN is one in the low part at least.
+__device__ __forceinline__ u32 split_off_low_fast(u32& bits) {
+    const float value = __uint_as_float(bits);
+    bits = (bits + 0x1000) & 0xFFFFE000;
+    return __float_as_uint(value - __uint_as_float(bits));
+}
+
 template <int TILES_M, int TILES_N>
 __device__ __forceinline__ void multiply_add_split(float (&sums)[TILES_M][TILES_N][4],
                                                    Fragments<TILES_M, TILES_N>& high) {

@@ -3,7 +3,7 @@
 // A product of matrices one of which is skinny: few channels (a network's first layer) or few filters (an autoencoder's
 // last). The wide tensor, gradients of many filters or an image of many channels, is read once, straight from memory
 // into the registers that mma.sync expects it in: which row of a product a channel is, and which k a pixel, is free to
-// choose, so a lane's 16 bytes of a pixel are rows of four products. The narrow tensor's windows lie in shared memory, a
+// choose, so a lane's 16 bytes of a pixel are rows of several products. The narrow tensor's windows lie in shared memory, a
 // band of rows at a time; columns of the product are taps times its channels.
 //
 // With 16 bits a register holds two numbers along k: the same column in two neighbouring rows. So a *unit* is one row of
@@ -30,14 +30,16 @@ constexpr bool PAIRED = sizeof(Element) == 2;
 constexpr int UNIT = PAIRED ? 2 : 1;
 constexpr int STEP = 8;                      // columns of a product
 constexpr int LANE = 16 / sizeof(Element);   // neighbouring channels of a lane
-constexpr int CHANNELS = 64;                 // of a warp: rows of four products
+constexpr int CHANNELS = 8 * LANE;           // of a warp: a line of a pixel
 constexpr int TILES_M = CHANNELS / 16;
+constexpr int DEPTH = PAIRED ? 1 : 2;        // steps whose loads are under way
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int TAP_COLUMNS = TAPS * NARROW;
 constexpr bool ONES_COLUMN = HAS_BIAS && !SWAPPED, ONES_ROWS = HAS_BIAS && SWAPPED;
 constexpr int TILES_N = (TAP_COLUMNS + ONES_COLUMN + 7) / 8;
 constexpr int BAND_ROWS = (BAND - 1) * UNIT * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
 constexpr int THREADS = WARPS_M * WARPS_K * 32;
+constexpr int STAGED = 8;  // words of a band that a thread loads before it stores them
 constexpr int FIRST_BIAS_TILE = ONES_ROWS ? BIAS_TAP * NARROW / 8 : 0;
 constexpr int BIAS_TILES = ONES_ROWS ? (BIAS_TAP * NARROW + NARROW - 1) / 8 - FIRST_BIAS_TILE + 1 : 1;
 
@@ -58,65 +60,65 @@ struct Cursor {
     }
 };
 
-// What a lane holds of the wide tensor at two columns, four apart: of two rows of 16 bits, or of one of 32 bits
-// the channels from two places on.
+// What a lane holds of the wide tensor at two columns, four apart: 16 bytes of every row of a unit.
 struct Wide {
-    Pack<u32, 4> at[2][2];
+    Pack<u32, 4> at[2][UNIT];
 
-    __device__ __forceinline__ Wide(const Element* wide, const SkinnyShape& shape, const Cursor& cursor, int end,
-                                    int first_channel) {
-        const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ void load(const Element* wide, const SkinnyShape& shape, const Cursor& cursor, int end,
+                                         int first_channel) {
+        const int lane = threadIdx.x % 32, channel = first_channel + lane / 4 * LANE;
         const int n = cursor.band / shape.bands, row = (cursor.band % shape.bands * BAND + cursor.unit) * UNIT;
-        const bool inside = cursor.band < end;
+        const bool inside = cursor.band < end && channel < shape.channels;
 #pragma unroll
         for (int side = 0; side < 2; ++side)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int column = cursor.step * STEP + lane % 4 + side * 4, h = row + (PAIRED ? half : 0);
-                const int channel = first_channel + lane / 4 * LANE + (PAIRED ? 0 : half * CHANNELS / 2);
-                const long long pixel = (1LL * n * shape.height + h) * shape.width + column;
-                const Pack<Element, LANE> pack = load_pack_if<Element, LANE>(
-                    inside && h < shape.height && column < shape.width && channel < shape.channels,
-                    wide + pixel * shape.channels + channel);
-                at[side][half] = reinterpret_cast<const Pack<u32, 4>&>(pack);
+            for (int e = 0; e < UNIT; ++e) {
+                const int column = cursor.step * STEP + lane % 4 + side * 4;
+                const long long pixel = (1LL * n * shape.height + row + e) * shape.width + column;
+                const Pack<Element, LANE> pack =
+                    load_pack_if<Element, LANE>(inside && row + e < shape.height && column < shape.width,
+                                                wide + pixel * shape.channels + channel);
+                at[side][e] = reinterpret_cast<const Pack<u32, 4>&>(pack);
             }
     }
 
-    // The rows of product i: of 16 bits, a pair along k of either of two neighbouring channels.
+    // The rows of product i, two neighbouring channels; of 16 bits, a pair along k of either.
     __device__ __forceinline__ void rows(u32 (&a)[4], int i) const {
 #pragma unroll
         for (int side = 0; side < 2; ++side)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 a[side * 2 + half] =
-                    PAIRED ? __byte_perm(at[side][0].at[i], at[side][1].at[i], half == 0 ? 0x5410 : 0x7632)
-                           : at[side][half].at[i];
+                    PAIRED ? __byte_perm(at[side][0].at[i], at[side][UNIT - 1].at[i], half == 0 ? 0x5410 : 0x7632)
+                           : at[side][0].at[(2 * i + half) % 4];
     }
 };
 
 // The channel, counted from the warp's first, that row `lane / 4 + 8 * half` of product i is.
-__device__ __forceinline__ int channel_of(int i, int half) {
-    const int group = threadIdx.x % 32 / 4;
-    return PAIRED ? group * LANE + 2 * i + half : half * CHANNELS / 2 + group * LANE + i;
-}
+__device__ __forceinline__ int channel_of(int i, int half) { return threadIdx.x % 32 / 4 * LANE + 2 * i + half; }
 
-// A band of the narrow tensor, zeros outside of it.
+// A band of the narrow tensor, zeros outside of it; several loads of a thread at a time are under way.
 __device__ __forceinline__ void stage(Word* words, const Element* narrow, const SkinnyShape& shape, int band) {
     const int n = band / shape.bands, first_row = band % shape.bands * BAND * UNIT * STRIDE_H - shape.pad_h;
-    const int row_elements = shape.narrow_width * NARROW;
+    const int row_elements = shape.narrow_width * NARROW, all = BAND_ROWS * shape.pitch;
     const Element* image = narrow + 1LL * n * shape.narrow_height * row_elements;
-    for (int row = threadIdx.x / 32; row < BAND_ROWS; row += THREADS / 32)
-        for (int i = threadIdx.x % 32; i < shape.pitch; i += 32) {
-            const int at = i - shape.pad_w * NARROW;
-            Word word;
+    for (int first = threadIdx.x; first < all; first += STAGED * THREADS) {
+        Word staged[STAGED];
+#pragma unroll
+        for (int i = 0; i < STAGED; ++i) {
+            const int row = (first + i * THREADS) / shape.pitch, column = (first + i * THREADS) - row * shape.pitch;
+            const int at = column - shape.pad_w * NARROW;
 #pragma unroll
             for (int e = 0; e < UNIT; ++e) {
                 const int h = first_row + row + e * STRIDE_H;
                 const bool inside = 0 <= h && h < shape.narrow_height && 0 <= at && at < row_elements;
-                word.at[e] = inside ? image[1LL * h * row_elements + at] : from_float<Element>(0.f);
+                staged[i].at[e] = inside ? image[1LL * h * row_elements + at] : from_float<Element>(0.f);
             }
-            words[row * shape.pitch + i] = word;
         }
+#pragma unroll
+        for (int i = 0; i < STAGED; ++i)
+            if (first + i * THREADS < all) words[first + i * THREADS] = staged[i];
+    }
 }
 
 struct Columns {
@@ -167,7 +169,7 @@ __device__ __forceinline__ void multiply(float (*sums)[4], u32 (&a)[4], const u3
         u32 lower_a[4];
         float recent[COUNT][4] = {};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) lower_a[e] = split_off_low(a[e]);
+        for (int e = 0; e < 4; ++e) lower_a[e] = split_off_low_fast(a[e]);
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) multiply_add<Element>(recent[j], lower_a, b[j]);
 #pragma unroll
@@ -193,7 +195,7 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 
         for (int j = 0; j < TILES_N; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                if (PRODUCTS == 3) lower[j][e] = split_off_low(b[j][e]);
+                if (PRODUCTS == 3) lower[j][e] = split_off_low_fast(b[j][e]);
                 else b[j][e] = to_tf32(__uint_as_float(b[j][e]));
             }
     }
@@ -211,55 +213,60 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 
     }
 }
 
-// The sums of the warps that have the same channels meet in those of the first, in order.
-__device__ __forceinline__ void add_up(Sums& sums, float* room, int warp_m, int warp_k) {
-    constexpr int EACH = sizeof(Sums) / sizeof(float);
-    float* mine = reinterpret_cast<float*>(&sums);
-    float* shared = room + warp_m * EACH * 32 + threadIdx.x % 32;
-    for (int other = 1; other < WARPS_K; ++other) {
-        __syncthreads();
-        if (warp_k == other) {
-#pragma unroll
-            for (int e = 0; e < EACH; ++e) shared[e * 32] = mine[e];
-        }
-        __syncthreads();
-        if (warp_k == 0) {
-#pragma unroll
-            for (int e = 0; e < EACH; ++e) mine[e] += shared[e * 32];
-        }
-    }
+// Where a sum of the block lies in shared memory: as in the part, in rows of the block's channels or of their columns.
+constexpr int BLOCK_CHANNELS = WARPS_M * CHANNELS;
+__device__ __forceinline__ int place_of(int channel, int column) {
+    if (column >= TAP_COLUMNS) return BLOCK_CHANNELS * TAP_COLUMNS + channel;
+    return SWAPPED ? (column % NARROW * TAPS + TAPS - 1 - column / NARROW) * BLOCK_CHANNELS + channel
+                   : channel * TAP_COLUMNS + column;
 }
 
-__device__ __forceinline__ void store(const Sums& sums, float* part, const SkinnyShape& shape, int first_channel,
-                                      bool with_ones) {
-    const long long weights = 1LL * shape.channels * TAP_COLUMNS;
+// The sums of the warps that have the same channels meet in shared memory, in order.
+__device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m, int warp_k, bool with_ones) {
     const int pair = threadIdx.x % 4 * 2;
+    for (int turn = 0; turn < WARPS_K; ++turn) {
+        __syncthreads();
+        if (warp_k != turn) continue;
 #pragma unroll
-    for (int i = 0; i < TILES_M; ++i)
+        for (int i = 0; i < TILES_M; ++i)
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j)
+            for (int j = 0; j < TILES_N; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int channel = first_channel + channel_of(i, e / 2), column = j * 8 + pair + e % 2;
-                if (channel >= shape.channels) continue;
-                const float sum = sums.of[i][j][e];
-                if (column < TAP_COLUMNS && SWAPPED)
-                    part[(column % NARROW * TAPS + TAPS - 1 - column / NARROW) * shape.channels + channel] = sum;
-                else if (column < TAP_COLUMNS)
-                    part[1LL * channel * TAP_COLUMNS + column] = sum;
-                else if (ONES_COLUMN && column == TAP_COLUMNS)
-                    part[weights + channel] = sum;
-            }
-    if constexpr (ONES_ROWS) {  // whose rows are all alike
+                for (int e = 0; e < 4; ++e) {
+                    const int channel = warp_m * CHANNELS + channel_of(i, e / 2), column = j * 8 + pair + e % 2;
+                    if (column >= TAP_COLUMNS + ONES_COLUMN) continue;
+                    float& sum = room[place_of(channel, column)];
+                    sum = turn == 0 ? sums.of[i][j][e] : sum + sums.of[i][j][e];
+                }
+        if constexpr (ONES_ROWS) {  // whose rows are all alike
 #pragma unroll
-        for (int j = 0; j < BIAS_TILES; ++j)
+            for (int j = 0; j < BIAS_TILES; ++j)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int filter = (FIRST_BIAS_TILE + j) * 8 + pair + e - BIAS_TAP * NARROW;
-                if (with_ones && threadIdx.x % 32 < 4 && 0 <= filter && filter < NARROW)
-                    part[weights + filter] = sums.of_ones[j][e];
-            }
+                for (int e = 0; e < 2; ++e) {
+                    const int filter = (FIRST_BIAS_TILE + j) * 8 + pair + e - BIAS_TAP * NARROW;
+                    if (!with_ones || threadIdx.x % 32 >= 4 || filter < 0 || filter >= NARROW) continue;
+                    float& sum = room[BLOCK_CHANNELS * TAP_COLUMNS + filter];
+                    sum = turn == 0 ? sums.of_ones[j][e] : sum + sums.of_ones[j][e];
+                }
+        }
     }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void store(const float* room, float* part, const SkinnyShape& shape, int first_channel) {
+    const int channels = min(BLOCK_CHANNELS, shape.channels - first_channel);
+    for (int at = threadIdx.x; at < channels * TAP_COLUMNS; at += THREADS) {
+        if (SWAPPED) {
+            const int row = at / channels, channel = at - row * channels;
+            part[row * shape.channels + first_channel + channel] = room[row * BLOCK_CHANNELS + channel];
+        } else {
+            part[1LL * first_channel * TAP_COLUMNS + at] = room[at];
+        }
+    }
+    if (!HAS_BIAS || (SWAPPED && first_channel > 0)) return;
+    float* biases = part + 1LL * shape.channels * TAP_COLUMNS + (SWAPPED ? 0 : first_channel);
+    for (int at = threadIdx.x; at < (SWAPPED ? NARROW : channels); at += THREADS)
+        biases[at] = room[BLOCK_CHANNELS * TAP_COLUMNS + at];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -276,21 +283,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Sums sums;
     Cursor at{static_cast<int>(blockIdx.y) * part_bands, 0, warp_k - WARPS_K};
     at.advance(shape.steps);
-    Wide next(wide, shape, at, end, first_channel);
+    Cursor ahead = at;
+    Wide next[DEPTH];
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+        next[i].load(wide, shape, ahead, end, first_channel);
+        ahead.advance(shape.steps);
+    }
     for (int band = blockIdx.y * part_bands; band < end; ++band) {
         __syncthreads();
         stage(words, narrow, shape, band);
         __syncthreads();
         while (at.band == band) {
-            const Wide now = next;
+            const Wide now = next[0];
+#pragma unroll
+            for (int i = 1; i < DEPTH; ++i) next[i - 1] = next[i];
+            next[DEPTH - 1].load(wide, shape, ahead, end, first_channel);
             u32 b[TILES_N][2];
             columns.load(b, words, shape, at);
-            at.advance(shape.steps);
-            next = Wide(wide, shape, at, end, first_channel);
+            at.advance(shape.steps), ahead.advance(shape.steps);
             multiply_step(sums, now, b, with_ones);
         }
     }
-    add_up(sums, reinterpret_cast<float*>(shared_memory), warp_m, warp_k);
+    float* room = reinterpret_cast<float*>(shared_memory);
+    add_up(sums, room, warp_m, warp_k, with_ones);
     const long long elements = 1LL * shape.channels * TAP_COLUMNS + (HAS_BIAS ? (SWAPPED ? NARROW : shape.channels) : 0);
-    if (warp_k == 0) store(sums, parts + blockIdx.y * elements, shape, first_channel, with_ones);
+    store(room, parts + blockIdx.y * elements, shape, blockIdx.x * BLOCK_CHANNELS);
 }

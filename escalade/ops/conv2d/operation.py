@@ -21,6 +21,7 @@ from escalade.ops.conv2d.rungs import (
     implicit_gemm,
     ragged,
     resident,
+    skinny,
     sm90_narrow,
     sm90_persistent,
     sm90_split,
@@ -31,6 +32,7 @@ from escalade.ops.conv2d.rungs import (
     tensor_core,
     winograd,
 )
+from escalade.ops.conv2d.rungs.skinny import FILTERS as SKINNY_FILTERS
 from escalade.ops.shared.images import LAYOUTS
 
 HOPPER = (
@@ -45,14 +47,15 @@ HOPPER = (
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "fp16": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "bf16": ("resident", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "tf32": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "fp16": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "bf16": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
 """Rungs by dtype and layout, from the fastest known to the one that can do everything."""
 FP32_NHWC = (
     "wgmma_split",
+    "skinny",
     "ragged",
     "tensor_core_split",
     "winograd_f4_split",
@@ -77,7 +80,7 @@ LARGE_FILTER = ("fft_fused", "fft")
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
 tensor cores an estimate."""
-WORTH_CONVERTING = (*HOPPER, "persistent", "resident", "ragged", "fused_epilogue", "grouped")
+WORTH_CONVERTING = (*HOPPER, "persistent", "resident", "skinny", "ragged", "fused_epilogue", "grouped")
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
 
@@ -104,6 +107,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *fused_epilogue.RUNGS,
             *ragged.RUNGS,
             *resident.RUNGS,
+            *skinny.RUNGS,
             *sm90_wgmma.RUNGS,
             *sm90_persistent.RUNGS,
             *sm90_window.RUNGS,
@@ -132,7 +136,10 @@ class Conv2d(Operation[Conv2dProblem]):
         by_group = GROUPED if problem.groups > 1 else ()
         rungs = by_group + (LARGE_FILTER if large else ()) + _preference(problem)
         # Without a row of taps narrow has nothing to share: resident took 8.4 us for 144to24_56, and narrow 12.2.
-        return rungs if problem.taps > 1 else tuple(name for name in rungs if name != "narrow")
+        idle = {"narrow"} if problem.taps == 1 else set()
+        # Warps of skinny have 64 filters each, and the products of those that do not exist are made too.
+        idle |= {"skinny"} if problem.filters % SKINNY_FILTERS else set()
+        return tuple(name for name in rungs if name not in idle)
 
     def roundings(self, problem: Conv2dProblem) -> int:
         return super().roundings(problem) + bool(problem.prologue)

@@ -28,6 +28,8 @@ PROBLEMS = tuple(
         "256to1024_14_k1s1_b256",
         "2048to512_7_k1s1_b256",
         "512to512_14_k3s2_b256",
+        # The convolutional autoencoder
+        "256to3_32_k3s1_b256",
         # U-Net and a generator, transposed
         "64to128_128_k2s2p0_b16_bias",
         "64to128_64_k4s2p1_b64_bias+relu",
@@ -54,6 +56,7 @@ SMALL_PROBLEMS = tuple(
         "16to24_8_k2s2p0_b2_bias+relu",
         "8to16_7_k4s2p1_b1_bias[x*sigmoid(x)]",
         "5to3_9_k3s2_b1_bias",
+        "136to3_5x9_k3s1_b2_mask",  # few filters
         "6to4_7_k1s2p0_b1_bias",  # pixels that no tap meets have the bias alone
     )
 )

@@ -15,7 +15,7 @@ PARTS = "parts"
 EXPONENTS = "exponents"
 _MANY = 2**31
 _SUM_THREADS = 256
-_SUM_LANES = ((8, 1), (32, 4), (_MANY, 8))
+_SUM_LANES = ((8, 1), (32, 4), (128, 8), (_MANY, 32))
 """Threads that share the parts of an element, where there are so many parts at most: each has a few loads to make."""
 _REDUCTION_RATE = 20.0
 """Bytes of parts that the card writes or reads in a cycle for each multiprocessor, about 5 TB/s on an H200."""

@@ -16,13 +16,12 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 
-CHANNELS = 64
-"""Channels of a warp."""
+LINE_BYTES = 128
+"""Bytes of a pixel's channels that a warp has."""
 STEP = 8
 """Neighbouring pixels of a product."""
 WARPS = 8
-BLOCKS_PER_SM = {"fp32": 1}
-"""Blocks that registers leave room for, where they are not two: split operands and their sums take more."""
+BLOCKS_PER_SM = 2
 MOST_COLUMNS = 40
 """Taps times few channels at most, and a column for the bias: what registers have room for beside the loads."""
 BANDS = (8, 4, 2, 1)
@@ -103,6 +102,10 @@ class SkinnyConfig(Config):
         return WARPS // self.warps_m
 
 
+def _warp_channels(problem: Conv2dWeightGradientProblem) -> int:
+    return LINE_BYTES // problem.forward.element_bytes
+
+
 @dataclass(frozen=True)
 class _Bands:
     """How the images are cut."""
@@ -143,31 +146,32 @@ class _Bands:
     def shared_bytes(self) -> int:
         axis = self.roles.rows
         rows = (self.config.band - 1) * self.unit * axis.stride + (axis.taps - 1) * axis.dilation + 1
-        tiles = ceil_div(self.roles.columns_of(self.problem.bias), 8)
-        bias_tiles = 2  # at most
-        sums = (
-            32 * self.config.warps_m * (CHANNELS // 16 * tiles + bias_tiles) * 4
-            if self.config.warps_k > 1
-            else 0
+        return 4 * max(
+            rows * self.pitch, self.block_channels * self.roles.columns_of(True) + self.roles.narrow
         )
-        return 4 * max(rows * self.pitch, sums)
 
     @property
-    def blocks_per_sm(self) -> int:
-        return BLOCKS_PER_SM.get(self.problem.dtype, 2)
+    def block_channels(self) -> int:
+        return self.config.warps_m * _warp_channels(self.problem)
 
     @property
     def tiles(self) -> int:
-        return ceil_div(self.roles.channels, CHANNELS * self.config.warps_m)
+        return ceil_div(self.roles.channels, self.block_channels)
 
     def work(self, card: Card) -> parts.Work:
-        blocks = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes))
+        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes))
         f = self.problem.forward
         columns = 8 * ceil_div(self.roles.columns_of(self.problem.bias), 8)
-        products = STEP * self.unit * CHANNELS * columns * (SPLIT_PRODUCTS if f.dtype == "fp32" else 1)
+        products = (
+            STEP
+            * self.unit
+            * _warp_channels(self.problem)
+            * columns
+            * (SPLIT_PRODUCTS if f.dtype == "fp32" else 1)
+        )
         rate = card.rates.mma_products * 2 / f.element_bytes
         steps = self.config.band * self.steps * self.config.warps_m
-        loaded = STEP * self.unit * CHANNELS * f.element_bytes / card.rates.copies.loads
+        loaded = STEP * self.unit * LINE_BYTES / card.rates.copies.loads
         cycles = steps * max(products / rate, STEP_CYCLES / 4, loaded) + BAND_CYCLES / blocks
         slots = card.multiprocessors * blocks
         return parts.Work(self.tiles, self.all, cycles * blocks, slots, self.problem.part_elements, card)
@@ -200,9 +204,9 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
         roles = Roles.of(problem.forward)
-        wanted = ceil_div(roles.channels, CHANNELS)
+        wanted = ceil_div(roles.channels, _warp_channels(problem))
         found = []
-        for warps_m in (warps for warps in (4, 2, 1) if warps == 1 or warps <= wanted):
+        for warps_m in (warps for warps in (8, 4, 2, 1) if warps == 1 or warps <= wanted):
             for band in BANDS:
                 cut = _Bands(problem, roles, SkinnyConfig(warps_m, band))
                 if cut.shared_bytes <= LEAST_SHARED:
@@ -239,7 +243,7 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
             "RAGGED": cut.ragged,
             "WARPS_M": config.warps_m,
             "WARPS_K": config.warps_k,
-            "BLOCKS_PER_SM": cut.blocks_per_sm,
+            "BLOCKS_PER_SM": BLOCKS_PER_SM,
         }
         shape = Ints(
             (
@@ -268,7 +272,7 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
 SKINNY = Skinny(
     "skinny",
     "few channels or few filters: the tensor with many goes once from memory into the registers of tensor cores, the "
-    "windows of the other lie in shared memory; of fp32, two TF32 parts of each number",
+    "windows of the other lie in shared memory; of fp32, two TF32 parts of each number, and an infinity becomes NaN",
     below="direct",
     # direct: 1.8 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 5.4 ms. Here 134 MB at 85%
     # of a copy's rate are 38 us (the products, 32 columns for 27, take 10), and 5 for parts and launches.

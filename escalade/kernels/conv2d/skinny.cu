@@ -1,0 +1,257 @@
+// y[pixel][filter] = activated(sum over taps and channels of x[window(pixel, tap)][c] * weight[filter][tap][c] + bias[filter])
+// or, with HAS_MASK, the sum where the mask is positive: the gradient of a ReLU. In NHWC.
+//
+// Few channels and many filters, where writing y is what takes time: a network's first layer, and the gradient of the
+// input of its last one if that has few filters. A band of rows of x lies in shared memory, pixel by pixel, with channels
+// filled up to whole words; the k of a product are words of the taps, one after the other, so nothing is ever gathered.
+// Filters are the rows of mma.sync, in an order in which a lane's results of a pixel are neighbours: they leave
+// straight from registers, 16 bytes a lane and whole lines a warp. Weights are put in the order of registers by each block
+// as it begins, so no launch packs them. FLIPPED: the weights are those of the convolution whose gradient this is, which
+// lie [c][tap][filter], and taps run backwards.
+// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts.
+// What bounds it: memory, which y is written to.
+//
+// Serves `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK.
+#include "common/epilogue.cuh"
+#include "common/mma_tile.cuh"
+#include "common/pairs.cuh"
+#include "common/ptx.cuh"
+
+struct SkinnyShape {  // filled by escalade/ops/conv2d/rungs/skinny.py, in this order
+    int batch, height, width, filters, output_height, output_width;
+    int pad_h, pad_w;
+    int bands, steps;  // of an image: bands down, steps of 8 columns across
+    int pitch;         // words of a row of the band
+};
+
+constexpr bool PAIRED = sizeof(Element) == 2;
+constexpr int UNIT = 4 / sizeof(Element);                    // elements of a word
+constexpr int PIXEL_WORDS = (CHANNELS + UNIT - 1) / UNIT;
+constexpr int LANE = 16 / sizeof(Element);                   // neighbouring filters of a lane
+constexpr int PACKS = PAIRED ? 1 : 2;                        // of them
+constexpr int FILTERS = 64;                                  // of a warp: rows of four products
+constexpr int TILES_M = FILTERS / 16;
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int WORDS = TAPS * PIXEL_WORDS;
+constexpr int STEPS_K = (WORDS + 7) / 8;
+constexpr int BAND_ROWS = (BAND - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
+constexpr int THREADS = WARPS_M * WARPS_N * 32;
+constexpr int BLOCK_FILTERS = WARPS_M * FILTERS;
+constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;                 // of a number
+constexpr int WEIGHT_WORDS = STEPS_K * TILES_M * 32 * 4;     // of a warp's filters, in each part
+
+using Word = Pack<Element, UNIT>;
+
+// The filter, counted from the warp's first, that row `group + 8 * half` of product i is.
+__device__ __forceinline__ int filter_of(int i, int half, int group) {
+    return PAIRED ? group * LANE + 2 * i + half : half * FILTERS / 2 + group * LANE + i;
+}
+
+// Word `word` of a filter's weights; zeros for what does not exist.
+__device__ __forceinline__ u32 weight_word(const Element* weight, int filter, int word, int filters) {
+    const int tap = word / PIXEL_WORDS, first = word % PIXEL_WORDS * UNIT;
+    Word result;
+#pragma unroll
+    for (int e = 0; e < UNIT; ++e) {
+        const int channel = first + e;
+        const bool exists = filter < filters && tap < TAPS && channel < CHANNELS;
+        const int at = FLIPPED ? (channel * TAPS + TAPS - 1 - tap) * filters + filter
+                               : (filter * TAPS + tap) * CHANNELS + channel;
+        result.at[e] = exists ? weight[at] : from_float<Element>(0.f);
+    }
+    return reinterpret_cast<const u32&>(result);
+}
+
+// The weights of all the block's filters in the order in which lanes hold them; of split ones, low parts behind all high.
+__device__ __forceinline__ void stage_weights(u32* weights, const Element* weight, int first_filter, int filters) {
+    for (int at = threadIdx.x; at < WARPS_M * WEIGHT_WORDS; at += THREADS) {
+        const int e = at % 4, lane = at / 4 % 32, i = at / 128 % TILES_M, step = at / 128 / TILES_M % STEPS_K;
+        const int filter = first_filter + at / WEIGHT_WORDS * FILTERS + filter_of(i, e % 2, lane / 4);
+        u32 word = weight_word(weight, filter, step * 8 + e / 2 * 4 + lane % 4, filters);
+        if constexpr (PRODUCTS == 3) weights[WARPS_M * WEIGHT_WORDS + at] = split_off_low(word);
+        else if (!PAIRED) word = to_tf32(__uint_as_float(word));
+        weights[at] = word;
+    }
+}
+
+// A band of x, zeros outside of it.
+__device__ __forceinline__ void stage_band(u32* words, const Element* x, const SkinnyShape& shape, int band) {
+    const int n = band / shape.bands, first_row = band % shape.bands * BAND * STRIDE_H - shape.pad_h;
+    const int pixels = shape.pitch / PIXEL_WORDS;
+    for (int at = threadIdx.x; at < BAND_ROWS * pixels; at += THREADS) {
+        const int row = first_row + at / pixels, column = at % pixels - shape.pad_w;
+        const bool inside = 0 <= row && row < shape.height && 0 <= column && column < shape.width;
+        const Element* pixel = x + ((1LL * n * shape.height + row) * shape.width + column) * CHANNELS;
+#pragma unroll
+        for (int i = 0; i < PIXEL_WORDS; ++i) {
+            Word word;
+#pragma unroll
+            for (int e = 0; e < UNIT; ++e)
+                word.at[e] = inside && i * UNIT + e < CHANNELS ? pixel[i * UNIT + e] : from_float<Element>(0.f);
+            words[at * PIXEL_WORDS + i] = reinterpret_cast<const u32&>(word);
+        }
+    }
+}
+
+using Sums = float[TILES_M][TILES_N][4];
+
+// The sums before the first product: the bias. A lane's filters are neighbours, eight of them or twice four.
+__device__ __forceinline__ void begin(Sums& sums, const float* biases) {
+    Pack<float, 4> packs[2] = {};
+    const int group = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int pack = 0; HAS_BIAS && pack < 2; ++pack)
+        packs[pack] = load_pack<float, 4>(biases + (PAIRED ? group * LANE + pack * 4 : pack * FILTERS / 2 + group * LANE));
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i)
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int half = e / 2, number = 2 * i + half;
+                sums[i][j][e] = PAIRED ? packs[number / 4].at[number % 4] : packs[half].at[i];
+            }
+}
+
+// Where a step's 8 pixels begin: their row and first column in the band; behind the last step, that one again.
+struct Steps {
+    int row[TILES_N], column[TILES_N];
+    int count;  // of them that exist
+
+    __device__ __forceinline__ Steps(int first, const SkinnyShape& shape) {
+        const int all = BAND * shape.steps;
+        count = min(TILES_N, all - first);
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+            const int step = min(first + j, all - 1);
+            row[j] = step / shape.steps;
+            column[j] = (step - row[j] * shape.steps) * 8;
+        }
+    }
+};
+
+__device__ __forceinline__ void multiply(Sums& sums, const u32* words, const u32* weights, const Steps& steps,
+                                         const int (&offsets)[STEPS_K][2], int pitch) {
+    const int lane = threadIdx.x % 32;
+    int pixels[TILES_N];
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j)
+        pixels[j] = steps.row[j] * STRIDE_H * pitch + (steps.column[j] + lane / 4) * STRIDE_W * PIXEL_WORDS;
+#pragma unroll
+    for (int step = 0; step < STEPS_K; ++step) {
+        u32 b[TILES_N][2], lower[TILES_N][2];
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const bool exists = step * 8 + e * 4 + 3 < WORDS || step * 8 + e * 4 + lane % 4 < WORDS;
+                b[j][e] = exists ? words[pixels[j] + offsets[step][e]] : 0;
+                if constexpr (PRODUCTS == 3) lower[j][e] = split_off_low_fast(b[j][e]);
+                else if (!PAIRED) b[j][e] = to_tf32(__uint_as_float(b[j][e]));
+            }
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) {
+            const u32* mine = weights + ((step * TILES_M + i) * 32 + lane) * 4;
+            const Pack<u32, 4> a = load_pack<u32, 4>(mine);
+            if constexpr (PRODUCTS == 3) {
+                const Pack<u32, 4> low = load_pack<u32, 4>(mine + WARPS_M * WEIGHT_WORDS);
+#pragma unroll
+                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], low.at, b[j]);
+#pragma unroll
+                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], a.at, lower[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], a.at, b[j]);
+        }
+    }
+}
+
+// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
+template <class Stored = Element>
+__device__ __forceinline__ void to_words(u32* words, float2 two) {
+    if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(two.x, two.y);
+    else words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
+}
+
+template <class Stored = Element>
+__device__ __forceinline__ float2 from_words(const u32* words) {
+    if constexpr (sizeof(Stored) == 2) return unpack_pair<Stored>(words[0]);
+    else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
+}
+
+// Two results of neighbouring filters, and of what is stored at their place.
+__device__ __forceinline__ float2 finished(float2 sums, float2 mask) {
+    if (!HAS_MASK) return activated_pair<false, HAS_RELU>(sums, mask);
+    return make_float2(mask.x <= 0.f ? 0.f : sums.x, mask.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
+}
+
+// A lane's results of one pixel: PACKS times 16 bytes. `side` says which of the two pixels it has.
+__device__ __forceinline__ void store_pixel(const float (&sums)[TILES_M][TILES_N][4], int j, int side, Element* y,
+                                            const Element* mask, long long at, int filters_left) {
+#pragma unroll
+    for (int pack = 0; pack < PACKS; ++pack) {
+        const int filter = pack * FILTERS / 2 + threadIdx.x % 32 / 4 * LANE;
+        if (filter >= filters_left) continue;
+        Pack<u32, 4> masks = {}, results;
+        if (HAS_MASK) masks = load_pack<u32, 4>(reinterpret_cast<const u32*>(mask + at + filter));
+#pragma unroll
+        for (int pair = 0; pair < LANE / 2; ++pair) {
+            const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their products
+            const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // and which 8 rows
+            const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
+            to_words(&results.at[pair * 2 / UNIT], finished(sums_of_two, from_words(&masks.at[pair * 2 / UNIT])));
+        }
+        store_16(y + at + filter, make_uint4(results.at[0], results.at[1], results.at[2], results.at[3]));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_skinny(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
+                  const Element* __restrict__ mask, Element* __restrict__ y, SkinnyShape shape) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    wait_for_previous_launch();
+    u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), PARTS * WARPS_M * WEIGHT_WORDS);
+    float* const numbers = reinterpret_cast<float*>(shared_memory) + PARTS * WARPS_M * WEIGHT_WORDS;
+    float* const biases = shared_part(numbers, BLOCK_FILTERS);
+    u32* const words = shared_part(reinterpret_cast<u32*>(numbers + BLOCK_FILTERS), REST);
+    const int lane = threadIdx.x % 32, warp_m = threadIdx.x / 32 % WARPS_M, warp_n = threadIdx.x / 32 / WARPS_M;
+    const int first_filter = (blockIdx.y * WARPS_M + warp_m) * FILTERS;
+    stage_weights(weights, weight, blockIdx.y * BLOCK_FILTERS, shape.filters);
+
+    for (int i = threadIdx.x; HAS_BIAS && i < BLOCK_FILTERS; i += THREADS) {
+        const int filter = blockIdx.y * BLOCK_FILTERS + i;
+        biases[i] = filter < shape.filters ? to_float(bias[filter]) : 0.f;
+    }
+    int offsets[STEPS_K][2];
+#pragma unroll
+    for (int step = 0; step < STEPS_K; ++step)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int word = min(step * 8 + e * 4 + lane % 4, WORDS - 1), tap = word / PIXEL_WORDS;
+            offsets[step][e] = tap / FILTER_WIDTH * DILATION_H * shape.pitch +
+                               tap % FILTER_WIDTH * DILATION_W * PIXEL_WORDS + word % PIXEL_WORDS;
+        }
+
+    for (int band = blockIdx.x; band < shape.batch * shape.bands; band += gridDim.x) {
+        __syncthreads();
+        stage_band(words, x, shape, band);
+        __syncthreads();
+        const int n = band / shape.bands, first_row = band % shape.bands * BAND;
+        for (int first = warp_n * TILES_N; first < BAND * shape.steps; first += WARPS_N * TILES_N) {
+            const Steps steps(first, shape);
+            Sums sums;
+            begin(sums, biases + warp_m * FILTERS);
+            multiply(sums, words, weights + warp_m * WEIGHT_WORDS, steps, offsets, shape.pitch);
+#pragma unroll
+            for (int j = 0; j < TILES_N; ++j)
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    const int row = first_row + steps.row[j], column = steps.column[j] + lane % 4 * 2 + side;
+                    if (j >= steps.count || row >= shape.output_height || column >= shape.output_width) continue;
+                    const long long pixel = (1LL * n * shape.output_height + row) * shape.output_width + column;
+                    store_pixel(sums, j, side, y, mask, pixel * shape.filters + first_filter,
+                                shape.filters - first_filter);
+                }
+        }
+    }
+}

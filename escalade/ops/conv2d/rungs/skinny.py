@@ -1,0 +1,251 @@
+"""Few channels and many filters on tensor cores of every card, in NHWC: writing y once is what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
+from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.dtypes import element, full_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+FILTERS = 64
+"""Filters of a warp."""
+STEP = 8
+"""Neighbouring pixels of a product."""
+WARPS = 8
+TILES_N = {"fp32": 2}
+"""Steps whose sums a warp has at once, where they are not 4: split operands take registers."""
+BLOCKS_PER_SM = 2
+MOST_WORDS = 48
+"""Words of 32 bits, over all taps, that the k of a product has at most: weights lie in shared memory."""
+BANDS = (16, 8, 4, 2, 1)
+SPLIT_PRODUCTS = 3
+START_CLOCKS = 3500.0
+"""Clocks to bring weights and the first band to shared memory, and to leave."""
+BAND_CLOCKS = 1500.0
+"""Clocks to bring a band to shared memory, in which another block goes on."""
+STEP_CLOCKS = 60.0
+"""Issued instructions of a warp for a step besides its products: the epilogue, mostly."""
+SCHEDULERS = 4
+STORED = 0.85
+"""The share of a copy's rate that stores straight from registers reach."""
+
+
+class Windows(NamedTuple):
+    """What a launch convolves: the problem's own windows, or those of the gradient of one."""
+
+    dtype: str
+    element_bytes: int
+    batch: int
+    channels: int
+    filters: int
+    image: tuple[int, int]
+    output: tuple[int, int]
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @staticmethod
+    def of(p: Conv2dProblem) -> Windows:
+        return Windows(
+            p.dtype, p.element_bytes, p.batch, p.channels, p.filters, (p.height, p.width),
+            (p.output_height, p.output_width), (p.filter_height, p.filter_width), p.stride, p.padding, p.dilation,
+        )  # fmt: skip
+
+    @property
+    def pixel_words(self) -> int:
+        return ceil_div(self.channels * self.element_bytes, 4)
+
+    @property
+    def words(self) -> int:
+        return self.taps[0] * self.taps[1] * self.pixel_words
+
+    @property
+    def products(self) -> int:
+        """Products of tensor cores for one."""
+        return SPLIT_PRODUCTS if self.dtype == "fp32" else 1
+
+    @property
+    def steps(self) -> int:
+        return ceil_div(self.output[1], STEP)
+
+    @property
+    def pitch(self) -> int:
+        """Words of a row of a band."""
+        across = (self.steps * STEP - 1) * self.stride[1] + (self.taps[1] - 1) * self.dilation[1] + 1
+        return across * self.pixel_words
+
+    def unsupported(self, name: str) -> str | None:
+        if self.dtype not in DTYPES:
+            return f"{name} takes {', '.join(DTYPES)}, not {self.dtype}"
+        if self.words > MOST_WORDS:
+            return (
+                f"{name} takes taps times channels of up to {MOST_WORDS} words of 4 bytes; "
+                f"{self.taps[0]}x{self.taps[1]} taps of {self.channels} channels have {self.words}"
+            )
+        vector = full_vector(self.dtype)
+        if self.filters % vector:
+            return f"{name} stores {vector} filters at once, and {self.filters} are no multiple"
+        if self.batch < 1:
+            return f"{name} takes a batch of 1 or more"
+        if not configs(self):
+            return (
+                f"{name} keeps rows of the image in shared memory, and {self.image[1]} columns are too many"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class SkinnyConfig(Config):
+    warps_m: int
+    """Warps with filters of their own; the others of a block share theirs, and have pixels of their own."""
+    band: int
+    """Output rows of a band."""
+
+    @property
+    def warps_n(self) -> int:
+        return WARPS // self.warps_m
+
+    def weight_bytes(self, w: Windows) -> int:
+        parts = 2 if w.products > 1 else 1
+        return parts * self.warps_m * ceil_div(w.words, STEP) * (FILTERS // 16) * 32 * 16
+
+    def shared_bytes(self, w: Windows) -> int:
+        rows = (self.band - 1) * w.stride[0] + (w.taps[0] - 1) * w.dilation[0] + 1
+        return self.weight_bytes(w) + 4 * (self.warps_m * FILTERS + rows * w.pitch)
+
+    def bands(self, w: Windows) -> int:
+        """Bands of an image."""
+        return ceil_div(w.output[0], self.band)
+
+    def tiles(self, w: Windows) -> int:
+        """Parts of the filters, each for blocks of its own."""
+        return ceil_div(w.filters, FILTERS * self.warps_m)
+
+    def grid(self, w: Windows, card: Card) -> int:
+        """Blocks along the bands, so that all run at once and have as many each."""
+        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
+        slots = max(1, card.multiprocessors * blocks // self.tiles(w))
+        every = w.batch * self.bands(w)
+        return ceil_div(every, ceil_div(every, slots))
+
+    def clocks(self, w: Windows, card: Card) -> float:
+        """Clocks of the busiest multiprocessor: products, or instructions, of its blocks' bands."""
+        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
+        turns = ceil_div(w.batch * self.bands(w), self.grid(w, card))
+        steps = self.band * w.steps * self.warps_m
+        k_steps = ceil_div(w.words, STEP)
+        rate = card.rates.mma_products * 2 / w.element_bytes
+        products = w.products * k_steps * STEP * 4 / w.element_bytes * STEP * FILTERS / rate
+        issued = (STEP_CLOCKS + w.products * k_steps * FILTERS / 16) / SCHEDULERS
+        return START_CLOCKS + turns * (blocks * steps * max(products, issued) + BAND_CLOCKS)
+
+
+def configs(w: Windows) -> tuple[SkinnyConfig, ...]:
+    wanted = ceil_div(w.filters, FILTERS)
+    offered = (
+        SkinnyConfig(warps_m, band)
+        for warps_m in (4, 2, 1)
+        if warps_m == 1 or warps_m <= wanted
+        for band in BANDS
+        if band == 1 or band <= w.output[0]
+    )
+    return tuple(config for config in offered if config.shared_bytes(w) <= LEAST_SHARED)
+
+
+def best_first(w: Windows, card: Card) -> tuple[Config, ...]:
+    return tuple(sorted(configs(w), key=lambda config: config.clocks(w, card)))
+
+
+def launch(
+    w: Windows,
+    config: Config,
+    card: Card,
+    epilogue: dict[str, Constant],
+    flipped: bool,
+    buffers: tuple[Argument, ...],
+    lane: int = 0,
+) -> KernelCall:
+    """The launch over these buffers: x, weights, bias, mask and y."""
+    assert isinstance(config, SkinnyConfig)
+    constants: dict[str, Constant] = {
+        "Element": element(w.dtype),
+        "PRODUCTS": w.products,
+        "FLIPPED": flipped,
+        "CHANNELS": w.channels,
+        "FILTER_HEIGHT": w.taps[0],
+        "FILTER_WIDTH": w.taps[1],
+        "STRIDE_H": w.stride[0],
+        "STRIDE_W": w.stride[1],
+        "DILATION_H": w.dilation[0],
+        "DILATION_W": w.dilation[1],
+        "BAND": config.band,
+        "WARPS_M": config.warps_m,
+        "WARPS_N": config.warps_n,
+        "TILES_N": TILES_N.get(w.dtype, 4),
+        "BLOCKS_PER_SM": BLOCKS_PER_SM,
+        **epilogue,
+    }
+    shape = Ints((w.batch, *w.image, w.filters, *w.output, *w.padding, config.bands(w), w.steps, w.pitch))
+    return KernelCall(
+        Program.of("conv2d/skinny.cu", "conv2d_skinny", constants),
+        (config.grid(w, card), config.tiles(w), 1),
+        (32 * WARPS, 1, 1),
+        (*buffers, shape),
+        shared_bytes=config.shared_bytes(w),
+        overlap=True,
+        lane=lane,
+    )
+
+
+def microseconds(w: Windows, config: Config, card: Card, moved: float) -> float:
+    assert isinstance(config, SkinnyConfig)
+    return card.microseconds(max(config.clocks(w, card), card.passing(moved) * card.rates.clock / STORED), 0)
+
+
+@dataclass(frozen=True)
+class Skinny(Conv2dRung):
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        if sentence := self.only_nhwc(problem):
+            return sentence
+        if problem.residual:
+            return f"{self.name} takes a bias and an activation, no residual"
+        return Windows.of(problem).unsupported(self.name)
+
+    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+        return best_first(Windows.of(problem), self.card)
+
+    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+        return microseconds(Windows.of(problem), config, self.card, problem.bytes)
+
+    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+        epilogue = {**arguments.epilogue_constants(problem), "HAS_MASK": False}
+        x, weight, bias, _, y = arguments.tensors()
+        buffers = (x, weight, bias, Buffer("mask", optional=True), y)
+        return Recipe((launch(Windows.of(problem), config, self.card, epilogue, False, buffers),))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return product_tolerance(problem, super().tolerance(problem, peer_error))
+
+
+# The prediction for 3to256_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Skinny(
+        "skinny",
+        "few channels and many filters: bands of x in shared memory, weights in the order of registers, results that "
+        "leave them 16 bytes a lane and whole lines a warp; of fp32, two TF32 parts of each number",
+        below="fused_epilogue",
+        # An H200 took 103 us by tiles in shared memory. Here 134 MB at 85% of a copy's rate are 38 us, 2 before them.
+        predicted_gain=2.5,
+    ),
+)

@@ -1,0 +1,59 @@
+"""conv2d of few channels and many filters: bands that end inside an image, several of them a block, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from escalade.ops import OPERATIONS
+from escalade.ops.base.card import H200
+from escalade.ops.choose.choice import estimated
+from escalade.ops.conv2d import Conv2dProblem
+from escalade.ops.conv2d.rungs.skinny import RUNGS, SkinnyConfig
+from tests.support import TINY, check
+
+CPU = torch.device("cpu")
+CONV2D = OPERATIONS["conv2d"]
+(SKINNY,) = RUNGS
+
+
+def posed(name: str, dtype: str = "fp16") -> Conv2dProblem:
+    return Conv2dProblem.parse(name, dtype, "nhwc")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("3to136_9x19_k3s1_b2_bias+relu", "fp16"),  # filters that fill no warp's, and half a word
+        ("1to64_11x9_k3x5s2x1p0x3d2x1_b2", "bf16"),
+        ("4to72_7x21_k3s1_b2_bias[x*sigmoid(x)]", "fp32"),
+    ],
+)
+def test_several_bands_and_warps(name: str, dtype: str, seed: int) -> None:
+    """On a card with one multiprocessor, whose blocks have several bands each."""
+    check(CONV2D, SKINNY.on(TINY), posed(name, dtype), SkinnyConfig(1, 4), CPU, seed)
+
+
+def test_the_first_layer_of_an_autoencoder_takes_it_and_that_of_a_resnet_does_not() -> None:
+    for dtype in ("fp32", "tf32", "fp16"):
+        chosen = estimated(CONV2D, posed("3to256_32_k3s1_b256_bias+relu", dtype), H200)
+        assert chosen.rung.name == "skinny"
+    assert "up to 48 words" in (SKINNY.supports(posed("3to64_224_k7s2_b256")) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"filters": 12}, "stores 8 filters"),
+        ({"residual": True}, "no residual"),
+        ({"layout": "nchw"}, "layout nhwc"),
+        ({"width": 20_000}, "too many"),
+        ({"channels": 32}, "words of 4 bytes"),
+    ],
+)
+def test_what_it_refuses(changes: dict[str, int | bool | str], reason: str) -> None:
+    problem = posed("3to64_8_k3s1_b1")
+    assert SKINNY.supports(problem) is None
+    assert reason in (SKINNY.supports(replace(problem, **changes)) or "")  # type: ignore[arg-type]
