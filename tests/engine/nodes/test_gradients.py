@@ -63,7 +63,7 @@ def planned(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[Joint, 
     bound = {one.name: tensor for one, tensor in zip(joint.graph.inputs, tensors, strict=True)}
     formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
     plan = make_plan(optimise_step(joint.graph, {}, {}), "fp32", _CPU, formats, bound=True)
-    program = ReferenceStep(plan, Constants("fp32", _CPU, typed=True), bound)
+    program = ReferenceStep(plan, Constants("fp32", _CPU, typed=True), bound, lambda: None)
     program.run()
     return joint, plan, list(program.results())
 
