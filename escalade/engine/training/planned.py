@@ -52,6 +52,7 @@ class Planned:
         bound |= {cast.name: torch.empty_like(bound[cast.of], dtype=cast.dtype) for cast in casts}
         alone = _alone(graph, casts, given)
         self._inputs = [bound[alone.get(name, name)] for name in given]
+        self._bring_in(inputs)  # a plan is run when it is made, and targets are indices
         self._casts = _Copies((bound[cast.of], bound[cast.name]) for cast in casts if cast.of not in alone)
         formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
         given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
@@ -98,10 +99,13 @@ class Planned:
 
     def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         """One step; the loss."""
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given, non_blocking=True)
+        self._bring_in(inputs)
         self.program.run()
         return self._loss.clone()
+
+    def _bring_in(self, inputs: list[torch.Tensor]) -> None:
+        for own, given in zip(self._inputs, inputs, strict=True):
+            own.copy_(given, non_blocking=True)
 
 
 class _Copies:
