@@ -31,6 +31,7 @@ class FunctionalReader(FxReader):
         for node in module.graph.nodes:
             if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _EMPTY_CALLS:
                 module.graph.erase_node(node)
+        _say_by_sizes(module.graph)
         module.graph.eliminate_dead_code()
         self._module = module
         self._title = title
@@ -90,6 +91,42 @@ class FunctionalReader(FxReader):
         if call.target is torch.ops.aten._to_copy.default:
             self._sources[call] = source
         return source
+
+
+def _say_by_sizes(graph: torch.fx.Graph) -> None:
+    """Views by strides that are nothing but other sizes become such."""
+    for node in list(graph.nodes):
+        given = _reshaped(node)
+        if given is None:
+            continue
+        with graph.inserting_before(node):
+            view = graph.call_function(torch.ops.aten.reshape.default, (given, list(node.meta["val"].shape)))
+        view.meta = dict(node.meta)
+        node.replace_all_uses_with(view)
+        graph.erase_node(node)
+
+
+def _reshaped(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What a call gives with other sizes, if it is a view by strides of all of a dense tensor, or writes over all of
+    one by strides."""
+    takes = node.target is torch.ops.aten.as_strided.default
+    if not takes and node.target is not torch.ops.aten.as_strided_scatter.default:
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    bound: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    whole, part = bound["self"].meta["val"], node.meta["val"] if takes else bound["src"].meta["val"]
+    if whole.numel() != part.numel() or bound.get("storage_offset") or whole.storage_offset():
+        return None
+    for sizes, strides in ((bound["size"], bound["stride"]), (whole.shape, whole.stride())):
+        if not _same_strides(sizes, strides, torch.empty(tuple(sizes), device="meta").stride()):
+            return None
+    found: torch.fx.Node = bound["self"] if takes else bound["src"]
+    return found
+
+
+def _same_strides(sizes: Any, first: Any, second: Any) -> bool:
+    """Whether strides are the same where it matters."""
+    return all(size <= 1 or a == b for size, a, b in zip(sizes, first, second, strict=True))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import optimise_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
+from escalade.engine.passes.counters import drop_counters
 from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import make_plan
@@ -43,6 +44,9 @@ class Planned:
         names = [entry.name for entry in graph.inputs]
         casts = lift_casts(graph)
         drop_output_casts(graph, range(1, 1 + len(joint.trained)))
+        first = 1 + len(joint.trained)
+        behind = dict(zip(joint.buffers, names[len(joint.parameters) :], strict=False))
+        counted = drop_counters(graph, {first + n: behind[name] for n, name in enumerate(joint.changed)})
         own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
         bound = dict(zip(names, (_required(one.detach()) for one in own), strict=False))
         given = dict(zip(names[len(own) :], inputs, strict=False))
@@ -73,9 +77,9 @@ class Planned:
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
         self._gradients, self._widened = _of_one_type(trained, results)
-        self._new = _Copies(
-            (new, buffers[name]) for name, new in zip(joint.changed, results[len(trained) :], strict=True)
-        )
+        changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
+        self._counted = _Counts((changed.pop(place), step) for place, step in counted.items())
+        self._new = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
         self.groups: list[Stepped] | None = None
 
     @property
@@ -92,6 +96,7 @@ class Planned:
         def finish() -> None:
             self._widened.run()
             self._new.run()
+            self._counted.run()
             step(groups, self._gradients)
 
         self.program.finish_with(finish)
@@ -123,6 +128,19 @@ class _Copies:
     def run(self) -> None:
         for sources, targets in self._groups.values():
             torch._foreach_copy_(targets, sources)
+
+
+class _Counts:
+    """Tensors that whole numbers are added to, all that get the same in one launch."""
+
+    def __init__(self, steps: Iterable[tuple[torch.Tensor, int]]) -> None:
+        self._groups: dict[int, list[torch.Tensor]] = {}
+        for tensor, step in steps:
+            self._groups.setdefault(step, []).append(tensor)
+
+    def run(self) -> None:
+        for step, tensors in self._groups.items():
+            torch._foreach_add_(tensors, step)
 
 
 def _alone(graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]) -> dict[str, str]:
