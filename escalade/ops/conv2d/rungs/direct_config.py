@@ -129,8 +129,11 @@ def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
         pitch = (input_columns + 2 * x_vector - 2) // x_vector * x_vector
     pitch = _round_up(pitch, window_vector)
     if config.padded:
+        places = _first_inputs(p, config, input_rows)
         pitch = _best(
-            pitch, window_vector, lambda pitch: _read_conflicts(p, config, input_rows, pitch, window_vector)
+            pitch,
+            window_vector,
+            lambda pitch: _conflicts([row * pitch + column for row, column in places], window_vector),
         )
     plane = config.images * input_rows * pitch
     if config.padded and nhwc:
@@ -175,19 +178,18 @@ def _best(least: int, step: int, conflicts: Callable[[int], int]) -> int:
     return min(range(least, least + BANKS, step), key=conflicts)
 
 
-def _read_conflicts(
-    problem: Conv2dProblem, config: DirectConfig, input_rows: int, pitch: int, width: int
-) -> int:
-    """Passes over shared memory that the first warp needs to read the first inputs of its runs."""
-    per_row = config.columns // config.run
-    addresses = []
+def _first_inputs(problem: Conv2dProblem, config: DirectConfig, input_rows: int) -> list[tuple[int, int]]:
+    """Row and column in the input tile of the first input of each run of the first warp."""
+    nhwc = problem.layout == "nhwc"
+    tile_runs, pixel_threads, per_row = config.tile_runs, config.pixel_threads, config.columns // config.run
+    places = []
     for thread in range(WARP):
-        pixel = thread // config.filter_threads if problem.layout == "nhwc" else thread % config.pixel_threads
-        index = min(pixel, config.tile_runs - 1)
+        pixel = thread // config.filter_threads if nhwc else thread % pixel_threads
+        index = min(pixel, tile_runs - 1)
         image, row = divmod(index // per_row, config.rows)
         tile_row = image * input_rows + row * problem.stride[0]
-        addresses.append(tile_row * pitch + index % per_row * config.run * problem.stride[1])
-    return _conflicts(addresses, width)
+        places.append((tile_row, index % per_row * config.run * problem.stride[1]))
+    return places
 
 
 def _conflicts(addresses: list[int], width: int) -> int:
