@@ -41,17 +41,23 @@ each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=labe
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The cases of a rung: a covering choice, or with --thorough all of them."""
-    if "problem" not in metafunc.fixturenames:
+    """The cases of a rung: a covering choice, of which the smallest is run with checks; with --thorough all of them."""
+    checked = "smallest" in metafunc.fixturenames
+    if not checked and "problem" not in metafunc.fixturenames:
         return
     cases: list[tuple[Operation[Any], Rung[Any], Any]] = []
     for turn, (operation, rung) in enumerate(all_rungs()):
-        if metafunc.config.option.thorough:
+        problems = cover(operation, rung, operation.small_problems, turn, SHARE)
+        smallest = min(problems, key=lambda problem: problem.flops * (1 + (problem.batch == 1)))
+        if checked:
+            problems = [smallest]
+        elif metafunc.config.option.thorough:
             problems = list(chain(*supported(operation, rung, operation.small_problems)))
-        else:
-            problems = cover(operation, rung, operation.small_problems, turn, SHARE)
+        elif len(problems) > 1:
+            problems.remove(smallest)
         cases += [(operation, rung, problem) for problem in problems]
-    metafunc.parametrize(("operation", "rung", "problem"), cases, ids=label)
+    names = ("operation", "rung", "smallest" if checked else "problem")
+    metafunc.parametrize(names, cases, ids=label)
 
 
 # --- what a rung computes
@@ -61,23 +67,20 @@ def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem
     check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
-@each_rung
 def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
-    operation: Operation[Any], rung: Rung[Any], seed: int, sample: Sample
+    operation: Operation[Any], rung: Rung[Any], smallest: Any, seed: int, sample: Sample
 ) -> None:
     """With checks: races, overruns and reads of what nothing wrote; threads shuffled, copies as late as allowed.
 
     A launch that is told of ready weights reads them, and nothing else, before it has waited for the one in front.
     """
-    candidates = cover(operation, rung, operation.small_problems, seed)
-    problem = min(candidates, key=lambda candidate: candidate.flops * (1 + (candidate.batch == 1)))
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
-    for config in sample(rung.configs(problem), MOST_CONFIGS):
-        check(operation, rung, problem, config, CPU, seed, options)
-        recipe = rung.recipe(problem, config)
+    for config in sample(rung.configs(smallest), MOST_CONFIGS):
+        check(operation, rung, smallest, config, CPU, seed, options)
+        recipe = rung.recipe(smallest, config)
         calls = [step for step in recipe.after_packing.steps if isinstance(step, KernelCall)]
         if any(isinstance(argument, WeightsReady) for call in calls for argument in call.arguments):
-            tensors = {**operation.inputs(problem, CPU, seed), "y": operation.output(problem, CPU)}
+            tensors = {**operation.inputs(smallest, CPU, seed), "y": operation.output(smallest, CPU)}
             tensors |= {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
             Executable(recipe.packing, CPU, options=options).bind(tensors)()
             Executable(recipe.after_packing, CPU, options=options, weights_ready=True).bind(tensors)()
