@@ -22,6 +22,7 @@ class AdaptiveAvgPool2d(Operator):
     """Means over an image, in whichever words the model asks for them."""
 
     name = "adaptive_avg_pool2d"
+    computes_in_fp32 = True
     signature = Signature({"x": IMAGE}, {"output": pair(1)})
 
     @property

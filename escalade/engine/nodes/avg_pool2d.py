@@ -24,6 +24,7 @@ class AvgPool2d(Operator):
     """The sum of each window, divided by its pixels, with those of the padding or without, or by a number."""
 
     name = "avg_pool2d"
+    computes_in_fp32 = True
     signature = Signature({"x": IMAGE}, {**WINDOWS, "count_padding": FLAG, "divisor": INDEX})
     values = (*Operator.values, "gate")
 

@@ -20,6 +20,7 @@ class AvgPool2dBackward(Operator):
     """dx of y = avg_pool2d(x), from the gradient of y."""
 
     name = "avg_pool2d_backward"
+    computes_in_fp32 = True
     values = ("gradient",)
 
     @property

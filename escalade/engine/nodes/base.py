@@ -112,6 +112,8 @@ class Operator(ABC):
     """Whether it does the same with dimensions of one more or less behind the channels."""
     mixes_types: ClassVar[bool] = False
     """Whether its kernels read values of other floating types than that of the result, each as its form says."""
+    computes_in_fp32: ClassVar[bool] = False
+    """Whether its kernels compute in fp32 whatever type they read and write, and round once."""
     is_addition: ClassVar[bool] = False
     """Whether it is x + residual, which an operator in front may take."""
     is_view: ClassVar[bool] = False

@@ -28,6 +28,7 @@ class MaxPool2d(Operator):
     """The largest value of each window, windows side by side or overlapping, with gaps inside or without."""
 
     name = "max_pool2d"
+    computes_in_fp32 = True
     signature = Signature({"x": IMAGE}, {**WINDOWS, "dilation": pair(1)})
 
     @property

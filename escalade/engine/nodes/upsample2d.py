@@ -46,6 +46,7 @@ class Upsample2d(Operator):
     """Images at another size, as PyTorch makes them in the modes of MODES."""
 
     name = "upsample2d"
+    computes_in_fp32 = True
     signature = Signature(
         {"x": IMAGE},
         {

@@ -21,6 +21,7 @@ class Upsample2dBackward(Operator):
     """dx of y = upsample2d(x), from the gradient of y."""
 
     name = "upsample2d_backward"
+    computes_in_fp32 = True
     values = ("gradient",)
 
     @property

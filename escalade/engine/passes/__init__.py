@@ -9,6 +9,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
+from escalade.engine.passes.casts import narrow_layers
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
@@ -62,6 +63,7 @@ def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[s
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
+    narrow_layers(graph)
     join_recognised(graph)
     fuse_expressions(graph)
     fuse_residuals(graph)

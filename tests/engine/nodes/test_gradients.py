@@ -121,3 +121,16 @@ def test_normalisation_takes_what_is_around_it() -> None:
     assert sum(name.endswith("m0.1_relu") for name in names) == 2
     assert sum("_res+relu" in name for name in names) == 1 and sum("_byx" in name for name in names) == 2
     assert all(tensor.numel() == 1 for tensor in plan.graph.constants.values())  # no image of ones
+
+
+def test_layers_between_casts_are_narrow() -> None:
+    """Autocast has upsampling in fp32; from 16 bits to 16 bits kernels do it without casts, and round once too."""
+
+    class Cast(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).bfloat16()
+            return F.interpolate(y.float(), scale_factor=2).bfloat16().float()
+
+    _, plan, _ = planned(Cast(3, 8, 1), F.mse_loss, torch.randn(2, 3, 4, 4), torch.randn(2, 8, 8, 8))
+    forms = {step.node.op: plan.forms[step.node.name].dtype for step in plan.steps}
+    assert forms["upsample2d"] == forms["upsample2d_backward"] == torch.bfloat16
