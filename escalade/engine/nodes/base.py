@@ -8,7 +8,7 @@ They ask these traits and never an operator's name, so that a new one needs no c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeGuard
 
@@ -154,6 +154,11 @@ class Operator(ABC):
     def is_map_of_pixels(self, node: Node, graph: Graph) -> bool:
         """Whether every pixel of the result is one of x, its channels multiplied by a weight, and a bias."""
         return False
+
+    def side_by_side(self, nodes: Sequence[Node], graph: Graph) -> Node | None:
+        """The node that gives the results of several, which read the same values and have the same attributes, one
+        after the other along their channels, if there is one."""
+        return None
 
     def preparing(
         self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph

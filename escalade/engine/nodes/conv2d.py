@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -177,6 +177,27 @@ class Conv2d(Operator):
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
+
+    def side_by_side(self, nodes: Sequence[Node], graph: Graph) -> Node | None:
+        first = nodes[0]
+        if first.attributes["groups"] != 1 or not first.inputs.keys() <= {"x", "weight", "bias"}:
+            return None
+        if first.attributes.get("fp8") or not first.inputs.keys() >= {"x", "weight"}:
+            return None
+        windows = {graph.constants[node.inputs["weight"]].shape[1:] for node in nodes}
+        if len(windows) > 1:
+            return None
+        constants = {
+            role: graph.add_constant(
+                f"{first.name}_joined_{role}",
+                torch.cat([graph.constants[node.inputs[role]] for node in nodes]),
+            )
+            for role in ("weight", "bias")
+            if role in first.inputs
+        }
+        filters = graph.constants[constants["weight"]].shape[0]
+        source = ", ".join(dict.fromkeys(node.source for node in nodes if node.source))
+        return replace(with_channels(first, filters).with_inputs(**constants), source=source)
 
     def preparing(
         self, node: Node, expression: Expression, operands: Mapping[str, str], graph: Graph

@@ -24,6 +24,7 @@ from escalade.engine.passes.quantise import quantise_convolutions
 from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
+from escalade.engine.passes.siblings import join_siblings
 from escalade.ops.base.card import TWIN, Card
 
 
@@ -54,6 +55,8 @@ def for_batch(
             estimates = Estimates(card, avoid)
             pool_first(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
+            join_siblings(graph, dtype, estimates)
+            graph.remove_dead_code()
     return graph
 
 
