@@ -10,6 +10,7 @@ from escalade.ops.conv2d import reference
 from escalade.ops.conv2d.problem import DTYPES, Conv2dProblem
 from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d.rungs import (
+    col2im,
     depthwise,
     depthwise_mma,
     depthwise_tile,
@@ -47,15 +48,16 @@ HOPPER = (
 """Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "fp16": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "bf16": ("resident", "skinny", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "tf32": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "fp16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    "bf16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
 """Rungs by dtype and layout, from the fastest known to the one that can do everything."""
 FP32_NHWC = (
     "wgmma_split",
     "skinny",
+    "col2im",
     "ragged",
     "tensor_core_split",
     "winograd_f4_split",
@@ -80,7 +82,16 @@ LARGE_FILTER = ("fft_fused", "fft")
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
 """Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
 tensor cores an estimate."""
-WORTH_CONVERTING = (*HOPPER, "persistent", "resident", "skinny", "ragged", "fused_epilogue", "grouped")
+WORTH_CONVERTING = (
+    *HOPPER,
+    "persistent",
+    "resident",
+    "skinny",
+    "col2im",
+    "ragged",
+    "fused_epilogue",
+    "grouped",
+)
 """Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
 
 
@@ -106,6 +117,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *tensor_core.RUNGS,
             *fused_epilogue.RUNGS,
             *ragged.RUNGS,
+            *col2im.RUNGS,
             *resident.RUNGS,
             *skinny.RUNGS,
             *sm90_wgmma.RUNGS,
@@ -135,8 +147,9 @@ class Conv2d(Operation[Conv2dProblem]):
         large = problem.taps >= LARGE_FILTER_TAPS.get(problem.dtype, problem.taps + 1)
         by_group = GROUPED if problem.groups > 1 else ()
         rungs = by_group + (LARGE_FILTER if large else ()) + _preference(problem)
-        # Without a row of taps narrow has nothing to share: resident took 8.4 us for 144to24_56, and narrow 12.2.
-        idle = {"narrow"} if problem.taps == 1 else set()
+        # Without a row of taps narrow has nothing to share, nor col2im to gather: resident took 8.4 us for 144to24_56,
+        # and narrow 12.2.
+        idle = {"narrow", "col2im"} if problem.taps == 1 else set()
         # Warps of skinny have 64 filters each, and the products of those that do not exist are made too.
         idle |= {"skinny"} if problem.filters % SKINNY_FILTERS else set()
         return tuple(name for name in rungs if name not in idle)

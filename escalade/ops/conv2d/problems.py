@@ -28,6 +28,8 @@ PROBLEMS = (
     _SQUARE(128, 128, 56, 3, batch=256, groups=32),
     _SQUARE(256, 256, 56, 3, batch=256, stride=2, groups=32),
     _SQUARE(1024, 1024, 14, 3, batch=256, groups=32),
+    _SQUARE(3, 256, 32, 3, batch=256, bias=True, relu=True),
+    _SQUARE(256, 3, 32, 3, batch=256, bias=True),
 )
 """What `escalade ladder conv2d` measures, in every dtype and layout that a rung supports."""
 

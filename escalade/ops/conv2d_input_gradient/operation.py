@@ -11,6 +11,7 @@ from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_jobs
+from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import PERSISTENT
@@ -19,9 +20,9 @@ from escalade.ops.shared.images import LAYOUTS
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     if problem.dtype != "fp32":
-        return ("skinny", *HOPPER, "tma_wgmma", "tensor_core", "direct")
+        return ("skinny", "col2im", *HOPPER, "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
-    return ("skinny", "implicit_gemm", "direct") if few else (*SPLIT, "implicit_gemm", "direct")
+    return ("skinny", "col2im", *(() if few else SPLIT), "implicit_gemm", "direct")
 
 
 FEW_FILTERS = 8
@@ -30,7 +31,7 @@ HOPPER = ("window", "streamed_window", "persistent")
 """Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
 SPLIT = ("wgmma_split", "tensor_core_split")
 """The rungs with fp32 accuracy on tensor cores."""
-WORTH_CONVERTING = (*HOPPER, "skinny", "tma_wgmma", "tensor_core")
+WORTH_CONVERTING = (*HOPPER, "skinny", "col2im", "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 
 
@@ -38,7 +39,9 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
     problem = Conv2dInputGradientProblem
     in_pytorch = reference
-    ladder = Ladder("conv2d_input_gradient", (DIRECT, *duality.RUNGS, SKINNY, PERSISTENT, *sm90_jobs.RUNGS))
+    ladder = Ladder(
+        "conv2d_input_gradient", (DIRECT, *duality.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS)
+    )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = MULTIPLIED

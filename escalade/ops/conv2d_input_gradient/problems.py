@@ -33,6 +33,7 @@ PROBLEMS = tuple(
         # U-Net and a generator, transposed
         "64to128_128_k2s2p0_b16_bias",
         "64to128_64_k4s2p1_b64_bias+relu",
+        "3to256_32_k4s2p1_b256_bias",
     )
 )
 

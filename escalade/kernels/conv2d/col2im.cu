@@ -1,0 +1,192 @@
+// y[p][k] = activated(sum over taps of z[q(p, tap)][tap][k] + bias[k]),  z[q][tap][k] = sum over c of x[q][c] * w[k][tap][c]
+//
+// Many channels and few filters, where reading x is what takes time: an autoencoder's last layer. A pixel's products with
+// all taps of all filters are columns of one matrix product, so x is read once, straight from memory into the registers
+// of mma.sync, 16 bytes a lane: which channel is which k is free to choose, and the weights, in shared memory in the
+// order of registers, follow. The products of a band of rows lie in shared memory, and every result gathers its taps
+// from there (col2im). TRANSPOSED: results gather as the transposed convolution has it, q * STRIDE + tap - pad = p, the
+// gradient of an input with few channels; weights then lie [c][tap][k].
+// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts, and the sums of PROMOTED steps, which
+// tensor cores round towards zero, join the others by ordinary additions.
+// What bounds it: memory, which x is read from.
+//
+// Serves `col2im`. conv2d_input_gradient launches it with TRANSPOSED.
+#include "common/epilogue.cuh"
+#include "common/mma_tile.cuh"
+#include "common/ptx.cuh"
+
+struct Col2imShape {  // filled by escalade/ops/conv2d/rungs/col2im.py, in this order
+    int batch, height, width;          // of x
+    int output_height, output_width;   // of y
+    int pad_h, pad_w;
+    int bands;                         // of an image, of BAND rows of y each
+};
+
+constexpr bool PAIRED = sizeof(Element) == 2;
+constexpr int LANE = 16 / sizeof(Element);  // neighbouring channels of a lane
+constexpr int BLOCK = 4 * LANE;             // channels of two steps
+constexpr int BLOCKS = (CHANNELS + BLOCK * DEPTH - 1) / (BLOCK * DEPTH) * DEPTH;
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
+constexpr int COLUMNS = TAPS * FILTERS;
+constexpr int TILES_N = (COLUMNS + 7) / 8;
+constexpr int PITCH = TILES_N * 8 + 2;  // floats of a pixel's products
+constexpr int THREADS = WARPS * 32;
+constexpr int TILE = 16;  // pixels of a warp's products
+constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;
+constexpr int WEIGHT_WORDS = BLOCKS * TILES_N * 32 * 4;
+
+// The k of a step: of a lane's 16 bytes, step 0 has the first half of words and step 1 the second. A word is two
+// neighbouring channels of 16 bits, or one.
+__device__ __forceinline__ u32 weight_word(const Element* weight, int column, int channel) {
+    constexpr int UNIT = 4 / sizeof(Element);
+    Pack<Element, UNIT> word;
+    const int tap = column / FILTERS, filter = column % FILTERS;
+#pragma unroll
+    for (int e = 0; e < UNIT; ++e) {
+        const int at = TRANSPOSED ? ((channel + e) * TAPS + tap) * FILTERS + filter
+                                  : (filter * TAPS + tap) * CHANNELS + channel + e;
+        word.at[e] = column < COLUMNS && channel + e < CHANNELS ? weight[at] : from_float<Element>(0.f);
+    }
+    return reinterpret_cast<const u32&>(word);
+}
+
+__device__ __forceinline__ void stage_weights(u32* weights, const Element* weight) {
+    for (int at = threadIdx.x; at < WEIGHT_WORDS; at += THREADS) {
+        const int word = at % 4, lane = at / 4 % 32, j = at / 128 % TILES_N, block = at / 128 / TILES_N;
+        const int channel = block * BLOCK + lane % 4 * LANE + word * (PAIRED ? 2 : 1);
+        u32 bits = weight_word(weight, j * 8 + lane / 4, channel);
+        if constexpr (PRODUCTS == 3) weights[WEIGHT_WORDS + at] = split_off_low(bits);
+        else if (!PAIRED) bits = to_tf32(__uint_as_float(bits));
+        weights[at] = bits;
+    }
+}
+
+using Slot = Pack<u32, 4>[2];  // a lane's channels of a block, of two pixels
+using Sums = float[TILES_N][4];
+
+__device__ __forceinline__ void load(Slot& slot, const Element* const (&pixels)[2], int block) {
+    const int channel = block * BLOCK + threadIdx.x % 4 * LANE;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Pack<Element, LANE> pack = load_pack_if<Element, LANE>(
+            pixels[half] != nullptr && (CHANNELS % (BLOCK * DEPTH) == 0 || channel < CHANNELS), pixels[half] + channel);
+        slot[half] = reinterpret_cast<const Pack<u32, 4>&>(pack);
+    }
+}
+
+// Two steps: words 0 and 1 of each lane, then 2 and 3.
+__device__ __forceinline__ void multiply(Sums& sums, Sums& recent, const Slot& slot, const u32* weights, bool promote) {
+    u32 a[2][4], low[2][4];
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            a[step][e] = slot[e % 2].at[step * 2 + e / 2];
+            if constexpr (PRODUCTS == 3) low[step][e] = split_off_low_fast(a[step][e]);
+            else if (!PAIRED) a[step][e] = to_tf32(__uint_as_float(a[step][e]));
+        }
+#pragma unroll
+    for (int j = 0; j < TILES_N; ++j) {
+        const u32* mine = weights + (j * 32 + threadIdx.x % 32) * 4;
+        const Pack<u32, 4> b = load_pack<u32, 4>(mine);
+        if constexpr (PRODUCTS == 3) {
+            const Pack<u32, 4> b_low = load_pack<u32, 4>(mine + WEIGHT_WORDS);
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                multiply_add<Element>(recent[j], low[step], {b.at[2 * step], b.at[2 * step + 1]});
+                multiply_add<Element>(recent[j], a[step], {b_low.at[2 * step], b_low.at[2 * step + 1]});
+                multiply_add<Element>(recent[j], a[step], {b.at[2 * step], b.at[2 * step + 1]});
+            }
+#pragma unroll
+            for (int e = 0; promote && e < 4; ++e) sums[j][e] += recent[j][e], recent[j][e] = 0.f;
+        } else {
+#pragma unroll
+            for (int step = 0; step < 2; ++step)
+                multiply_add<Element>(sums[j], a[step], {b.at[2 * step], b.at[2 * step + 1]});
+        }
+    }
+}
+
+// The products of 16 pixels with all columns, to their place.
+__device__ __forceinline__ void make_tile(float* z, const u32* weights, const Element* first_pixel, int first, int pixels) {
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const Element* rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int pixel = first + group + half * 8;
+        rows[half] = pixel < pixels ? first_pixel + 1LL * pixel * CHANNELS : nullptr;
+    }
+    Sums sums = {}, recent = {};
+    Slot slots[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) load(slots[d], rows, d);
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block += DEPTH)
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            multiply(sums, recent, slots[d], weights + (block + d) * TILES_N * 128, d % 2 == 1 || d == DEPTH - 1);
+            if (block + DEPTH < BLOCKS) load(slots[d], rows, block + DEPTH + d);
+        }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j)
+            if (first + group + half * 8 < pixels)
+                store_pack(z + (first + group + half * 8) * PITCH + j * 8 + pair,
+                           Pack<float, 2>{{sums[j][half * 2], sums[j][half * 2 + 1]}});
+}
+
+// The pixel of x that a result meets with a tap, along one dimension; -1 if there is none.
+template <int STRIDE, int DILATION>
+__device__ __forceinline__ int met(int at, int tap, int pad, int size) {
+    const int moved = TRANSPOSED ? at + pad - tap * DILATION : at * STRIDE - pad + tap * DILATION;
+    const int pixel = TRANSPOSED ? moved / STRIDE : moved;
+    return moved < 0 || (TRANSPOSED && moved % STRIDE) || pixel >= size ? -1 : pixel;
+}
+
+__device__ __forceinline__ void gather(const float* z, const Element* bias, Element* y, const Col2imShape& shape, int n,
+                                       int first_row, int rows, int first_source) {
+    const int row_elements = shape.output_width * FILTERS;
+    Element* target = y + (1LL * n * shape.output_height + first_row) * row_elements;
+    for (int at = threadIdx.x; at < rows * row_elements; at += THREADS) {
+        const int filter = at % FILTERS, column = at / FILTERS % shape.output_width, row = at / row_elements;
+        float sum = HAS_BIAS ? to_float(bias[filter]) : 0.f;
+#pragma unroll
+        for (int r = 0; r < FILTER_HEIGHT; ++r) {
+            const int h = met<STRIDE_H, DILATION_H>(first_row + row, r, shape.pad_h, shape.height);
+#pragma unroll
+            for (int s = 0; s < FILTER_WIDTH; ++s) {
+                const int w = met<STRIDE_W, DILATION_W>(column, s, shape.pad_w, shape.width);
+                if (h >= 0 && w >= 0)
+                    sum += z[((h - first_source) * shape.width + w) * PITCH + (r * FILTER_WIDTH + s) * FILTERS + filter];
+            }
+        }
+        target[at] = from_float<Element>(activated<HAS_RELU>(sum));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    conv2d_col2im(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
+                  Element* __restrict__ y, Col2imShape shape) {
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    wait_for_previous_launch();
+    u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), PARTS * WEIGHT_WORDS);
+    float* const z = shared_part(reinterpret_cast<float*>(shared_memory) + PARTS * WEIGHT_WORDS, REST);
+    stage_weights(weights, weight);
+    __syncthreads();
+    for (int band = blockIdx.x; band < shape.batch * shape.bands; band += gridDim.x) {
+        const int n = band / shape.bands, first_row = band % shape.bands * BAND;
+        const int rows = min(BAND, shape.output_height - first_row), last_row = first_row + rows - 1;
+        constexpr int REACH = (FILTER_HEIGHT - 1) * DILATION_H;
+        const int from = TRANSPOSED ? (first_row + shape.pad_h - REACH + STRIDE_H - 1) / STRIDE_H
+                                    : first_row * STRIDE_H - shape.pad_h;
+        const int to = TRANSPOSED ? (last_row + shape.pad_h) / STRIDE_H : last_row * STRIDE_H - shape.pad_h + REACH;
+        const int first_source = max(0, from), pixels = (min(shape.height - 1, to) - first_source + 1) * shape.width;
+        const Element* first_pixel = x + (1LL * n * shape.height + first_source) * shape.width * CHANNELS;
+        for (int first = threadIdx.x / 32 * TILE; first < pixels; first += WARPS * TILE)
+            make_tile(z, weights, first_pixel, first, pixels);
+        __syncthreads();
+        gather(z, bias, y, shape, n, first_row, rows, first_source);
+        __syncthreads();
+    }
+}
