@@ -1,5 +1,7 @@
-// y[pixel][filter] = activated(sum over taps and channels of x[window(pixel, tap)][c] * weight[filter][tap][c] + bias[filter])
-// or, with HAS_MASK, the sum where the mask is positive: the gradient of a ReLU. In NHWC.
+// y[pixel][filter] = activated(sum over taps and channels of x[window(pixel, tap)][c] * weight[filter][tap][c] +
+//                              bias[filter] + residual[pixel][filter])
+// or, with HAS_MASK, the sum where the mask, which comes in the residual's place, is positive: the gradient of a ReLU. In
+// NHWC.
 //
 // Few channels and many filters, where writing y is what takes time: a network's first layer, and the gradient of the
 // input of its last one if that has few filters. A band of rows of x lies in shared memory, pixel by pixel, with channels
@@ -179,27 +181,28 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
     else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 
-// Two results of neighbouring filters, and of what is stored at their place.
-__device__ __forceinline__ float2 finished(float2 sums, float2 mask) {
-    if (!HAS_MASK) return activated_pair<false, HAS_RELU>(sums, mask);
-    return make_float2(mask.x <= 0.f ? 0.f : sums.x, mask.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
+// Two results of neighbouring filters, by what lies at their place in the residual or mask.
+__device__ __forceinline__ float2 finished(float2 sums, float2 other) {
+    if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, other);
+    return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
 }
 
 // A lane's results of one pixel: PACKS times 16 bytes. `side` says which of the two pixels it has.
 __device__ __forceinline__ void store_pixel(const float (&sums)[TILES_M][TILES_N][4], int j, int side, Element* y,
-                                            const Element* mask, long long at, int filters_left) {
+                                            const Element* residual, long long at, int filters_left) {
 #pragma unroll
     for (int pack = 0; pack < PACKS; ++pack) {
         const int filter = pack * FILTERS / 2 + threadIdx.x % 32 / 4 * LANE;
         if (filter >= filters_left) continue;
-        Pack<u32, 4> masks = {}, results;
-        if (HAS_MASK) masks = load_pack<u32, 4>(reinterpret_cast<const u32*>(mask + at + filter));
+        Pack<u32, 4> others = {}, results;
+        if (HAS_MASK || HAS_RESIDUAL)
+            others = load_pack<u32, 4>(reinterpret_cast<const u32*>(residual + at + filter));
 #pragma unroll
         for (int pair = 0; pair < LANE / 2; ++pair) {
             const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their products
             const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // and which 8 rows
             const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
-            to_words(&results.at[pair * 2 / UNIT], finished(sums_of_two, from_words(&masks.at[pair * 2 / UNIT])));
+            to_words(&results.at[pair * 2 / UNIT], finished(sums_of_two, from_words(&others.at[pair * 2 / UNIT])));
         }
         store_16(y + at + filter, make_uint4(results.at[0], results.at[1], results.at[2], results.at[3]));
     }
@@ -207,7 +210,7 @@ __device__ __forceinline__ void store_pixel(const float (&sums)[TILES_M][TILES_N
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_skinny(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  const Element* __restrict__ mask, Element* __restrict__ y, SkinnyShape shape) {
+                  const Element* __restrict__ residual, Element* __restrict__ y, SkinnyShape shape) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     wait_for_previous_launch();
     u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), PARTS * WARPS_M * WEIGHT_WORDS);
@@ -249,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     const int row = first_row + steps.row[j], column = steps.column[j] + lane % 4 * 2 + side;
                     if (j >= steps.count || row >= shape.output_height || column >= shape.output_width) continue;
                     const long long pixel = (1LL * n * shape.output_height + row) * shape.output_width + column;
-                    store_pixel(sums, j, side, y, mask, pixel * shape.filters + first_filter,
+                    store_pixel(sums, j, side, y, residual, pixel * shape.filters + first_filter,
                                 shape.filters - first_filter);
                 }
         }

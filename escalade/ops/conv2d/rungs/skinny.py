@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
+from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
 from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element, full_vector
 from escalade.ops.base.grid import ceil_div
@@ -176,7 +176,7 @@ def launch(
     buffers: tuple[Argument, ...],
     lane: int = 0,
 ) -> KernelCall:
-    """The launch over these buffers: x, weights, bias, mask and y."""
+    """The launch over these buffers: x, weights, bias, residual or mask, and y."""
     assert isinstance(config, SkinnyConfig)
     constants: dict[str, Constant] = {
         "Element": element(w.dtype),
@@ -218,8 +218,6 @@ class Skinny(Conv2dRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if sentence := self.only_nhwc(problem):
             return sentence
-        if problem.residual:
-            return f"{self.name} takes a bias and an activation, no residual"
         return Windows.of(problem).unsupported(self.name)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -230,9 +228,8 @@ class Skinny(Conv2dRung):
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         epilogue = {**arguments.epilogue_constants(problem), "HAS_MASK": False}
-        x, weight, bias, _, y = arguments.tensors()
-        buffers = (x, weight, bias, Buffer("mask", optional=True), y)
-        return Recipe((launch(Windows.of(problem), config, self.card, epilogue, False, buffers),))
+        call = launch(Windows.of(problem), config, self.card, epilogue, False, arguments.tensors())
+        return Recipe((call,))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         return product_tolerance(problem, super().tolerance(problem, peer_error))
