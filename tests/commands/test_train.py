@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from escalade.commands import train
-from escalade.train import logs, pictures
+from escalade.train import logs
 from escalade.train.parallel import LostError, Processes
 from tests.commands.support import run, said_by
+from tests.train.quick import hasten
 
 SMALL = "--data synthetic:24 --side 8 --width 4 --batch 8 --device cpu".split()
 
 
 def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
+    hasten(monkeypatch)
     folder = str(tmp_path / "run")
     begun = run("train", "autoencoder", *SMALL, "--epochs", "1", "--output", folder)
     assert begun.exit_code == 0, begun.output

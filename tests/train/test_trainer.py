@@ -18,6 +18,7 @@ from escalade.train.runs import trainer
 from escalade.train.steps import SharedStep
 from escalade.train.telling import DivergedError, Progress
 from escalade.train.trainer import Evaluation, Outcome, Trainer
+from tests.train.quick import hasten
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 2, "every": 2, "flip": True, "shift": 1,
@@ -29,13 +30,8 @@ STEPS = 10
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No curves, and steps that are not planned: each takes a second, and a test of its own has both."""
-
-    def shared(run: Trainer, twin: bool) -> SharedStep:
-        return SharedStep(run.model, run._task.loss, run._optimizer, run.settings.dtype, HERE.device)
-
-    monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
-    monkeypatch.setattr(Trainer, "_step", shared)
+    """Curves and planned steps have tests of their own."""
+    hasten(monkeypatch)
 
 
 def made(folder: pathlib.Path, task: str = "autoencoder", resume: bool = False, **given: Any) -> Trainer:
