@@ -102,6 +102,12 @@ class Pointers:
         self._encoded = {}
         self.forget()
 
+    @property
+    def only(self) -> Any:
+        """The one pointer, where there is no more to set than that; else None."""
+        (value, offset), *others = self._values or [(None, 0)]
+        return None if others or offset or self._maps else value
+
     def forget(self) -> None:
         """Someone else has set the arguments meanwhile."""
         self._address = None

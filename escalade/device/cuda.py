@@ -166,14 +166,11 @@ class CudaLaunch:
             stream = side_stream(self.device_index, self._lane).cuda_stream
         else:
             stream = self._current_stream(self.device_index)
-        if stream != self._stream:
-            self._stream = stream
-            self._config.hStream = stream
         if not stream and self._current_device() != self.device_index:
             with torch.cuda.device(self.device_index):  # the default stream is that of the current context
-                self._enqueue()
+                self.enqueue(stream)
         else:
-            self._enqueue()
+            self.enqueue(stream)
 
     def node(self) -> Any:
         """What its launch has become in the CUDA graph that is being recorded; asked for before anything follows it."""
@@ -184,7 +181,16 @@ class CudaLaunch:
         (node,) = latest
         return node
 
-    def _enqueue(self) -> None:
+    @property
+    def is_in_line(self) -> bool:
+        """Whether it follows what was launched on the current stream, and not in a lane beside it."""
+        return self._lane == 0
+
+    def enqueue(self, stream: int) -> None:
+        """Launches on a stream of its device, whose context is current."""
+        if stream != self._stream:
+            self._stream = stream
+            self._config.hStream = stream
         status = self._launch(*self._prepared)
         if not status:
             return

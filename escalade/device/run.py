@@ -141,6 +141,22 @@ class Executable:
         """Whether `add_to` and then `launches` do all that `bind` and a call do, once it has been bound."""
         return self.device.type == "cuda" and self._turns is None
 
+    def launcher(self) -> Callable[[], None]:
+        """What a call does whose pointers are set, on a device that is the current one."""
+        launches = self.launches
+        plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_in_line]
+        if len(plain) < len(launches):
+            return self
+        index, current_stream = self._index, torch._C._cuda_getCurrentRawStream
+        enqueues = [launch.enqueue for launch in plain]
+
+        def launch() -> None:
+            stream = current_stream(index)
+            for enqueue in enqueues:
+                enqueue(stream)
+
+        return launch
+
     @property
     def launches(self) -> list[Callable[[], None]]:
         """What a call does, one after another."""

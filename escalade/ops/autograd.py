@@ -25,31 +25,30 @@ from escalade.ops.upsample2d_backward.op import OPERATOR as UPSAMPLE2D_BACKWARD
 
 
 def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, residual, stride, padding, dilation, groups, relu, ctx.tf32, _ = inputs
+    x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, _ = inputs
     ctx.save_for_backward(x, weight, output if relu else None)
-    ctx.settings = (stride, padding, dilation, groups)
-    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+    ctx.settings = (stride, padding, dilation, groups, tf32, bias is not None, residual is not None)
 
 
 def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The gradients of a convolution: by Escalade where it has more than a plain gather for them, the others by
     PyTorch."""
     x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups = ctx.settings
+    stride, padding, dilation, groups, tf32, has_bias, has_residual = ctx.settings
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
     # Arguments that were left at their defaults at the end of a call are left out here too.
     need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
-    need_bias = ctx.has_bias and need_bias
+    need_bias = has_bias and need_bias
     our_x = need_x and is_worthwhile(stride, groups)
     ours = None
     if need_weight:
-        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias, ctx.tf32)
+        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias, tf32)
     left = [need_x and not our_x, need_weight and ours is None, need_bias and ours is None]
     grad_x = grad_weight = grad_bias = None
     if any(left):
         grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [weight.shape[0]] if ctx.has_bias else None, stride, padding, dilation, False,
+            gradient, x, weight, [weight.shape[0]] if has_bias else None, stride, padding, dilation, False,
             [0, 0], groups, left,
         )  # fmt: skip
     if ours is not None:
@@ -57,9 +56,9 @@ def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     if our_x:
         grad_x = CONV2D_INPUT_GRADIENT(
             gradient.contiguous(memory_format=MEMORY_FORMAT[layout_of(x)]), weight, x.shape[2:], None,
-            stride, padding, dilation, groups, ctx.tf32, None,
+            stride, padding, dilation, groups, tf32, None,
         )  # fmt: skip
-    grad_residual = gradient if ctx.has_residual and need_residual else None
+    grad_residual = gradient if has_residual and need_residual else None
     return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
 
 
@@ -175,7 +174,7 @@ def _setup_batch_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Ten
 
 def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd, y = ctx.saved_tensors
-    found = BATCH_NORM_BACKWARD(gradient, x, weight, bias, mean, rstd, ctx.relu, y, y is not None)
+    found = BATCH_NORM_BACKWARD(gradient, x, weight, bias, mean, rstd, ctx.relu, y, y is not None, None)
     parameters = zip(found[1:3], (weight, bias), strict=True)
     of_parameters = (None if given is None else one.to(given.dtype) for one, given in parameters)
     of_residual = found[3] if y is not None else gradient

@@ -130,6 +130,7 @@ def test_kernels_are_given_aligned_memory(
     monkeypatch.setattr(call, "Executable", Recording)
     monkeypatch.setattr(call.per_thread, "ready", {})
     monkeypatch.setattr(call.per_thread, "calls", {})
+    monkeypatch.setattr(call.per_thread, "guarded", {})
     monkeypatch.setattr(Recording, "given", {}, raising=False)
     CALLS[name](dtype)
     assert Recording.given

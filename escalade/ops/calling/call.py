@@ -66,7 +66,7 @@ def outputs(operation: Operation[Any], problem: Problem) -> dict[str, torch.Tens
 class Call:
     """A plan that is carried out again and again, by the thread that has made it.
 
-    It is given the arguments of the operator, those of a list one by one; some of them are tensors.
+    `run` is given the arguments of the operator, those of a list one by one; some of them are tensors.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Call:
         """`buffers` says which arguments are tensors; `arguments` are those of the first call."""
         self._prepared = plan.prepared
         self._device = device
-        self._index = device.index if device.type == "cuda" else None
+        self.index = device.index if device.type == "cuda" else None
+        """The GPU that has to be the current one; None for the CPU."""
         self._finish = plan.finish
         self._inputs = [
             (place, name, _needed(plan.lay.get(name), arguments[place])) for place, name in buffers.items()
@@ -84,23 +85,10 @@ class Call:
             name: (tuple(sample.shape), sample.stride(), sample.dtype)
             for name, sample in plan.outputs.items()
         }
-        places = [list(self._samples).index(name) for name in plan.results]
-        self._single = places[0] if len(places) == 1 else None
-        self._places = places
-        self._quick: _Quick | None = None
+        self._results = [list(self._samples).index(name) for name in plan.results]
+        self.run: Callable[[Sequence[Any]], Any] = self._first
 
-    def is_elsewhere(self) -> bool:
-        """Whether another GPU than its own is the current one."""
-        return self._index is not None and torch._C._cuda_getDevice() != self._index
-
-    def __call__(self, arguments: Sequence[Any]) -> Any:
-        made = self._first(arguments) if self._quick is None else self._quick(arguments)
-        result = (
-            made[self._single] if self._single is not None else tuple([made[one] for one in self._places])
-        )
-        return result if self._finish is None else self._finish(result)
-
-    def _first(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    def _first(self, arguments: Sequence[Any]) -> Any:
         """Goes by the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
         made = {
             name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
@@ -115,57 +103,58 @@ class Call:
             prepared.run({**given, **made})
             if prepared.executable.takes_pointers:
                 present = [one for one in self._inputs if given[one[1]] is not None]
-                self._quick = _Quick(prepared, present, self._samples)
-        return list(made.values())
+                self.run = self._by_pointers(prepared, present)
+        return self._returned(list(made.values()))
 
+    def _returned(self, made: Sequence[torch.Tensor]) -> Any:
+        results = [made[place] for place in self._results]
+        result = results[0] if len(results) == 1 else tuple(results)
+        return result if self._finish is None else self._finish(result)
 
-class _Quick:
-    """A call on a GPU, once every buffer is known to be there: pointers are set where they stand."""
-
-    def __init__(
-        self,
-        prepared: Ready,
-        inputs: Sequence[tuple[int, str, Lay | None]],
-        samples: Mapping[str, tuple[Any, ...]],
-    ) -> None:
-        executable = prepared.executable
-        self._inputs = [(place, lay, prepared.pointers(name)) for place, name, lay in inputs]
-        self._outputs = [(*sample, prepared.pointers(name)) for name, sample in samples.items()]
-        self._workspaces = [
-            (workspace, prepared.pointers(workspace.name))
-            for workspace in executable.recipe.workspaces
-            if workspace.name not in samples
+    def _by_pointers(
+        self, prepared: Ready, present: Sequence[tuple[int, str, Lay | None]]
+    ) -> Callable[[Sequence[Any]], Any]:
+        """What a call does on a GPU once every buffer is known to be there: pointers are set where they stand."""
+        inputs = [(place, lay, prepared.setting(name)) for place, name, lay in present]
+        outputs = [(*sample, prepared.setting(name)) for name, sample in self._samples.items()]
+        recipe = prepared.executable.recipe
+        rooms = [
+            (room, prepared.setting(room.name))
+            for room in recipe.workspaces
+            if room.name not in self._samples
         ]
-        self._device = executable.device
-        self._launches = executable.launches
+        launch = prepared.executable.launcher()
+        device = self._device
+        only = self._results[0] if len(self._results) == 1 and self._finish is None else None
         # What PyTorch's own compiled code allocates with: a third of the time of torch.empty_strided.
-        self._allocate = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+        allocate = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
 
-    def __call__(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        held = []  # copies and workspaces, until all is launched
-        for place, lay, pointers in self._inputs:
-            tensor = arguments[place]
-            if lay is not None:
-                tensor = lay(tensor)
-                held.append(tensor)
-            address = tensor.data_ptr()
-            if address % ALIGNMENT:
-                tensor = tensor.clone()
-                held.append(tensor)
+        def run(arguments: Sequence[Any]) -> Any:
+            held = []  # copies and workspaces, until all is launched
+            for place, lay, point in inputs:
+                tensor = arguments[place]
+                if lay is not None:
+                    tensor = lay(tensor)
+                    held.append(tensor)
                 address = tensor.data_ptr()
-            pointers.point(address)
-        made = []
-        for size, stride, dtype, pointers in self._outputs:
-            tensor = self._allocate(size, stride, dtype)
-            made.append(tensor)
-            pointers.point(tensor.data_ptr())
-        for workspace, pointers in self._workspaces:
-            tensor = workspace.allocate(self._device)
-            held.append(tensor)
-            pointers.point(tensor.data_ptr())
-        for launch in self._launches:
+                if address % ALIGNMENT:
+                    tensor = tensor.clone()
+                    held.append(tensor)
+                    address = tensor.data_ptr()
+                point(address)
+            made = []
+            for size, stride, dtype, point in outputs:
+                tensor = allocate(size, stride, dtype)
+                made.append(tensor)
+                point(tensor.data_ptr())
+            for room, point in rooms:
+                tensor = room.allocate(device) if room.zeroed else allocate((room.bytes,), (1,), torch.uint8)
+                held.append(tensor)
+                point(tensor.data_ptr())
             launch()
-        return made
+            return self._returned(made) if only is None else made[only]
+
+        return run
 
 
 def _needed(lay: Lay | None, tensor: torch.Tensor | None) -> Lay | None:

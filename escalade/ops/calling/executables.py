@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class PerThread(threading.local):
         self.ready: dict[tuple[Any, ...], Ready] = {}
         self.calls: dict[tuple[Any, ...], Any] = {}
         """What `Operator` has ready, by the operator and the kind of its arguments."""
+        self.guarded: dict[tuple[Any, ...], list[Any]] = {}
+        """The calls again, by less than that; what is left PyTorch's guards compare faster."""
 
 
 per_thread = PerThread()
@@ -55,12 +58,13 @@ class Ready:
         finally:
             self.executable.release()
 
-    def pointers(self, name: str) -> Pointers:
-        """Where the address of that buffer stands, for calls that name all of them one by one."""
+    def setting(self, name: str) -> Callable[[int], object]:
+        """What sets the address of that buffer wherever it stands, for calls that name all of them one by one."""
         if name not in self._pointers:
             self._pointers[name] = Pointers()
             self.executable.add_to(self._pointers[name], name)
-        return self._pointers[name]
+        only = self._pointers[name].only
+        return self._pointers[name].point if only is None else partial(setattr, only, "value")
 
 
 def ready(

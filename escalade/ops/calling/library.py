@@ -11,6 +11,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 from escalade.ops.calling.operator import Operator, hashable
+from escalade.ops.calling.recorded import Gradient
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
@@ -74,7 +75,7 @@ def define_gradient(
 
     torch.library.register_autograd(f"escalade::{name}", backward, setup_context=settled, lib=library)
     if name in _operators:
-        _operators[name].differentiate(setup, backward, first_alone)
+        _operators[name].differentiate(Gradient(setup, backward, first_alone))
 
 
 def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> None:

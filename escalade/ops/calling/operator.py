@@ -8,24 +8,28 @@ everything else (tracing, transforms, modes, subclasses of tensors, other device
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from escalade.ops.calling.call import Call, Plan
 from escalade.ops.calling.executables import keep, per_thread
-from escalade.ops.calling.recorded import recording
+from escalade.ops.calling.recorded import Gradient, Grouping, flattened, recording
 
 Function = Callable[..., Any]
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _SINGLE = ("Tensor", "Optional[Tensor]")
 _LIST = "List[Tensor]"
+_MOST_KINDS = 16  # of calls with the same settings and sizes of the first tensor; the latest stays
+_is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 _grad_enabled = torch._C.is_grad_enabled
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class Operator:
@@ -41,87 +45,147 @@ class Operator:
         self._defaults = [argument.default_value for argument in arguments]
         self._tensors = [place for place, kind in enumerate(kinds) if kind in _SINGLE]
         self._list = kinds.index(_LIST) if _LIST in kinds else None
+        self._settings = _getter([place for place, kind in enumerate(kinds) if kind not in (*_SINGLE, _LIST)])
         self._casting: Function | None = None
-        self._apply: Function | None = None
+        self._gradient: Gradient | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if (
-            torch.compiler.is_compiling()
-            or _dispatch_modes()
-            or _function_modes()
-            or _transforms()
-            or _tracing() is not None
-        ):
+        if _is_compiling() or _function_modes():
             return self._packet(*arguments)
         if self._casting is not None and _any_autocast():
             device = arguments[0].device.type
             if torch.is_autocast_enabled(device):
                 arguments = self._casting(torch.get_autocast_dtype(device), *arguments)
-        key = [self, *arguments]
-        needs_gradient = False
-        for place in self._tensors:
-            tensor = arguments[place]
-            if tensor is not None:
-                if type(tensor) not in _PLAIN:
-                    return self._packet(*arguments)
-                key[place + 1] = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-                needs_gradient = needs_gradient or tensor.requires_grad
-        if self._list is not None:
-            for tensor in arguments[self._list]:
-                if type(tensor) not in _PLAIN:
-                    return self._packet(*arguments)
-                needs_gradient = needs_gradient or tensor.requires_grad
-            key[self._list + 1] = _kinds(arguments[self._list])
-        call = per_thread.calls.get(tuple(key))
-        if call is None or call.is_elsewhere():  # the dispatcher's call makes it ready
+        first = arguments[0]
+        if type(first) not in _PLAIN:
             return self._packet(*arguments)
-        if needs_gradient and _grad_enabled():
-            return (
-                self._packet(*arguments) if self._apply is None else self._apply(*self._flat(arguments), call)
-            )
-        return call(self._flat(arguments))
+        flat = arguments if self._list is None else self._flat(arguments)
+        roughly = (self, first.shape, len(flat), self._settings(arguments))
+        for kind in per_thread.guarded.get(roughly, ()):
+            if kind.holds(flat):
+                if kind.needs_gradient and _grad_enabled():
+                    return kind.record(*kind.tensors(flat), (arguments, flat))
+                return kind.call.run(flat)
+        return self._unguarded(arguments, flat, roughly)
+
+    def _unguarded(self, arguments: Sequence[Any], flat: Sequence[Any], roughly: tuple[Any, ...]) -> Any:
+        """The first calls with a kind of arguments: the dispatcher's makes it ready, the next puts a guard to it."""
+        tensors = [one for one in flat if isinstance(one, torch.Tensor)]
+        if (
+            _dispatch_modes()
+            or _transforms()
+            or _tracing() is not None
+            or any(type(tensor) not in _PLAIN or tensor.is_neg() for tensor in tensors)
+        ):
+            return self._packet(*arguments)
+        call = per_thread.calls.get(self._key(arguments))
+        if call is None or (call.index is not None and _current_device() != call.index):
+            return self._packet(*arguments)
+        kind = _Kind(call, flat, list(self._places(arguments)))
+        if kind.needs_gradient:
+            if self._gradient is None:
+                return self._packet(*arguments)
+            name = f"{self._packet.__name__}_recorded"
+            kind.record = recording(name, self._gradient, call, kind.places, self._grouping(arguments))
+        known = per_thread.guarded.get(roughly)
+        if known is None:
+            known = []
+            keep(per_thread.guarded, roughly, known)
+        known.insert(0, kind)
+        del known[_MOST_KINDS:]
+        return self._packet(*arguments)
+
+    def _grouping(self, arguments: Sequence[Any]) -> Grouping:
+        in_list = 0 if self._list is None else len(arguments[self._list])
+        return Grouping(self._list, in_list, len(self._names))
+
+    def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """All that what is made ready depends on."""
+        key: list[Any] = [self, *arguments]
+        for place in self._tensors:
+            if arguments[place] is not None:
+                (key[place + 1],) = _kinds((arguments[place],))
+        if self._list is not None:
+            key[self._list + 1] = _kinds(arguments[self._list])
+        return tuple(key)
 
     def run(self, *arguments: Any) -> Any:
         """What the dispatcher calls for a processor; it leaves out arguments at the end that have their defaults."""
         given = (*arguments, *self._defaults[len(arguments) :])
         settled: tuple[Any, ...] = hashable(given)
-        key: list[Any] = [self, *settled]
-        for place in self._tensors:
-            if settled[place] is not None:
-                (key[place + 1],) = _kinds((settled[place],))
-        if self._list is not None:
-            key[self._list + 1] = _kinds(settled[self._list])
-        call = per_thread.calls.get(tuple(key))
+        key = self._key(settled)
+        call = per_thread.calls.get(key)
         if call is None:
             call = self._made(settled)
-            keep(per_thread.calls, tuple(key), call)
-        return call(self._flat(settled))
+            keep(per_thread.calls, key, call)
+        return call.run(self._flat(settled))
 
     def _made(self, arguments: Sequence[Any]) -> Call:
         plan: Plan = self._plan(*arguments)
-        named = {place: self._names[place] for place in self._tensors}
+        named = self._places(arguments)
         buffers = {place: plan.renamed.get(name, name) for place, name in named.items()}
         if self._list is not None:
-            count = len(arguments[self._list])
-            buffers = {place + (count - 1) * (place > self._list): name for place, name in buffers.items()}
             buffers |= {self._list + number: name for number, name in enumerate(plan.names)}
         return Call(plan, arguments[0].device, buffers, self._flat(arguments))
 
+    def _places(self, arguments: Sequence[Any]) -> dict[int, str]:
+        """Where single tensors stand, or may stand, among the flat arguments, and what they are called."""
+        list_place = self._list
+        if list_place is None:
+            return {place: self._names[place] for place in self._tensors}
+        further = len(arguments[list_place]) - 1
+        return {place + further * (place > list_place): self._names[place] for place in self._tensors}
+
     def _flat(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments, those of a list one by one."""
-        place = self._list
-        return (
-            arguments if place is None else (*arguments[:place], *arguments[place], *arguments[place + 1 :])
-        )
+        return flattened(arguments, self._list)
 
-    def differentiate(self, setup: Function | None, formula: Function, first_alone: bool) -> None:
-        """Gives it the gradient that the dispatcher has too; `first_alone`: of the first result only."""
-        name = f"{self._packet.__name__}_recorded"
-        self._apply = recording(name, len(self._names), self._list, setup, formula, first_alone)
+    def differentiate(self, gradient: Gradient) -> None:
+        """Gives it the gradient that the dispatcher has too."""
+        self._gradient = gradient
 
     def cast_under_autocast(self, casting: Function) -> None:
         """`casting` gives the arguments that take the place of the operator's, of which a dtype stands in front."""
         self._casting = casting
+
+
+class _Kind:
+    """A call behind a guard, which holds for tensors of the same kind and the same modes of PyTorch."""
+
+    def __init__(self, call: Call, flat: Sequence[Any], singles: Sequence[int]) -> None:
+        """`singles` are the places of tensors that may be absent."""
+        self.call = call
+        self.places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
+        given = [flat[place] for place in self.places]
+        self.needs_gradient = any(tensor.requires_grad for tensor in given)
+        self.record: Function
+        """What takes its place where autograd is to know of it."""
+        absent = [place for place in singles if flat[place] is None]
+        self.tensors = tensors = _getter(self.places)
+        index = call.index
+        check = torch._C._dynamo.guards.TensorGuards(
+            *given,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in given],  # type: ignore[misc]
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in given],  # type: ignore[misc]
+        ).check
+
+        def holds(flat: Sequence[Any]) -> bool:
+            for place in absent:
+                if flat[place] is not None:
+                    return False
+            return check(*tensors(flat)) and (index is None or _current_device() == index)
+
+        self.holds = holds
+
+
+def _getter(places: Sequence[int]) -> Function:
+    """What takes those elements out of a sequence, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda _: ()
+    (place,) = places
+    return lambda sequence: (sequence[place],)
 
 
 def hashable(arguments: Sequence[Any]) -> tuple[Any, ...]:

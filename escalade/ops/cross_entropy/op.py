@@ -75,7 +75,7 @@ def _problem(
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """The classes of each row or pixel side by side; a view of images in NHWC."""
-    return x.movedim(1, -1).contiguous()
+    return (x if x.dim() == 2 else x.movedim(1, -1)).contiguous()
 
 
 _LAY: dict[str, Lay] = {"x": _rows, "target": torch.Tensor.contiguous}

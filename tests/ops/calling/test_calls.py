@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade import ops
 from escalade.device.run import Executable
+from escalade.errors import UnsupportedError
 from escalade.ops.calling import operator
 from escalade.ops.calling.casting import cast
 from escalade.ops.calling.executables import per_thread
@@ -25,6 +26,7 @@ def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "takes_pointers", property(lambda self: True))
     monkeypatch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu, raising=False)  # type: ignore[attr-defined]
     monkeypatch.setattr(per_thread, "calls", {})
+    monkeypatch.setattr(per_thread, "guarded", {})
 
 
 def tensors(last: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -48,15 +50,31 @@ def test_a_call_again_gives_what_the_first_would(last: bool, by_pointers: None) 
         )
 
 
+def test_a_guard_tells_what_is_absent_and_what_is_too_much(by_pointers: None) -> None:
+    x, weight, bias = tensors()
+    for given in (None, None, None, bias, bias, bias, None):
+        expected = F.conv2d(x, weight, given)
+        torch.testing.assert_close(ops.conv2d(x, weight, given), expected, rtol=1e-3, atol=1e-3)
+    rows, square = x[:, :, 0, 0].contiguous(), weight[:, :, 0, 0].contiguous()
+    for _ in range(3):
+        ops.mlp(rows, [square, bias], "8-8b")
+    with pytest.raises(UnsupportedError, match="3 parameters"):
+        ops.mlp(rows, [square, bias, bias], "8-8b")
+    with pytest.raises(UnsupportedError, match=r"bias0 has shape \(7,\)"):
+        ops.mlp(rows, [square, bias[:7]], "8-8b")
+
+
 def test_nothing_is_planned_twice(monkeypatch: pytest.MonkeyPatch, by_pointers: None) -> None:
     x, weight, bias = tensors()
-    ops.conv2d(x, weight, bias)
+    for _ in range(2):
+        ops.conv2d(x, weight, bias)
 
     def never(*_: object) -> None:
         raise AssertionError("this was made ready before")
 
     monkeypatch.setattr(OPERATOR, "_plan", never)
     monkeypatch.setattr(OPERATOR, "_packet", never)
+    monkeypatch.setattr(OPERATOR, "_unguarded", never)
     y = ops.conv2d(torch.randn_like(x), torch.randn_like(weight), bias.clone())
     assert y.shape == (2, 8, 4, 4)
 
@@ -114,8 +132,10 @@ class Noting(TorchDispatchMode):
 
 def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     x = torch.randn(8)
-    ops.relu(x)
+    for _ in range(3):
+        ops.relu(x)
     assert ops.relu(x.to("meta")).is_meta
+    assert torch.equal(ops.relu(torch._neg_view(x)), (-x).relu())
     with Noting() as noted:
         ops.relu(x)
     assert torch.ops.escalade.relu.default in noted.seen
