@@ -22,7 +22,9 @@ STEP = 8
 """Neighbouring pixels of a product."""
 WARPS = 8
 BLOCKS_PER_SM = 2
-MOST_COLUMNS = 40
+MANY_COLUMNS = 40
+"""Columns beyond which registers leave room for one block, but in TF32, whose sums are fewest."""
+MOST_COLUMNS = 48
 """Taps times few channels at most, and a column for the bias: what registers have room for beside the loads."""
 BANDS = (8, 4, 2, 1)
 SPLIT_PRODUCTS = 3
@@ -151,6 +153,11 @@ class _Bands:
         )
 
     @property
+    def blocks_per_sm(self) -> int:
+        many = self.roles.columns_of(self.problem.bias) > MANY_COLUMNS
+        return 1 if many and self.problem.dtype != "tf32" else BLOCKS_PER_SM
+
+    @property
     def block_channels(self) -> int:
         return self.config.warps_m * _warp_channels(self.problem)
 
@@ -159,7 +166,7 @@ class _Bands:
         return ceil_div(self.roles.channels, self.block_channels)
 
     def work(self, card: Card) -> parts.Work:
-        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes))
+        blocks = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes))
         f = self.problem.forward
         columns = 8 * ceil_div(self.roles.columns_of(self.problem.bias), 8)
         products = (
@@ -243,7 +250,7 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
             "RAGGED": cut.ragged,
             "WARPS_M": config.warps_m,
             "WARPS_K": config.warps_k,
-            "BLOCKS_PER_SM": BLOCKS_PER_SM,
+            "BLOCKS_PER_SM": cut.blocks_per_sm,
         }
         shape = Ints(
             (
