@@ -55,14 +55,19 @@ def medium_problems(operation: Operation[Any]) -> list[Any]:
 
 def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any]) -> list[list[Any]]:
     """For each problem that the rung can do at all, the variants of it that it can do."""
-    return [list(variants) for variants in _supported(operation.name, rung.name, tuple(problems)) if variants]
+    every = [
+        [variant for variant, refusal in refusals(operation.name, rung.name, problem) if refusal is None]
+        for problem in problems
+    ]
+    return [offered for offered in every if offered]
 
 
 @cache
-def _supported(operation: str, rung: str, problems: tuple[Any, ...]) -> list[list[Any]]:
-    """Asked once a process: some rungs look through all their tiles for an answer."""
-    its, one = OPERATIONS[operation], OPERATIONS[operation].ladder.rung(rung)
-    return [[v for v in variants(its, problem) if one.supports(v) is None] for problem in problems]
+def refusals(operation: str, rung: str, problem: Any) -> list[tuple[Any, str | None]]:
+    """Each variant of a problem with what the rung says against it. Asked once a process: some rungs look through all
+    their tiles for an answer."""
+    asked = OPERATIONS[operation].ladder.rung(rung)
+    return [(variant, asked.supports(variant)) for variant in variants(OPERATIONS[operation], problem)]
 
 
 def cover(
