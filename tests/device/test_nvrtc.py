@@ -20,7 +20,7 @@ from escalade.ops import Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 from tests.device.conftest import Write
-from tests.support import all_rungs, label, supported
+from tests.support import all_rungs, supported
 
 COPY = Program.of("copy.cu", "copy", {"Element": Type("float"), "COUNT": 4})
 COPY_SOURCE = """// y = x
@@ -242,22 +242,35 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
     return list(chosen.values())
 
 
-@pytest.mark.parametrize("architecture", ALL_ARCHITECTURES)
-@pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The rungs with the architectures that they are for: with --thorough all, else those whose turn it is."""
+    if "architecture" not in metafunc.fixturenames:
+        return
+    cases = [
+        (operation, rung, architecture, turn)
+        for number, (operation, rung) in enumerate(all_rungs())
+        for turn, architecture in enumerate(ALL_ARCHITECTURES, number)
+        if architecture in rung.architectures
+        and (metafunc.config.option.thorough or turn % SHARES[architecture] == 0)
+    ]
+    assert {architecture for *_, architecture, _ in cases} == {*ALL_ARCHITECTURES}
+    names = [f"{operation.name}-{rung.name}-{architecture}" for operation, rung, architecture, _ in cases]
+    metafunc.parametrize(("operation", "rung", "architecture", "turn"), cases, ids=names)
+
+
 def test_every_rung_compiles_and_keeps_its_registers(
-    operation: Operation[Any], rung: Rung[Any], architecture: str, request: pytest.FixtureRequest
+    operation: Operation[Any],
+    rung: Rung[Any],
+    architecture: str,
+    turn: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     """One dtype each, in turns: the card that tests run on compiles all. Other architectures than Hopper's take turns
     at the rungs too."""
-    if architecture not in rung.architectures:
-        pytest.skip(f"{rung.name} is for {', '.join(rung.architectures)}")
     problems = _representatives(operation, rung)
     assert problems, f"rung {rung.name} supports none of its operation's problems"
     intended = rung.intended_spill
-    turn = ALL_ARCHITECTURES.index(architecture) + len(rung.name)
     if not request.config.option.thorough:
-        if turn % SHARES[architecture]:
-            pytest.skip(f"another rung's turn at {architecture}; --thorough compiles all")
         problems = [problems[turn % len(problems)]]
     here = rung.on(typical(architecture))
     for problem in problems:
