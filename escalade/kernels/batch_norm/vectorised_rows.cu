@@ -23,14 +23,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int block = BACKWARDS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     long long row = 1LL * block * turns * PACKS * height + row_in_block;
     if (!PITCHED) x_pitch = residual_pitch = y_pitch = channels;
-    Pack<Element, VECTOR> values[PACKS], others[PACKS] = {};
+    Pack<Element, VECTOR> values[PACKS], others[PACKS];
     const auto load = [&](bool wanted) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const long long at = row + i * height;
             if (!wanted || at >= rows) continue;
             values[i] = load_pack<Element, VECTOR>(x + at * x_pitch + channel);
-            if (HAS_RESIDUAL) others[i] = load_pack<Element, VECTOR>(residual + at * residual_pitch + channel);
+            others[i] = load_pack_if<Element, VECTOR>(HAS_RESIDUAL, residual + at * residual_pitch + channel);
         }
     };
     load(true);  // before anything waits for the channels' numbers

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (row_in_block >= height || channel >= channels) return;
 
     const long long step = 1LL * gridDim.x * height;
-    Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS] = {};
+    Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS];
     const auto load = [&](long long row) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             const long long at = (row - i * step) * channels + channel;
             gradients[i] = load_pack_if<Element, VECTOR>(inside, gradient + at);
             xs[i] = load_pack_if<Element, VECTOR>(inside, x + at);
-            if (MASK == BY_OUTPUT) outputs[i] = load_pack_if<Element, VECTOR>(inside, output + at);
+            outputs[i] = load_pack_if<Element, VECTOR>(MASK == BY_OUTPUT && inside, output + at);
         }
     };
     long long row = rows - 1 - (1LL * blockIdx.x * height + row_in_block);

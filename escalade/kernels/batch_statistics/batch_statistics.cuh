@@ -10,13 +10,17 @@ struct Results {
 
 // `squares` are those of the distances from the mean. Running variances are moved towards one that is unbiased: of
 // count - 1 elements.
-__device__ __forceinline__ void leave(float* y, const Results& to, int c, int channels, float mean, float squares,
-                                      float count, float epsilon, float momentum) {
-    const float variance = squares / count;
-    y[c] = mean, y[channels + c] = variance;
-    if (to.rstd != nullptr) to.mean[c] = mean, to.rstd[c] = rsqrtf(variance + epsilon);
+__device__ __forceinline__ void leave_for_training(const Results& to, int c, float mean, float squares, float count,
+                                                   float epsilon, float momentum) {
+    if (to.rstd != nullptr) to.mean[c] = mean, to.rstd[c] = rsqrtf(squares / count + epsilon);
     if (to.moved_mean == nullptr) return;
     const float before = to.running_mean[c], variance_before = to.running_variance[c];
     to.moved_mean[c] = before + momentum * (mean - before);
     to.moved_variance[c] = variance_before + momentum * (squares / (count - 1.f) - variance_before);
+}
+
+__device__ __forceinline__ void leave(float* y, const Results& to, int c, int channels, float mean, float squares,
+                                      float count, float epsilon, float momentum) {
+    y[c] = mean, y[channels + c] = squares / count;
+    leave_for_training(to, c, mean, squares, count, epsilon, momentum);
 }

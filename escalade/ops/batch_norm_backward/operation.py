@@ -11,6 +11,7 @@ from escalade.ops.batch_norm_backward import reference
 from escalade.ops.batch_norm_backward.problem import BatchNormBackwardProblem
 from escalade.ops.batch_norm_backward.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.batch_norm_backward.rungs.naive import NAIVE
+from escalade.ops.batch_norm_backward.rungs.resident import RESIDENT
 from escalade.ops.batch_norm_backward.rungs.split import SPLIT, VECTORISED
 from escalade.ops.shared.images import LAYOUTS
 
@@ -19,7 +20,7 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     name = "batch_norm_backward"
     problem = BatchNormBackwardProblem
     in_pytorch = reference
-    ladder = Ladder("batch_norm_backward", (NAIVE, SPLIT, VECTORISED))
+    ladder = Ladder("batch_norm_backward", (NAIVE, SPLIT, VECTORISED, RESIDENT))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
@@ -27,7 +28,7 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     weights_change = True
 
     def preferred(self, problem: BatchNormBackwardProblem) -> tuple[str, ...]:
-        return ("vectorised", "split")
+        return ("vectorised", "resident", "split")
 
     def further_outputs(
         self, problem: BatchNormBackwardProblem, device: torch.device

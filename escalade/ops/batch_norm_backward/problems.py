@@ -12,6 +12,7 @@ PROBLEMS = tuple(
         "64_56_b256_byx",
         "64_56_b256_byoutput+res",
         "256_56_b256",
+        "512_7_b64_byoutput+res",
         "512_7_b256_byoutput+res",
     )
 )

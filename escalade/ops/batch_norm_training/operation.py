@@ -11,6 +11,7 @@ from escalade.ops.batch_norm_training import reference
 from escalade.ops.batch_norm_training.problem import BatchNormTrainingProblem
 from escalade.ops.batch_norm_training.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.batch_norm_training.rungs.passes import RUNGS
+from escalade.ops.batch_norm_training.rungs.resident import RESIDENT
 from escalade.ops.batch_statistics.reference import for_training
 from escalade.ops.shared.images import LAYOUTS
 
@@ -19,7 +20,7 @@ class BatchNormTraining(Operation[BatchNormTrainingProblem]):
     name = "batch_norm_training"
     problem = BatchNormTrainingProblem
     in_pytorch = reference
-    ladder = Ladder("batch_norm_training", RUNGS)
+    ladder = Ladder("batch_norm_training", (*RUNGS, RESIDENT))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
@@ -27,7 +28,7 @@ class BatchNormTraining(Operation[BatchNormTrainingProblem]):
     weights_change = True
 
     def preferred(self, problem: BatchNormTrainingProblem) -> tuple[str, ...]:
-        return ("vectorised", "one_pass")
+        return ("vectorised", "resident", "one_pass")
 
     def further_outputs(
         self, problem: BatchNormTrainingProblem, device: torch.device

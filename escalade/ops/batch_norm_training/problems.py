@@ -12,6 +12,7 @@ PROBLEMS = tuple(
         "64_56_b256_m0.1_relu",
         "64_56_b256_m0.1_res+relu",
         "256_56_b256_m0.1",
+        "512_7_b64_m0.1_res+relu",
         "512_7_b256_m0.1_res+relu",
     )
 )
@@ -25,6 +26,6 @@ SMALL_PROBLEMS = tuple(
         "3_5x9_b1",
         "40_1_b5_m0.1",
         "6_3x2_b2_res",
-        "16_24_b2_m0.1[x*sigmoid(x)]",
+        "16_48_b2_m0.1[x*sigmoid(x)]",
     )
 )

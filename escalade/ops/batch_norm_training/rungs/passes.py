@@ -11,7 +11,7 @@ from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm.operation import BATCH_NORM
 from escalade.ops.batch_norm.problem import BatchNormProblem
-from escalade.ops.batch_norm.rungs.normalise import PacksConfig
+from escalade.ops.batch_norm.rungs.normalise import START_US, PacksConfig
 from escalade.ops.batch_norm_training.problem import BatchNormTrainingProblem
 from escalade.ops.batch_statistics.operation import BATCH_STATISTICS
 from escalade.ops.batch_statistics.problem import BatchStatisticsProblem
@@ -101,7 +101,7 @@ class Wide(TwoPasses):
         )
 
     def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:
-        return self.card.microseconds(0, traffic(problem), _LAUNCHES)
+        return _LAUNCHES * START_US + self.card.microseconds(0, traffic(problem), _LAUNCHES)
 
 
 BELOW_WIDE = "scaled"

@@ -19,7 +19,7 @@ _QUOTIENT = 2.0**-22
 """How far the card's approximate quotient may be off, relative to it: 2 units in the last place."""
 
 
-_RESULTS = Addresses(
+RESULTS = Addresses(
     tuple(
         Buffer(name, optional=True)
         for name in ("mean", "rstd", "running_mean", "running_variance", "moved_mean", "moved_variance")
@@ -27,7 +27,7 @@ _RESULTS = Addresses(
 )
 
 
-def _numbers(problem: BatchStatisticsProblem) -> tuple[float, float]:
+def numbers(problem: BatchStatisticsProblem) -> tuple[float, float]:
     """Epsilon and momentum; where they are not there, nobody looks at them."""
     return float(problem.epsilon or 0), float(problem.momentum or 0)
 
@@ -59,8 +59,8 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
             (problem.channels, 1, 1),
             (config.threads, 1, 1),
             (
-                Buffer("x"), Buffer("y"), _RESULTS, problem.channels, problem.pixels, Int64(problem.count),
-                *_numbers(problem),
+                Buffer("x"), Buffer("y"), RESULTS, problem.channels, problem.pixels, Int64(problem.count),
+                *numbers(problem),
             ),
             overlap=True,
         )  # fmt: skip
@@ -117,8 +117,8 @@ class Split(Rung[BatchStatisticsProblem]):
             (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
             (_MERGE_THREADS, 1, 1),
             (
-                Buffer("partial"), Buffer("y"), _RESULTS, problem.channels, splits,
-                _shares(problem.count, unit, splits), *_numbers(problem),
+                Buffer("partial"), Buffer("y"), RESULTS, problem.channels, splits,
+                _shares(problem.count, unit, splits), *numbers(problem),
             ),
             overlap=True,
         )  # fmt: skip

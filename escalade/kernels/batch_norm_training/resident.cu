@@ -1,0 +1,77 @@
+// y[row][c] = relu((x[row][c] - mean[c]) * weight[c] * rstd[c] + bias[c] + residual[row][c]), and mean, rstd of c  (NHWC)
+//
+// One launch, and x is read once: a cluster has COLUMNS packs of channels, its blocks share the rows, and a thread keeps
+// its STEPS rows in registers while the cluster finds the mean, and then the squares around it, by shuffles, shared
+// memory and a look into the other blocks': always in the same order, so that every run gives the same bits. What bounds
+// it: the round trips to memory and between blocks; with more rows memory. y may be x or the residual.
+//
+// Serves `resident`. batch_norm/batch_norm.cuh has what becomes of an element, batch_statistics/batch_statistics.cuh what
+// is left of a channel, and cluster_sums.cuh how blocks add up.
+#include "batch_norm/batch_norm.cuh"
+#include "batch_statistics/batch_statistics.cuh"
+#include "common/cluster_sums.cuh"
+#include "common/ptx.cuh"
+
+constexpr int HEIGHT = THREADS / COLUMNS, TOGETHER = STEPS < 4 ? STEPS : 4;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    batch_norm_training_resident(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
+                                 const Element* residual, Element* y, Results results, int channels, int rows,
+                                 float epsilon, float momentum) {
+    __shared__ ClusterSums<VECTOR, COLUMNS, THREADS> of_values, of_squares;
+    wait_for_previous_launch();
+    const int channel = (blockIdx.y * COLUMNS + threadIdx.x % COLUMNS) * VECTOR;
+    const int first = blockIdx.x * HEIGHT + threadIdx.x / COLUMNS, step = gridDim.x * HEIGHT;
+    const auto place = [&](int i) { return 1LL * (first + i * step) * channels + channel; };
+
+    Pack<Element, VECTOR> values[STEPS];
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) values[i] = load_pack_if<Element, VECTOR>(first + i * step < rows, x + place(i));
+    float scales[VECTOR], biases[VECTOR];
+    load_channels(weight + channel, scales);
+    load_channels(bias + channel, biases);
+
+    float means[VECTOR] = {}, squares[VECTOR] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) means[e] += to_float(values[i].at[e]);  // 0 where there is no such row
+    of_values.over(means);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) means[e] /= static_cast<float>(rows);
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const float distance = to_float(values[i].at[e]) - means[e];
+            if (first + i * step < rows) squares[e] += distance * distance;
+        }
+    of_squares.over(squares);
+    cluster_arrive();  // this block looks into no other any more
+
+    const float count = static_cast<float>(rows);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) {
+        scales[e] *= rsqrtf(squares[e] / count + epsilon);
+        if (blockIdx.x == 0 && threadIdx.x < COLUMNS)
+            leave_for_training(results, channel + e, means[e], squares[e], count, epsilon, momentum);
+    }
+#pragma unroll
+    for (int some = 0; some < STEPS; some += TOGETHER) {
+        Pack<Element, VECTOR> others[TOGETHER] = {};
+#pragma unroll
+        for (int i = 0; i < TOGETHER && some + i < STEPS; ++i)
+            if (HAS_RESIDUAL)
+                others[i] = load_pack_if<Element, VECTOR>(first + (some + i) * step < rows, residual + place(some + i));
+#pragma unroll
+        for (int i = 0; i < TOGETHER && some + i < STEPS; ++i) {
+            if (first + (some + i) * step >= rows) break;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                values[some + i].at[e] =
+                    normalised(values[some + i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
+            store_pack(y + place(some + i), values[some + i]);
+        }
+    }
+    cluster_wait();  // no other looks into this one
+}
