@@ -55,6 +55,7 @@ LATE_PACKAGES = {
     "matplotlib": "it takes a second to load",
     "sklearn": "it need not be installed",
     "torch._dynamo": "it takes seconds to load",
+    "torch._functorch": "it loads torch._dynamo",
     "torch._inductor": "it takes seconds to load",
     "torch._subclasses": "PyTorch's own: only where a network is captured",
     "torch.fx": "PyTorch's own: only where a network is captured",

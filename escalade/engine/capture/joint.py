@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch.aot_autograd import aot_export_module
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from escalade.engine.capture.export import require_module
@@ -86,6 +85,8 @@ def capture_step(
 
 
 def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joint:
+    from torch._functorch.aot_autograd import aot_export_module
+
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.capture.functional import upsampling_whole
@@ -40,6 +37,10 @@ def compile_for_training(
     `dtype`, fp32 or tf32, is how fp32 is multiplied. What backward reads is kept, or computed again where AOTAutograd's
     partitioner finds that cheaper.
     """
+
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, say, on_twin))

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.engine import TWIN, require_device
@@ -67,8 +66,8 @@ def training_step(
         raise UnsupportedError(
             "example is a tuple: what the model takes, then what the loss takes behind its result"
         )
-    while isinstance(model, OptimizedModule):
-        model = model._orig_mod
+    while type(model).__name__ == "OptimizedModule":  # of torch.compile, which takes seconds to load
+        model = model._orig_mod  # type: ignore[assignment]
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedError(
             f"a training step takes the model itself, not {type(model).__name__}, which runs other code between steps"
