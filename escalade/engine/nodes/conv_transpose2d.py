@@ -141,7 +141,7 @@ class ConvTranspose2d(Operator):
         """The gradient that it is; PyTorch where there is a thread for each element at most, with groups or pixels that
         no tap meets.
         """
-        filters, channels, filter_height, filter_width = forms.constant(node.inputs["weight"])
+        filters, channels, filter_height, filter_width = forms.sizes(node.inputs["weight"])
         batch, _, height, width = forms.value(node.name).shape
         a = node.attributes
         forward = Conv2dProblem(

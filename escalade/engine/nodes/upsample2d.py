@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,14 @@ import torch
 from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.conv2d import Conv2d, has_one_input
+from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
+from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
+from escalade.engine.nodes.further import Further, furthers_of
+from escalade.engine.nodes.gradients import put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.repeated import TWICE, around, is_dense, is_repeated, summed, unsummed
 from escalade.engine.nodes.signature import (
     FLAG,
     IMAGE,
@@ -72,6 +80,22 @@ class Upsample2d(Operator):
             node, {"x": x}, output=node.shape[2:], mode=mode, corners=corners, factors=factors
         )
 
+    def fuse_step(self, graph: Graph) -> None:
+        """Leaves repeated pixels to the convolutions that read them, and to the gradients of their weights."""
+        for node in graph:
+            if not self.matches(node) or not is_repeated(node.attributes, graph.shape_of(node.inputs["x"])):
+                continue
+            readers = [one for one in graph if node.name in one.inputs.values() and not Further.matches(one)]
+            if node.name in graph.outputs or not all(_takes_repeated(one, node, graph) for one in readers):
+                continue
+            for reader in readers:
+                if Conv2d.matches(reader):
+                    graph.nodes[reader.name] = _of_small(reader, node.inputs["x"], graph)
+                else:
+                    _gradient_of_small(reader, node.inputs["x"], graph)
+            del graph.nodes[node.name]
+            put_in_order(graph)
+
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
         return resized(inputs["x"], a["output"], a["mode"], a["corners"], a["factors"])
@@ -110,3 +134,45 @@ def _needed(size: int, outputs: int, corners: bool, factor: float | None) -> flo
     """A factor, or 0 where the sizes alone give the same places in fp32."""
     given, own = (struct.pack("f", step_of(size, outputs, corners, one)) for one in (factor or 0.0, 0.0))
     return 0.0 if given == own else float(factor or 0.0)
+
+
+def _takes_repeated(reader: Node, node: Node, graph: Graph) -> bool:
+    """Whether a reader is a convolution by weights that are values, or the gradient of such."""
+    if [role for role, name in reader.inputs.items() if name == node.name] != ["x"]:
+        return False
+    if Conv2dWeightGradient.matches(reader):
+        return is_dense(reader, reader.shape)
+    weight = reader.inputs.get("weight", "")
+    return (
+        Conv2d.matches(reader)
+        and weight not in graph.constants
+        and has_one_input(reader)
+        and is_dense(reader, graph.shape_of(weight))
+    )
+
+
+def _of_small(layer: Node, x: str, graph: Graph) -> Node:
+    """A convolution of repeated pixels as one of the pixels themselves."""
+    weight = layer.inputs["weight"]
+    small = ConvTranspose2d.instead_of(
+        layer, {"gradient": x, "weight": summed(weight, graph), "bias": layer.inputs.get("bias")},
+        stride=TWICE, padding=around(layer, graph.shape_of(weight)), output_padding=(0, 0), dilation=(1, 1), groups=1,
+        relu=False,
+    )  # fmt: skip
+    return ConvTranspose2d().applying(small, Conv2d().applied(layer))
+
+
+def _gradient_of_small(layer: Node, x: str, graph: Graph) -> None:
+    """Puts the gradient of summed filters in the place of that of filters over repeated pixels."""
+    gradient = layer.inputs["gradient"]
+    for further in furthers_of(layer, graph):
+        graph.nodes[further.name] = Reduce.instead_of(
+            further, {"x": gradient}, kind="sum", dims=(0, 2, 3), keepdim=False, correction=0, relu=False
+        )
+    filters, channels, height, width = layer.shape
+    small = Conv2dWeightGradient.node(
+        graph.fresh(f"{layer.name}_summed"), {"x": gradient, "gradient": x},
+        {"stride": TWICE, "padding": around(layer, layer.shape), "dilation": (1, 1), "groups": 1, "bias": False},
+        (channels, filters, height + 1, width + 1), layer.dtype,  # type: ignore[operator]
+    )  # fmt: skip
+    graph.nodes[layer.name] = replace(unsummed(small, layer.name, graph), source=layer.source)
