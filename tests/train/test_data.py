@@ -122,6 +122,10 @@ def test_idx_files_are_read_packed_or_not(tmp_path: pathlib.Path) -> None:
     assert found.train.pixels.shape == (12, 28, 28, 1) and len(found.test) == 2
     assert found.train.pixels.numpy().tobytes() == grey.tobytes()
 
+    (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(idx(labels[:2] * 0 + 77))
+    refused(tmp_path, "78 classes to test by and")
+    (tmp_path / "t10k-images.idx3-ubyte").write_bytes(idx(grey[:2, :8]))
+    refused(tmp_path, "images of (28, 28, 1) to train on and of (8, 28, 1)")
     images = tmp_path / "train-images-idx3-ubyte"
     for damaged, said in (
         (idx(grey)[:-1], "is truncated: the sizes 12x28x28 want 9,408 bytes, and there are 9,407"),

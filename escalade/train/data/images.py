@@ -46,6 +46,17 @@ class Dataset:
     train: Images
     test: Images
 
+    def __post_init__(self) -> None:
+        sizes = [tuple(part.pixels.shape[1:]) for part in (self.train, self.test)]
+        if sizes[0] != sizes[1]:
+            raise UnsupportedError(
+                f"{self.name} has images of {sizes[0]} to train on and of {sizes[1]} to test by; they must be alike"
+            )
+        if self.test.classes > self.train.classes:
+            raise UnsupportedError(
+                f"{self.name} has {self.test.classes} classes to test by and {self.train.classes} to train on"
+            )
+
 
 def divided(name: str, images: Images, held_out: float, seed: int) -> Dataset:
     """A dataset of images that come without a part to test by: a fraction of them is held out, drawn by the seed.
