@@ -32,13 +32,17 @@ def main() -> None:
     model, x = network().to(device), torch.randn(2, 8, 12, 12, device=device)
     compiled = torch.compile(model, backend="escalade", options={"dtype": "fp16"})
 
-    with (
-        torch.inference_mode()
-    ):  # an engine is for inference: where gradients are wanted PyTorch runs the model
+    with torch.inference_mode():
         torch.testing.assert_close(compiled(x).float(), model(x), atol=1e-2, rtol=1e-2)
         next(model.parameters()).mul_(2)
         torch.testing.assert_close(compiled(x).float(), model(x), atol=2e-2, rtol=2e-2)
     print(f"escalade {escalade.__version__} as a backend on {device}: right, also with other weights")
+
+    compiled(x).square().mean().backward()  # where gradients are wanted, forward and backward are a plan each
+    found = [parameter.grad for parameter in model.parameters()]
+    expected = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    torch.testing.assert_close(found, list(expected), atol=1e-3, rtol=1e-3)
+    print("its gradients are the model's")
 
 
 if __name__ == "__main__":

@@ -167,8 +167,6 @@ def make_plan(
     they lie in tensors that are the same at every run, and have no place here.
     """
     dense = value_forms(graph, dtype, formats)
-    if graph.typed:  # whose readers know how inputs lie
-        dense |= {one.name: replace(dense[one.name], layout=formats[one.name].layout) for one in graph.inputs}
     asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = _Choices(graph.nodes, asking, device, avoid, fusion, in_pytorch)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
@@ -229,13 +227,11 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
     brings it in. So do images of a type that their reader has no kernel for.
     """
     dtype = getattr(torch, given.dtype)
-    if graph.typed:
-        storage = dtype
+    if graph.typed:  # its readers know how inputs lie
+        return Form(given.shape, dtype, format.layout)  # type: ignore[arg-type]
     if dtype.is_floating_point and len(given.shape) == 4:
         readers = graph.users().get(given.name, [])
-        known = graph.typed or all(
-            operator_of(node).takes_image_type(format.dtype, storage) for node in readers
-        )
+        known = all(operator_of(node).takes_image_type(format.dtype, storage) for node in readers)
         own = format.dtype if known else torch.float32
         layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else "nchw"
         return Form(given.shape, own, layout)  # type: ignore[arg-type]
