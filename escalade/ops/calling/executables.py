@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from escalade.device.arguments import Pointers
+from escalade.device.recipe import Workspace
 from escalade.device.run import Executable
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import choose
 
 _MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
+_MOST_KEPT = 2**20  # bytes of a workspace that a thread keeps for each stream
 ALIGNMENT = 16
 """Bytes that kernels load at a time."""
 
@@ -41,6 +43,7 @@ class Ready:
         self.problem = problem
         self.executable = executable
         self._pointers: dict[str, Pointers] = {}
+        self._zeroed: dict[tuple[str, int], torch.Tensor] = {}
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
         """Runs over these tensors, workspaces among them or not, on their device's current stream."""
@@ -57,6 +60,20 @@ class Ready:
             self.executable()
         finally:
             self.executable.release()
+
+    def zeroed(self, workspace: Workspace) -> torch.Tensor:
+        """Counters for a call on the current stream, which leaves them as it finds them: zeros, kept for the next call.
+
+        A CUDA graph that is being recorded gets its own, since it may be replayed beside other calls.
+        """
+        device = self.executable.device
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if workspace.bytes > _MOST_KEPT or torch.cuda.is_current_stream_capturing():
+            return workspace.allocate(device)
+        key = (workspace.name, stream)
+        if key not in self._zeroed:
+            self._zeroed[key] = workspace.allocate(device)
+        return self._zeroed[key]
 
     def setting(self, name: str) -> Callable[[int], object]:
         """What sets the address of that buffer wherever it stands, for calls that name all of them one by one."""

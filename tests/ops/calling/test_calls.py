@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade import ops
+from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
 from escalade.ops.calling import operator
 from escalade.ops.calling.casting import cast
-from escalade.ops.calling.executables import per_thread
+from escalade.ops.calling.executables import Ready, per_thread
 from escalade.ops.conv2d.op import OPERATOR
 
 
@@ -25,6 +26,8 @@ def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     guards = torch._C._dynamo.guards
     monkeypatch.setattr(Executable, "takes_pointers", property(lambda self: True))
     monkeypatch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu, raising=False)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(per_thread, "calls", {})
     monkeypatch.setattr(per_thread, "guarded", {})
 
@@ -128,6 +131,21 @@ class Noting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
+
+
+def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, capturing = 7, False
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    ready = Ready(None, Executable(Recipe(()), torch.device("cpu")))
+    counters = Workspace("counters", 64, zeroed=True)
+    first = ready.zeroed(counters)
+    assert not first.any() and ready.zeroed(counters) is first
+    capturing = True
+    assert ready.zeroed(counters) is not first
+    stream, capturing = 8, False
+    assert ready.zeroed(counters) is not first
+    assert ready.zeroed(large := Workspace("large", 2**21, zeroed=True)) is not ready.zeroed(large)
 
 
 def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
