@@ -45,15 +45,11 @@ def mlp_backward(
 def split(
     result: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], input_gradient: bool
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """What the operator returns, as gradients of x and of each parameter, in their dtypes."""
+    """What the operator returns, as gradients of x and of each parameter, in their one dtype."""
     sizes = [parameter.numel() for parameter in parameters]
-    first = sum(sizes)
-    parts = result[:first].split(sizes)
-    gradients = [
-        part.view(parameter.shape).to(parameter.dtype)
-        for part, parameter in zip(parts, parameters, strict=True)
-    ]
-    return (result[first:].view(x.shape).to(x.dtype) if input_gradient else None), gradients
+    *parts, of_x = result.to(x.dtype).split([*sizes, x.numel() if input_gradient else 0])
+    gradients = [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+    return (of_x.view(x.shape) if input_gradient else None), gradients
 
 
 def _problem(
