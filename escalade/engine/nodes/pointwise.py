@@ -37,6 +37,8 @@ from escalade.engine.nodes.signature import (
 )
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
+from escalade.ops.expressions.expression import Call
+from escalade.ops.expressions.text import Operand
 
 ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
 """What the inputs of a node are called: values of its own sizes first, then smaller ones, then constants."""
@@ -120,6 +122,7 @@ class Pointwise(Operator):
     ) -> Recognised:
         """A node that computes an expression of these values, by input, in another's place; the value itself if it is
         that, and None if it is too much for one node or has other sizes."""
+        expression = _without_ones(expression)
         named = expression.rename({name: f"_{place}" for place, name in enumerate(expression.inputs)})
         used = dict.fromkeys(values[name] for name in expression.inputs)
         order = sorted(
@@ -230,6 +233,26 @@ def _of_terms(operator: torch._ops.OpOverload, given: Mapping[str, Any], shape: 
     if each is None or reduction != _MEAN:
         return each
     return Expression.parse(f"x * {1 / math.prod(shape)!r}").substitute({"x": each})  # type: ignore[arg-type]
+
+
+def _without_ones(expression: Expression) -> Expression:
+    """The expression without products with one, which the gradient of a loss begins with."""
+    calls: list[Call] = []
+    places: list[Operand] = []
+    """What each of the calls is, among those that are left."""
+
+    def moved(operand: Operand) -> Operand:
+        return places[operand] if isinstance(operand, int) else operand
+
+    for call in expression.calls:
+        operands = tuple(map(moved, call.operands))
+        rest = [one for one in operands if one != 1.0 or isinstance(one, int)]
+        if call.function == "mul" and len(rest) == 1:
+            places.append(rest[0])
+        else:
+            places.append(len(calls))
+            calls.append(Call(call.function, operands))
+    return Expression.of(calls, map(moved, expression.results))
 
 
 def _filled(value: str, graph: Graph) -> Expression | None:

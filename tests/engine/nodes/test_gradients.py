@@ -99,6 +99,7 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
     assert besides.count("places") == 1 and besides.count("bias_gradient") == 3
     pool = next(step for step in plan.steps if step.node.op == "max_pool2d")
     assert pool.lowered is not None and "behindrelu" in pool.lowered.problem.name
+    assert not any("* 1" in step.node.attributes.get("expression", "") for step in plan.steps)
     assert not any("nearest" in step.node.attributes.get("mode", "") for step in plan.steps)
     masks = [step for step in plan.steps if "<= 0" in step.node.attributes.get("expression", "")]
     assert len(masks) == 1  # behind the average
