@@ -296,7 +296,7 @@ class Engine:
                 kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
                 return BufferedCalls(kind(plan, constants, device), self._output_types)
             except CompileError as error:
-                failed = _failing(plan, error)
+                failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:
                     raise
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
@@ -325,7 +325,7 @@ def _require_gpu(what: str, device: torch.device | str) -> None:
         )
 
 
-def _failing(plan: Plan, error: CompileError) -> str | None:
+def failing_rung(plan: Plan, error: CompileError) -> str | None:
     """The rung whose program the message names."""
     for step in plan.steps:
         if not (step.recipe and step.choice and step.lowered):

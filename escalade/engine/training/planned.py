@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
 
 import torch
 from torch import nn
 
 from escalade.engine.capture.joint import Joint
+from escalade.engine.engine import failing_rung
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes import operator_of
 from escalade.engine.passes import optimise_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.plan import make_plan
+from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.training.optimisers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
-from escalade.errors import UnsupportedError
+from escalade.errors import CompileError, UnsupportedError
+
+logger = logging.getLogger("escalade")
 
 Gradients = Mapping[nn.Parameter, torch.Tensor]
 
@@ -67,12 +73,15 @@ class Planned:
             if places[name] in given_as
         }
         device = own[0].device
-        plan = make_plan(optimise_step(graph, given_as, returned), dtype, device, formats, bound=True)
         constants = Constants(dtype, device, typed=True)
+        graph = optimise_step(graph, given_as, returned)
+        planned = partial(make_plan, graph, dtype, device, formats, bound=True)
         self.program: StepProgram = (
-            ReferenceStep(plan, constants, bound, self._casts.run)
+            ReferenceStep(planned(), constants, bound, self._casts.run)
             if device.type == "cpu" and not on_twin
-            else KernelStep(plan, constants, device, bound, self._casts.run)
+            else _by_kernels(
+                planned, lambda plan: KernelStep(plan, constants, device, bound, self._casts.run)
+            )
         )
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
@@ -111,6 +120,24 @@ class Planned:
     def _bring_in(self, inputs: list[torch.Tensor]) -> None:
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
+
+
+def _by_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], KernelStep]) -> KernelStep:
+    """The plan made ready. A kernel that does not compile is passed over for the next rung, and said so; random numbers
+    that it draws when it is made are put back."""
+    avoid: frozenset[str] = frozenset()
+    while True:
+        plan = planned(avoid=avoid)
+        draws = any(step.in_pytorch and operator_of(step.node).is_random(step.node) for step in plan.steps)
+        try:
+            with torch.random.fork_rng(enabled=draws):
+                return ready(plan)
+        except CompileError as error:
+            failed = failing_rung(plan, error)
+            if failed is None or failed in avoid:
+                raise
+            logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
+            avoid |= {failed}
 
 
 class _Copies:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,6 +101,8 @@ class TrainingStep:
             self._scale = torch.full((), first, dtype=torch.float32, device=self._home)
         self._growth = torch.zeros((), dtype=torch.int32, device=self._home)
         self._lock = threading.RLock()
+        self._done: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._plans: dict[tuple[Any, ...], Planned] = {}
         self._groups: list[Stepped] = []
         self._is_stale = True
@@ -117,7 +120,7 @@ class TrainingStep:
 
     def __call__(self, *given: Any) -> torch.Tensor:
         """One step over a batch; the batch's loss before it."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, torch.inference_mode(False), torch.no_grad(), self._in_turn():
             planned = self._planned(given)
             if self._is_stale or not all(group.follows() for group in self._groups):
                 self._regroup(planned)
@@ -126,6 +129,26 @@ class TrainingStep:
             loss = planned.run(_flat(given)[0])
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
         return loss
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Calls follow each other also from stream to stream, for what they change is one."""
+        if self._home.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(self._home):
+            stream = torch.cuda.current_stream()
+            if torch.cuda.is_current_stream_capturing():
+                raise UnsupportedError(
+                    "a training step is a CUDA graph itself, and can be no part of another"
+                )
+            if self._done is not None and stream != self._stream:
+                stream.wait_event(self._done)
+            yield
+            if self._done is None:
+                self._done = torch.cuda.Event()
+            self._done.record(stream)
+            self._stream = stream
 
     @property
     def plan(self) -> Plan:
