@@ -160,8 +160,7 @@ def _batch_norm(
         x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung
     )
     if running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            torch._foreach_copy_([running_mean, running_var], moved)
+        torch._foreach_copy_([running_mean, running_var], moved)
     return y
 
 

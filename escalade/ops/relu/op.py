@@ -9,6 +9,8 @@ from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.executables import aligned
 from escalade.ops.calling.library import define_in_place, define_planned
+from escalade.ops.pointwise.operation import POINTWISE
+from escalade.ops.pointwise.problem import PointwiseProblem
 from escalade.ops.relu.operation import RELU
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared import pointwise
@@ -60,14 +62,44 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """The gradient from y alone: it is at a bound exactly where x is at or past it. At a NaN the gradient passes,
-    whatever the processor (PyTorch's own gradient of hardtanh differs there)."""
     (y,) = ctx.saved_tensors
-    if ctx.limit is None:
-        return torch.ops.aten.threshold_backward(gradient, y, 0), None, None
-    return gradient.masked_fill((y <= 0) | (y >= ctx.limit), 0), None, None
+    return _GRADIENT(gradient, y, ctx.limit), None, None
 
 
+# --- its gradient
+
+
+def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None) -> Plan:
+    """The gradient from the output alone: it is at a bound exactly where x is at or past it. At a NaN the gradient
+    passes, whatever the processor (PyTorch's own gradient of hardtanh differs there)."""
+    passes = "gradient" if limit is None else f"where(output >= {limit!r}, 0, gradient)"
+    expression = f"where(output <= 0, 0, {passes})"
+    problem = PointwiseProblem.parse(f"{output.numel()}[{expression}]", dtype_of("relu", output))
+    return pointwise.plan(POINTWISE, problem, ("gradient", "output"), output, None)
+
+
+def _fake_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+    return torch.empty_like(output)
+
+
+def _setup_gradient(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, y, ctx.limit = inputs
+    ctx.save_for_backward(y)
+
+
+def _backward_gradient(ctx, gradient):  # type: ignore[no-untyped-def]
+    """The result is linear in the gradient, and does not change with the output by little."""
+    (y,) = ctx.saved_tensors
+    return _GRADIENT(gradient, y, ctx.limit), None, None
+
+
+_GRADIENT = define_planned(
+    "relu_backward(Tensor gradient, Tensor output, float? limit=None) -> Tensor",
+    _plan_gradient,
+    _fake_gradient,
+    setup=_setup_gradient,
+    backward=_backward_gradient,
+)
 OPERATOR = define_planned(
     "relu(Tensor x, float? limit=None, str? rung=None) -> Tensor",
     _plan,
