@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
+from escalade.device.recipe import Workspace
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.executables import ALIGNMENT, Ready, ready
 
+_ROOM_ALIGNMENT = 256  # bytes, of workspaces: as CUDA's own allocations
+Setting = Callable[[int], object]
+"""Sets the address of a buffer wherever it stands."""
 Lay = Callable[[Any], Any]
 """A tensor as the kernel takes it: itself where it lies so already. It may make one for a tensor that is absent."""
 
@@ -117,12 +121,13 @@ class Call:
         """What a call does on a GPU once every buffer is known to be there: pointers are set where they stand."""
         inputs = [(place, lay, prepared.setting(name)) for place, name, lay in present]
         outputs = [(*sample, prepared.setting(name)) for name, sample in self._samples.items()]
-        recipe = prepared.executable.recipe
         rooms = [
             (room, prepared.setting(room.name))
-            for room in recipe.workspaces
+            for room in prepared.executable.recipe.workspaces
             if room.name not in self._samples
         ]
+        counters = [(room, point) for room, point in rooms if room.zeroed]
+        scratch, scratch_bytes = _one_behind_another([one for one in rooms if not one[0].zeroed])
         launch = prepared.executable.launcher()
         only = self._results[0] if len(self._results) == 1 and self._finish is None else None
         # What PyTorch's own compiled code allocates with: a third of the time of torch.empty_strided.
@@ -146,14 +151,31 @@ class Call:
                 tensor = allocate(size, stride, dtype)
                 made.append(tensor)
                 point(tensor.data_ptr())
-            for room, point in rooms:
-                tensor = prepared.zeroed(room) if room.zeroed else allocate((room.bytes,), (1,), torch.uint8)
+            if scratch:
+                tensor = allocate((scratch_bytes,), (1,), torch.uint8)
+                held.append(tensor)
+                base = tensor.data_ptr()
+                for offset, point in scratch:
+                    point(base + offset)
+            for room, point in counters:
+                tensor = prepared.zeroed(room)
                 held.append(tensor)
                 point(tensor.data_ptr())
             launch()
             return self._returned(made) if only is None else made[only]
 
         return run
+
+
+def _one_behind_another(
+    rooms: Sequence[tuple[Workspace, Setting]],
+) -> tuple[list[tuple[int, Setting]], int]:
+    """Where each workspace begins in memory that they share, and how many bytes that has."""
+    places, end = [], 0
+    for room, point in rooms:
+        places.append((end, point))
+        end += -(-room.bytes // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT
+    return places, end
 
 
 def _needed(lay: Lay | None, tensor: torch.Tensor | None) -> Lay | None:
