@@ -46,7 +46,7 @@ def _families(graph: Graph) -> list[list[Node]]:
         ):
             continue
         alike = (
-            node.op,
+            operator_of(node),
             node.inputs.get("x"),
             repr(sorted(node.attributes.items())),
             tuple(node.inputs),
