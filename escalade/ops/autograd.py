@@ -6,6 +6,7 @@ is a few lines of PyTorch has it in its own `op.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,16 +26,20 @@ from escalade.ops.upsample2d_backward.op import OPERATOR as UPSAMPLE2D_BACKWARD
 
 
 def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, _ = inputs
+    x, weight, _, _, _, _, _, _, relu, _, _ = inputs
     ctx.save_for_backward(x, weight, output if relu else None)
-    ctx.settings = (stride, padding, dilation, groups, tf32, bias is not None, residual is not None)
+
+
+def _kept_of_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    _, _, bias, residual, stride, padding, dilation, groups, _, tf32, _ = inputs
+    return stride, padding, dilation, groups, tf32, bias is not None, residual is not None
 
 
 def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The gradients of a convolution: by Escalade where it has more than a plain gather for them, the others by
     PyTorch."""
     x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups, tf32, has_bias, has_residual = ctx.settings
+    stride, padding, dilation, groups, tf32, has_bias, has_residual = ctx.kept
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
     # Arguments that were left at their defaults at the end of a call are left out here too.
@@ -93,44 +98,41 @@ def _gradient_of_reconstruction(
     return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)
 
 
+def _kept_of_images(last: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The size of x, whether it lies in NHWC, and the settings, without the `last` arguments."""
+    x, *settings = inputs
+    return tuple(x.shape[2:]), layout_of(x) == "nhwc", tuple(settings[:-last])
+
+
 def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, *ctx.windows, _ = inputs
-    ctx.save_for_backward(x)
+    ctx.save_for_backward(inputs[0])
 
 
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The places of the maxima are found again in x, for whoever has not kept them."""
     (x,) = ctx.saved_tensors
-    grad_x = MAX_POOL2D_BACKWARD(
-        gradient, x, None, x.shape[2:], *ctx.windows, False, layout_of(x) == "nhwc", None
-    )
+    size, channels_last, windows = ctx.kept
+    grad_x = MAX_POOL2D_BACKWARD(gradient, x, None, size, *windows, False, channels_last, None)
     return grad_x, None, None, None, None, None
 
 
 def _setup_max_pool2d_with_places(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    x, *ctx.windows, _, _ = inputs
-    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
     ctx.save_for_backward(output[1])
 
 
 def _max_pool2d_with_places_backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
     """The places have no gradient, and x need not be kept."""
     (places,) = ctx.saved_tensors
-    grad_x = MAX_POOL2D_BACKWARD(
-        gradient, None, places, ctx.size, *ctx.windows, False, ctx.channels_last, None
-    )
+    size, channels_last, windows = ctx.kept
+    grad_x = MAX_POOL2D_BACKWARD(gradient, None, places, size, *windows, False, channels_last, None)
     return grad_x, *(None,) * 6
 
 
-def _setup_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, *ctx.windows, _ = inputs
-    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
-
-
 def _avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    grad_x = AVG_POOL2D_BACKWARD(gradient, ctx.size, *ctx.windows, ctx.channels_last, None)
+    size, channels_last, windows = ctx.kept
+    grad_x = AVG_POOL2D_BACKWARD(gradient, size, *windows, channels_last, None)
     return grad_x, *(None,) * 7
 
 
@@ -153,13 +155,9 @@ def _adaptive_avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any
     return grad_x, None, None
 
 
-def _setup_upsample2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, _, *ctx.settings, _ = inputs
-    ctx.size, ctx.channels_last = x.shape[2:], layout_of(x) == "nhwc"
-
-
 def _upsample2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    grad_x = UPSAMPLE2D_BACKWARD(gradient, ctx.size, *ctx.settings, ctx.channels_last, None)
+    size, channels_last, (_, *settings) = ctx.kept
+    grad_x = UPSAMPLE2D_BACKWARD(gradient, size, *settings, channels_last, None)
     return grad_x, *(None,) * 5
 
 
@@ -183,16 +181,17 @@ def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any
 
 def register() -> None:
     """Gives the operators, which their own modules have defined, their gradients."""
-    define_gradient("conv2d", _setup_conv2d, _conv2d_backward)
+    define_gradient("conv2d", _setup_conv2d, _conv2d_backward, kept=_kept_of_conv2d)
     define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward, first_alone=True)
-    define_gradient("avg_pool2d", _setup_avg_pool2d, _avg_pool2d_backward)
+    define_gradient("avg_pool2d", None, _avg_pool2d_backward, kept=partial(_kept_of_images, 1))
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
-    define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward)
+    define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward, kept=partial(_kept_of_images, 1))
     define_gradient(
         "max_pool2d_with_places",
         _setup_max_pool2d_with_places,
         _max_pool2d_with_places_backward,
+        kept=partial(_kept_of_images, 2),
         first_alone=True,
     )
     define_gradient("mlp", _setup_mlp, _mlp_backward)
-    define_gradient("upsample2d", _setup_upsample2d, _upsample2d_backward)
+    define_gradient("upsample2d", None, _upsample2d_backward, kept=partial(_kept_of_images, 1))

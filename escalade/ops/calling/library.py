@@ -40,6 +40,7 @@ def define_planned(
     *,
     setup: Function | None = None,
     backward: Function | None = None,
+    kept: Function | None = None,
 ) -> Operator:
     """An operator that changes none of its arguments, and what Python calls in its place.
 
@@ -55,7 +56,7 @@ def define_planned(
     _operators[name] = Operator(name, plan)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     if backward is not None:
-        define_gradient(name, setup, backward)
+        define_gradient(name, setup, backward, kept=kept)
     return _operators[name]
 
 
@@ -65,17 +66,28 @@ def operator(name: str) -> Operator:
 
 
 def define_gradient(
-    name: str, setup: Function | None, backward: Function, *, first_alone: bool = False
+    name: str,
+    setup: Function | None,
+    backward: Function,
+    *,
+    kept: Function | None = None,
+    first_alone: bool = False,
 ) -> None:
-    """The gradient of a defined operator; `first_alone`: of its first result, where the others have none."""
+    """The gradient of a defined operator; `first_alone`: of its first result, where the others have none.
+
+    `kept` makes of the arguments what the gradient needs of them besides tensors, which is `ctx.kept` then: sizes,
+    layouts and settings.
+    """
 
     def settled(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if kept is not None:
+            ctx.kept = kept(hashable(inputs))
         if setup is not None:
             setup(ctx, hashable(inputs), output)
 
     torch.library.register_autograd(f"escalade::{name}", backward, setup_context=settled, lib=library)
     if name in _operators:
-        _operators[name].differentiate(Gradient(setup, backward, first_alone))
+        _operators[name].differentiate(Gradient(setup, backward, kept, first_alone))
 
 
 def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> None:

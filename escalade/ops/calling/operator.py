@@ -86,7 +86,9 @@ class Operator:
             if self._gradient is None:
                 return self._packet(*arguments)
             name = f"{self._packet.__name__}_recorded"
-            kind.record = recording(name, self._gradient, call, kind.places, self._grouping(arguments))
+            kind.record = recording(
+                name, self._gradient, call, arguments, kind.places, self._grouping(arguments)
+            )
         known = per_thread.guarded.get(roughly)
         if known is None:
             known = []

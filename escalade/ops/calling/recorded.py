@@ -19,15 +19,22 @@ class Gradient:
 
     setup: Function | None
     formula: Function
+    kept: Function | None
+    """What it keeps of the arguments that follows from their kind alone, for the formula to find as `ctx.kept`."""
     first_alone: bool
     """Whether the first result is the only one that has a gradient; no zeros are made then in the place of others'."""
 
 
 def recording(
-    name: str, gradient: Gradient, call: Call, places: Sequence[int], grouping: Grouping
+    name: str,
+    gradient: Gradient,
+    call: Call,
+    arguments: Sequence[Any],
+    places: Sequence[int],
+    grouping: Grouping,
 ) -> Function:
-    """What runs a call and records its gradient: it takes the tensors that stand at `places` of the flat arguments,
-    then the arguments and the same flat."""
+    """What runs a call and records its gradient, for arguments of the kind of these: it takes the tensors that stand at
+    `places` of the flat arguments, then the arguments and the same flat."""
     setup, formula, first_alone = gradient.setup, gradient.formula, gradient.first_alone
     count, places = len(places) + 1, tuple(places)
     in_order = grouping.list_place is None and places == tuple(range(len(places)))
@@ -47,10 +54,12 @@ def recording(
         if not in_order:
             ctx.needs_input_grad = grouping.needed(places, ctx.needs_input_grad)
         found = flattened(formula(ctx, *gradients), grouping.list_place)
-        return *[found[place] for place in places], None
+        return (*found[: count - 1], None) if in_order else (*[found[place] for place in places], None)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     kind = type(name, (torch.autograd.Function,), members)
+    if gradient.kept is not None:  # once for all contexts
+        kind._backward_cls.kept = gradient.kept(arguments)  # type: ignore[attr-defined]
     # Past what Function.apply does for transforms: whoever calls this has seen that none is active.
     apply: Function = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
     return apply

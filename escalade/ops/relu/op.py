@@ -57,13 +57,16 @@ def _fake_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, ctx.limit, _ = inputs
     ctx.save_for_backward(output)
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     (y,) = ctx.saved_tensors
-    return _GRADIENT(gradient, y, ctx.limit), None, None
+    return _GRADIENT(gradient, y, ctx.kept), None, None
+
+
+def _limit(inputs):  # type: ignore[no-untyped-def]
+    return inputs[1]
 
 
 # --- its gradient
@@ -106,6 +109,7 @@ OPERATOR = define_planned(
     _fake,
     setup=_setup,
     backward=_backward,
+    kept=_limit,
 )
 define_in_place(
     "relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()",
