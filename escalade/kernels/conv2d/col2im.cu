@@ -51,6 +51,7 @@ __device__ __forceinline__ u32 weight_word(const Element* weight, int column, in
 }
 
 __device__ __forceinline__ void stage_weights(u32* weights, const Element* weight) {
+#pragma unroll 8
     for (int at = threadIdx.x; at < WEIGHT_WORDS; at += THREADS) {
         const int word = at % 4, lane = at / 4 % 32, j = at / 128 % TILES_N, block = at / 128 / TILES_N;
         const int channel = block * BLOCK + lane % 4 * LANE + word * (PAIRED ? 2 : 1);

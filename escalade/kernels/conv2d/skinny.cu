@@ -10,7 +10,9 @@
 // straight from registers, 16 bytes a lane and whole lines a warp. Weights are put in the order of registers by each block
 // as it begins, so no launch packs them. FLIPPED: the weights are those of the convolution whose gradient this is, which
 // lie [c][tap][filter], and taps run backwards.
-// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts.
+// PRODUCTS == 3 is for fp32: operands are split into two TF32 parts. Tensor cores round towards zero at each of the few
+// steps: results are off by 3e-7 to 5e-7 on an H200, where sums of their own for each step would take registers that a
+// second block needs.
 // What bounds it: memory, which y is written to.
 //
 // Serves `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK.
@@ -66,6 +68,7 @@ __device__ __forceinline__ u32 weight_word(const Element* weight, int filter, in
 
 // The weights of all the block's filters in the order in which lanes hold them; of split ones, low parts behind all high.
 __device__ __forceinline__ void stage_weights(u32* weights, const Element* weight, int first_filter, int filters) {
+#pragma unroll 4
     for (int at = threadIdx.x; at < WARPS_M * WEIGHT_WORDS; at += THREADS) {
         const int e = at % 4, lane = at / 4 % 32, i = at / 128 % TILES_M, step = at / 128 / TILES_M % STEPS_K;
         const int filter = first_filter + at / WEIGHT_WORDS * FILTERS + filter_of(i, e % 2, lane / 4);
@@ -80,6 +83,7 @@ __device__ __forceinline__ void stage_weights(u32* weights, const Element* weigh
 __device__ __forceinline__ void stage_band(u32* words, const Element* x, const SkinnyShape& shape, int band) {
     const int n = band / shape.bands, first_row = band % shape.bands * BAND * STRIDE_H - shape.pad_h;
     const int pixels = shape.pitch / PIXEL_WORDS;
+#pragma unroll 2
     for (int at = threadIdx.x; at < BAND_ROWS * pixels; at += THREADS) {
         const int row = first_row + at / pixels, column = at % pixels - shape.pad_w;
         const bool inside = 0 <= row && row < shape.height && 0 <= column && column < shape.width;

@@ -57,7 +57,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Tensor tensor = blockIdx.y == 0 ? Tensor{x, upper_x, lower_x, x_packs}
                                           : Tensor{gradient, upper_gradient, lower_gradient, gradient_packs};
     Seen& of_tensor = seen[blockIdx.y];
-    int exponent = sampled_exponent(tensor.values, 2 * tensor.packs);
+    __shared__ int shared_exponent;
+    if (threadIdx.x < 32) {  // every warp would read the same numbers again
+        const int sampled = sampled_exponent(tensor.values, 2 * tensor.packs);
+        if (threadIdx.x == 0) shared_exponent = sampled;
+    }
+    __syncthreads();
+    int exponent = shared_exponent;
     bool needed = true;
     if (attempt > 0) {
         const u32 largest_bits = of_tensor.largest_bits;

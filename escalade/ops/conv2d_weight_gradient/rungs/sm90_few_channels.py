@@ -38,6 +38,8 @@ _LEAST_STAGES, _MOST_STAGES = 3, 8
 _MOST_BOXES = 4
 """Boxes of one warpgroup at most: 256 columns, 128 registers of sums."""
 _PACK_THREADS, _PACK_ROUNDS = 256, 4
+MEASURED = 1.4
+"""How much longer the product took on an H200 than its clocks and bytes say: 53 us in all for 3to256_32_k3s1."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class FewChannels(HopperRung):
         f, packed = problem.forward, Packing.of(problem.forward).bytes
         packing = self.card.microseconds(0, f.element_bytes * f.input_elements + packed)
         moved = f.element_bytes * f.output_elements + packed
-        return packing + self.card.microseconds(
+        return packing + MEASURED * self.card.microseconds(
             config.work(problem, self.card).cost(config.part_slabs), moved, launches=2
         )
 

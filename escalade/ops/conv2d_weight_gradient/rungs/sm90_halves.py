@@ -17,9 +17,9 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
 
 PACK = 8
 THREADS = 256
-ROUNDS = 2
+ROUNDS = 4
 """Packs that a thread has under way."""
-BLOCKS_PER_SM = 6
+BLOCKS_PER_SM = 4
 SEEN_BYTES = 8
 PAIRS = {
     "fp32": (("upper", "lower"), ("upper", "upper"), ("lower", "upper")),
