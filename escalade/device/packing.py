@@ -1,8 +1,8 @@
 """Weights packed once, then run: the one rule for plans, for tuning and for measurements.
 
 Where weights stay, as in a network, the steps of a recipe that depend on nothing else are run when its tensors are
-named; every call does the others, which take weights for ready and let the launch behind in early. Where weights change
-from call to call, as in training, every call does all steps and waits for whoever wrote them.
+named; every call does the others, which take weights for ready. Where weights change from call to call, as in training,
+every call does all steps and waits for whoever wrote them. Either lets the launch behind in early.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class Prepared:
         self._label = label
         self.packs = weights_stay and bool(recipe.packing.steps)
         """Whether there is anything to be done once."""
+        comes_early = behind is not None and (behind.may_come_early if weights_stay else behind.begins_early)
         self.executable = Executable(
             recipe.after_packing if weights_stay else recipe,
             device,
             label,
             weights_ready=weights_stay,
-            release_dependents=weights_stay and behind is not None and behind.may_come_early,
+            release_dependents=comes_early,
         )
         """What every call does, over tensors that `pack` has made complete."""
 

@@ -235,8 +235,14 @@ class Recipe:
 
     @property
     def may_come_early(self) -> bool:
-        """Whether the blocks of its first launch have a multiprocessor each, or are so few that it does not matter."""
-        first = next((step for step in self.after_packing.steps if isinstance(step, KernelCall)), None)
+        """Whether the blocks of its first launch, weights packed, have a multiprocessor each, or are so few that it
+        does not matter."""
+        return self.after_packing.begins_early
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether that is so of its first launch of all."""
+        first = next((step for step in self.steps if isinstance(step, KernelCall)), None)
         if first is None:
             return False
         return first.shared_bytes > FILLING_BYTES or math.prod(first.grid) <= FEW_BLOCKS
