@@ -6,6 +6,10 @@ import math
 
 import torch
 
+SPLIT_ROUNDING = 2.0**-20
+"""What results may be off by whose fp32 operands are split into two TF32 parts, where few products are added up: tensor
+cores round towards zero at every step, and these errors do not cancel."""
+
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """‖result − expected‖ / ‖expected‖ in float64; NaN if anything is not a number, or the shapes differ."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
+from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element, full_vector
 from escalade.ops.base.grid import ceil_div
@@ -29,8 +30,6 @@ MOST_WORDS = 48
 """Words of 32 bits, over all taps, that the k of a product has at most: weights lie in shared memory."""
 BANDS = (16, 8, 4, 2, 1)
 SPLIT_PRODUCTS = 3
-SPLIT_ROUNDING = 2.0**-20
-"""What results may be off by in fp32: tensor cores round towards zero at every step, and these errors do not cancel."""
 START_CLOCKS = 3500.0
 """Clocks to bring weights and the first band to shared memory, and to leave."""
 BAND_CLOCKS = 1500.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.recipe import Buffer, Recipe
-from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.rungs import arguments, col2im
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
@@ -44,7 +44,8 @@ class Col2im(Rung[Conv2dInputGradientProblem]):
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         products = round(problem.elements * problem.depth)
-        return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
+        tolerance = tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
+        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # The prediction for 3to256_32_k4s2p1 at batch 256 in fp16, 1.6 GFLOP and 35 MB.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.recipe import Buffer, Recipe
-from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.rungs import arguments, skinny
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
@@ -53,7 +53,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         products = round(problem.elements * problem.depth)
         tolerance = tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
-        return max(tolerance, skinny.SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
+        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # The prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
