@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from escalade.engine.backend import escalade_backend
 from escalade.errors import EscaladeError, UnsupportedError
 
 _PATIENCE = timedelta(minutes=5)
@@ -24,11 +22,6 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 class LostError(EscaladeError, RuntimeError):
     """Another process of the job has ended."""
-
-
-def compiled(model: nn.Module) -> nn.Module:
-    """The model with Escalade's plans for it, forwards and backwards, between which autograd and DDP do their part."""
-    return cast(nn.Module, torch.compile(model, backend=escalade_backend, dynamic=False))
 
 
 @dataclass(frozen=True)
@@ -45,23 +38,18 @@ class Processes:
         return self.rank == 0
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with gradients that are the mean of all processes'; BatchNorm sees all their images.
-
-        On a GPU Escalade's kernels compute it forwards and backwards, unless processes meet within a layer.
-        """
+        """The model with gradients that are the mean of all processes'; BatchNorm sees all their images."""
         if self.count == 1:
             return model
-        on_gpu = self.device.type == "cuda"
         if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()):
-            if not on_gpu:
+            if self.device.type != "cuda":
                 raise UnsupportedError(
                     "BatchNorm over the images of several processes is PyTorch's SyncBatchNorm, which needs GPUs; "
                     "train this network on the CPU by one process"
                 )
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        elif on_gpu:
-            model = compiled(model)
-        return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
+        ids = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         """The mean of what each process has."""

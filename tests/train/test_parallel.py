@@ -14,12 +14,9 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.models import ConvAutoencoder
 from escalade.train import logs, pictures
-from escalade.train.parallel import Processes, compiled, processes
+from escalade.train.parallel import Processes, processes
 from escalade.train.runs import trainer
-from escalade.train.steps import SharedStep, optimizer_of
-from escalade.train.tasks import mean_squared_error
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
@@ -90,17 +87,3 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UnsupportedError, match="RANK is not set; torchrun"), processes(CPU):
         pass
-
-
-@pytest.mark.gpu
-def test_a_compiled_model_steps_as_the_model_does(cuda: torch.device) -> None:
-    """What several GPUs train, here by one process."""
-    losses = []
-    for prepared in (lambda model: model, compiled):
-        torch.manual_seed(0)
-        model, x = ConvAutoencoder(32).to(cuda), torch.rand(8, 3, 16, 16, device=cuda)
-        step = SharedStep(
-            prepared(model), mean_squared_error, optimizer_of("sgd", model, 0.1, 0), "fp16", cuda
-        )
-        losses.append([float(step(x, x, 0.1)) for _ in range(3)])
-    assert losses[0][2] < losses[0][0] and losses[1] == pytest.approx(losses[0], rel=1e-2)
