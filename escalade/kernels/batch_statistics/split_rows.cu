@@ -2,9 +2,10 @@
 //
 // A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows, all blocks'
 // worth at a step and PACKS steps under way, so that at the end the last rows are what is left in L2; a block is `width`
-// packs wide, and its threads that share channels merge at the end in shared memory. What one turn brings is summed in registers, first for its mean, then for the squares around it: one merge
-// for PACKS rows instead of a Welford step for each. Blocks leave their results for a second launch, which merges them
-// in a fixed order: no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
+// packs wide, and its threads that share channels meet at the end in shared memory, first for the mean, then for the
+// squares around it. What one turn brings is summed in registers in the same two steps: one merge for PACKS rows instead
+// of a Welford step for each. Blocks leave their results for a second launch, which merges them in a fixed order: no
+// atomics, so every run gives the same bits. What bounds it: memory, each element read once.
 //
 // Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged.
 #include "common/moments.cuh"
@@ -39,32 +40,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (row < rows) take_rows<1>(x + row * channels + channel, 0, count, means, squares);
     }
 
-    // Halving the rows of threads until one is left; `height` need not be a power of two.
-    int half = 1;
-    while (half * 2 < height) half *= 2;
-    for (; half > 0 && height > 1; half /= 2) {
-        counts[threadIdx.x] = count;
+    counts[threadIdx.x] = count;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) all_means[e][threadIdx.x] = means[e], all_squares[e][threadIdx.x] = squares[e];
-        __syncthreads();
-        if (works && row_in_block < half && row_in_block + half < height) {
-            const int other = threadIdx.x + half * width;
-            const float before = count;
-            count += counts[other];
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) {
-                const Moments both = merged({before, means[e], squares[e]},
-                                            {counts[other], all_means[e][other], all_squares[e][other]});
-                means[e] = both.mean, squares[e] = both.squares;
-            }
+    for (int e = 0; e < VECTOR; ++e) all_means[e][threadIdx.x] = means[e], all_squares[e][threadIdx.x] = squares[e];
+    __syncthreads();
+    for (int at = threadIdx.x; at < VECTOR * width; at += THREADS) {
+        const int e = at % VECTOR, pack = at / VECTOR, c = (blockIdx.y * width + pack) * VECTOR + e;
+        if (c >= channels) continue;
+        const float from = all_means[e][pack];  // distances from a mean are small, and so are their rounding errors
+        float all = 0.f, moved = 0.f, around = 0.f;
+        for (int i = 0; i < height; ++i) {
+            const float more = counts[i * width + pack];
+            all += more;
+            if (more > 0.f) moved += more * (all_means[e][i * width + pack] - from);
         }
-        __syncthreads();
-    }
-    if (works && row_in_block == 0) {
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-            partial[1LL * blockIdx.x * channels + channel + e] = means[e];
-            partial[(1LL * splits + blockIdx.x) * channels + channel + e] = squares[e];
+        const float mean = from + moved / all;
+        for (int i = 0; i < height; ++i) {
+            const float distance = all_means[e][i * width + pack] - mean;
+            around += all_squares[e][i * width + pack] + distance * (distance * counts[i * width + pack]);
         }
+        partial[1LL * blockIdx.x * channels + c] = mean;
+        partial[(1LL * splits + blockIdx.x) * channels + c] = around;
     }
 }

@@ -21,6 +21,13 @@ EXCHANGE_US = 0.7
 """Microseconds in which the blocks of a cluster add up: shuffles, shared memory, and a barrier of the cluster."""
 
 
+_RATE = 14.0
+"""Bytes that a multiprocessor moves in a clock while it waits for all of them: as measured on tensors of 3 to 6 MB."""
+_SECTOR = 32
+_NARROW = 1.3
+"""How much longer it takes where a row has one sector of memory in a slice."""
+
+
 @dataclass(frozen=True)
 class ResidentConfig(Config):
     threads: int
@@ -77,7 +84,7 @@ def refusal(name: str, problem: Channelwise, rows: int, card: Card, most: Mappin
 
 def estimate(problem: Channelwise, config: ResidentConfig, card: Card, moved: int, exchanges: int) -> float:
     """The bytes at the rate of the card, or of the multiprocessors that have any, and what is waited for."""
-    alone = moved / (slices(problem, config) * config.blocks) / card.rates.copies.loads / card.rates.clock
-    narrow = 2.0 if config.columns * VECTOR_BYTES < 64 and moved > card.rates.l2_holds else 1.0
+    narrow = _NARROW if config.columns * VECTOR_BYTES < 2 * _SECTOR else 1.0
+    alone = narrow * moved / (slices(problem, config) * config.blocks) / _RATE / card.rates.clock
     waiting = card.rates.launch_us + _START_US + exchanges * EXCHANGE_US
-    return waiting + max(alone, narrow * card.passing(moved))
+    return waiting + max(alone, card.passing(moved))

@@ -13,7 +13,7 @@ from escalade.ops.batch_statistics.rungs.statistics import RESULTS, numbers
 from escalade.ops.shared import activation, channels, resident
 from escalade.ops.shared.resident import ResidentConfig
 
-_MOST_STEPS = {512: 12, 256: 24}
+_MOST_STEPS = {256: 24, 512: 12}
 """Rows of a thread that there are registers for, by the threads of a block."""
 _EXCHANGES = 2
 

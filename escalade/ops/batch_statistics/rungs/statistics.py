@@ -97,7 +97,7 @@ class Split(Rung[BatchStatisticsProblem]):
         every = [SplitConfig(threads, packs, count) for count in wanted for threads, packs in sizes]
         # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
         whole = _vector_bytes(problem) == VECTOR_BYTES
-        default = SplitConfig(blocks=filling) if whole else SplitConfig(256, 8, 2 * filling)
+        default = SplitConfig(512, 4, filling // 2) if whole else SplitConfig(256, 8, 2 * filling)
         return (default, *(config for config in every if config != default))
 
     def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
