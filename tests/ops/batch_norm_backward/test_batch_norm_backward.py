@@ -47,7 +47,7 @@ def test_gradients_of_gradients(relu: bool, residual: bool, seed: int) -> None:
         leaves = [one.to(dtype, copy=True).requires_grad_() for one in (x, weight, bias, more)]
         y = normalise(*leaves)
         once = torch.autograd.grad(y.square().sum(), leaves, create_graph=True, allow_unused=not residual)
-        total = sum(one.square().sum() for one in once if one is not None)
+        total = torch.stack([one.square().sum() for one in once if one is not None]).sum()
         twice = torch.autograd.grad(total, leaves[:2])
         return [one for one in (*once, *twice) if one is not None]
 
@@ -66,11 +66,13 @@ def test_gradients_of_gradients(relu: bool, residual: bool, seed: int) -> None:
 
 def test_the_mask_is_that_of_the_stored_output() -> None:
     """What is too small for fp16 was stored as 0, and nothing passes there; a NaN passes."""
-    numbers = {"weight": torch.ones(8), "bias": torch.zeros(8), "mean": torch.zeros(8), "rstd": torch.ones(8)}
-    numbers["rstd"][:4] = 2.0**-12
+    weight, bias, mean, rstd = torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8)
+    rstd[:4] = 2.0**-12
     x = torch.full((1, 8, 2, 2), 2.0**-14, dtype=torch.float16)
     x[0, 7] = float("nan")
-    _, _, of_bias = batch_norm_backward(torch.ones_like(x), x, **numbers, relu=True)
+    _, _, of_bias = batch_norm_backward(
+        torch.ones_like(x), x, weight=weight, bias=bias, mean=mean, rstd=rstd, relu=True
+    )
     assert of_bias.tolist() == [0.0] * 4 + [4.0] * 4
 
 

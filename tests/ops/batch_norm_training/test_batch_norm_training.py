@@ -22,7 +22,7 @@ def test_it_moves_running_statistics_elsewhere_and_saves_what_pytorch_saves(seed
     x = torch.randn(3, 8, 5, 4, generator=generator) * 2 + 1
     given = [torch.rand(8, generator=generator) for _ in range(4)]
     weight, bias, *running = (each.clone() for each in given)
-    found = batch_norm_training(x, weight, bias, *running, momentum=0.3)
+    found = batch_norm_training(x, weight, bias, running[0], running[1], momentum=0.3)
     assert all(torch.equal(one, other) for one, other in zip((weight, bias, *running), given, strict=True))
     y, mean, rstd = torch.ops.aten.native_batch_norm(x, weight, bias, *running, True, 0.3, 1e-5)
     for one, other in zip(found, (y, mean, rstd, *running), strict=True):
