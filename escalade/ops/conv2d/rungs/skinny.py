@@ -28,6 +28,8 @@ TILES_N = {"fp32": 2}
 BLOCKS_PER_SM = 2
 MOST_WORDS = 48
 """Words of 32 bits, over all taps, that the k of a product has at most: weights lie in shared memory."""
+MOST_CHANNELS = 16
+"""A pixel's channels at most: rungs whose pixels are whole lines do more of them sooner."""
 BANDS = (16, 8, 4, 2, 1)
 SPLIT_PRODUCTS = 3
 START_CLOCKS = 3500.0
@@ -95,6 +97,8 @@ class Windows(NamedTuple):
                 f"{name} takes taps times channels of up to {MOST_WORDS} words of 4 bytes; "
                 f"{self.taps[0]}x{self.taps[1]} taps of {self.channels} channels have {self.words}"
             )
+        if self.channels > MOST_CHANNELS:
+            return f"{name} takes up to {MOST_CHANNELS} channels, and these are {self.channels}"
         vector = full_vector(self.dtype)
         if self.filters % vector:
             return f"{name} stores {vector} filters at once, and {self.filters} are no multiple"
