@@ -78,7 +78,8 @@ def test_weights_that_stay_are_packed_once(stay: bool) -> None:
         (True, RECIPE, [1, 1]),
         (True, CROWDED, [1, 0]),
         (True, None, [1, 0]),
-        (False, RECIPE, [0, 0]),
+        (False, RECIPE, [0, 1]),
+        (False, None, [0, 0]),
     ],
 )
 def test_only_weights_that_stay_are_ready(stay: bool, behind: Recipe | None, wanted: list[int]) -> None:
