@@ -32,6 +32,12 @@ def require_known(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer {type(optimizer).__name__}: a training step takes torch.optim's {known}; others step by "
             "themselves, behind torch.compile(model, backend='escalade')"
         )
+    others = {one.dtype for group in optimizer.param_groups for one in group["params"]} - {torch.float32}
+    if others:
+        raise UnsupportedError(
+            f"parameters of {', '.join(sorted(map(str, others)))}: a training step keeps them in torch.float32; "
+            "dtype='fp16' and 'bf16' multiply in 16 bits"
+        )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(
             "optimizer with differentiable=True: a training step has no gradients of its own"
