@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from escalade.engine.capture.functional import FunctionalReader
 from escalade.engine.capture.reader import CaptureError
@@ -41,6 +40,15 @@ class Part:
     """The layouts that outputs which are images have in PyTorch."""
 
 
+class _Measured(torch.fx.Interpreter):
+    """Runs a module on tensors without contents, and notes what each node gives: sizes that were symbols are numbers
+    then."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        n.meta["val"] = super().run_node(n)
+        return n.meta["val"]
+
+
 def capture_part(module: torch.fx.GraphModule, given: Sequence[Any]) -> Part:
     """What a module of AOTAutograd's does with tensors and numbers like these."""
     own = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
@@ -49,8 +57,8 @@ def capture_part(module: torch.fx.GraphModule, given: Sequence[Any]) -> Part:
         mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
         for value in given
     ]
-    with torch.no_grad():
-        FakeTensorProp(own, mode).propagate_dont_convert_inputs(*hollow)
+    with torch.no_grad(), mode:
+        _Measured(own).run(*hollow)
     reader = FunctionalReader(own, "this part of the model")
     places = {node: place for place, node in enumerate(own.graph.find_nodes(op="placeholder"))}
     graph = reader.read([f"input_{place}" for place in places.values()], [""] * len(places))
