@@ -23,10 +23,10 @@ NOT_BEYOND_32_BITS = {
 
 
 def _candidates(size: int, batch: int | None) -> Iterator[Conv2dProblem]:
-    """Dense, grouped, depthwise, a network's first layer and a product of pixels; by default with a batch that takes
-    outputs past 2^31."""
+    """Dense, grouped, depthwise, a network's first and last layer and a product of pixels; by default with a batch that
+    takes outputs past 2^31."""
     for name in ("16to16_{}_k3s1_b1", "64to64_{}_k3s1_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s1g16_b1",
-                 "3to64_{}_k7s2_b1", "16to64_{}_k1s1_b1"):  # fmt: skip
+                 "3to64_{}_k7s2_b1", "16to64_{}_k1s1_b1", "16to4_{}_k3s1_b1"):  # fmt: skip
         one = Conv2dProblem.parse(name.format(size))
         images = batch or 2**31 // one.output_elements + 4
         for dtype in ("fp16", "fp32", "tf32"):
@@ -52,8 +52,8 @@ def beyond_32_bits(rung: Rung[Conv2dProblem]) -> Conv2dProblem | None:
 def input_gradient_beyond_32_bits(
     rung: Rung[Conv2dInputGradientProblem],
 ) -> Conv2dInputGradientProblem | None:
-    """One whose results are more than 2^31, of a convolution with a stride of 2."""
-    for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1"):
+    """One whose results are more than 2^31, of a convolution with a stride of 2 where the rung takes one."""
+    for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1", "4to16_{}_k3s2_b1", "64to8_{}_k3s1_b1"):
         forward = Conv2dProblem.parse(name.format(BEYOND_SIZE))
         images = 2**31 // forward.input_elements + 4
         for dtype in ("fp16", "fp32", "tf32"):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 def test_every_rung_of_the_input_gradient_beyond_32_bits(
     rung: Rung[Conv2dInputGradientProblem], much_memory: Callable[[int], None], cuda: torch.device, seed: int
 ) -> None:
-    """A stride of 2: results are placed between others, in an image past 2^31 elements."""
+    """A stride of 2, for rungs that take one: results are placed between others, in an image past 2^31 elements."""
     problem = input_gradient_beyond_32_bits(rung)
     assert problem is not None and problem.elements > 2**31
     recipe = rung.recipe(problem, rung.configs(problem)[0])

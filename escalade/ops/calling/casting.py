@@ -22,14 +22,16 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in that dtype; that of a parameter as it was made before, while a graph of autograd still holds it.
 
     Nothing is kept alive for it: what a backward pass has freed is gone. A parameter that has been changed in place
-    since, or given other memory, is cast anew, and so is every one while a CUDA graph is recorded, whose replays have
-    to do it themselves.
+    since, or given other memory or another gradient, is cast anew (what writes to `.data` goes by no version, but by
+    a gradient mostly), and so is every one while a CUDA graph is recorded, whose replays have to do it themselves.
     """
     if tensor.dtype == dtype:
         return tensor
     if not _is_shared(tensor):
         return tensor.to(dtype)
-    state = (tensor._version, tensor.data_ptr(), dtype)
+    gradient = tensor.grad
+    given = None if gradient is None else (id(gradient), gradient._version)
+    state = (tensor._version, tensor.data_ptr(), dtype, given)
     key = id(tensor)
     found = _known.get(key)
     if found is not None and found.source() is tensor and found.state == state:
