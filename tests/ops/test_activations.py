@@ -75,7 +75,7 @@ def test_every_rung_has_a_kernel_that_activates(operation: Operation[Any]) -> No
 @pytest.mark.parametrize("text", [SILU, OTHER, "clamp(x, -1e-05, 6)"])
 def test_a_name_has_the_activation(operation: Operation[Any], text: str) -> None:
     for problem in operation.small_problems:
-        plain = replace(problem, relu=False)
+        plain = replace(problem, relu=False, activation="")
         activated = replace(plain, activation=text)
         spelled = f"[{text.replace(' ', '')}]"
         assert spelled in activated.name and activated.name.replace(spelled, "") == plain.name

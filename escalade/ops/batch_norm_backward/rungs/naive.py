@@ -52,8 +52,9 @@ class Naive(Rung[BatchNormBackwardProblem]):
         return None
 
     def configs(self, problem: BatchNormBackwardProblem) -> tuple[Config, ...]:
-        """Offers powers of two."""
-        return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
+        """Offers powers of two, no more of them idle than a channel's elements leave in a few warps."""
+        offered = (256, 512, 1024) if problem.count > 64 else (64, 128)
+        return tuple(ThreadsConfig(threads) for threads in offered)
 
     def recipe(self, problem: BatchNormBackwardProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)

@@ -214,21 +214,21 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed, options)
 
 
-@pytest.mark.parametrize("rung", NAMES)
+@pytest.mark.parametrize("rung", [name for name in NAMES if name != "col2im"])  # which takes no mask
 def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     """As in PyTorch: nothing passes where the mask is not positive, everything where it is NaN."""
     split = rung.endswith("_split")
     dtype = torch.float32 if split or rung == "implicit_gemm" else torch.float16
-    channels = 64
-    gradient = torch.ones(1, channels, 4, 4, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(channels, channels, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    channels, filters = 64, 8 if rung == "skinny" else 64
+    gradient = torch.ones(1, filters, 4, 4, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(filters, channels, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
     mask = torch.ones(1, channels, 4, 4, dtype=dtype).contiguous(memory_format=torch.channels_last)
     gradient[0, 5, 1, 2] = torch.nan
     gradient[0, 5, 2, 2] = torch.inf
     mask[0, :32, 1, 2] = 0
     mask[0, 32, 3, 3], mask[0, 33, 3, 3], mask[0, 34, 3, 3] = torch.nan, -1, -0.0
     dx = conv2d_input_gradient(gradient, weight, (4, 4), mask, rung=rung)
-    expected = torch.full((1, channels, 4, 4), float(channels), dtype=dtype)
+    expected = torch.full((1, channels, 4, 4), float(filters), dtype=dtype)
     expected[0, 32:, 1, 2] = torch.nan
     # Split operands make NaN of an infinity.
     expected[0, :, 2, 2] = torch.nan if split else torch.inf
