@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import signal
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from escalade.train.parallel import LostError, Processes, processes
 from escalade.train.probing import Probe
 from escalade.train.runs import trainer
 from escalade.train.telling import Progress
-from escalade.train.trainer import Evaluation, Trainer
+from escalade.train.trainer import BEST, Evaluation, Trainer
 
 RUNS = pathlib.Path("runs")
 
@@ -118,16 +119,15 @@ def command(
                 task, given, folder, own, resume=resume, weights=weights, twin=twin, tensorboard=tensorboard
             )
         probe = Probe(run.dataset, run.settings.seed) if classifier else None
-        _announce(console, run, own, folder)
+        _announce(console, run, own, folder, resume)
         _train(console, run, own)
-        console.print(
-            f"All of it is in {folder}: the weights in best.pt, the course in log.jsonl and loss.png"
-        )
+        best = f"the weights in {BEST}, " if (folder / BEST).is_file() else ""
+        console.print(f"All of it is in {folder}: {best}the course in log.jsonl and loss.png")
         if probe is not None and own.first:
             _classify(console, run, probe, where)
 
 
-def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path) -> None:
+def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path, resume: bool) -> None:
     settings, count = run.settings, sum(each.numel() for each in run.model.parameters())
     together = f", {own.count} processes" if own.count > 1 else ""
     console.print(
@@ -137,6 +137,8 @@ def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Pa
     )
     if run.step:
         console.print(f"Going on behind step {run.step:,}, from the checkpoint in {folder}", highlight=False)
+    elif resume:
+        console.print(f"No checkpoint was kept in {folder}: the run begins anew", highlight=False)
 
 
 def _train(console: Console, run: Trainer, own: Processes) -> None:
@@ -157,8 +159,9 @@ def _train(console: Console, run: Trainer, own: Processes) -> None:
             )
 
         outcome = run.run(watch, stop)
+    best = f"; the best test loss is {outcome.best:.6f}" if math.isfinite(outcome.best) else ""
     console.print(
-        f"Ended: {outcome.why}; the best test loss is {outcome.best:.6f}"
+        f"Ended: {outcome.why}{best}"
         + ("" if outcome.step >= outcome.total else ". --resume goes on with it"),
         highlight=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 
@@ -11,6 +12,7 @@ import torch
 from escalade.commands import train
 from escalade.train import logs
 from escalade.train.parallel import LostError, Processes
+from escalade.train.trainer import BEST
 from tests.commands.support import run, said_by
 from tests.train.quick import hasten
 
@@ -27,8 +29,21 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
     resumed = run("train", "autoencoder", "--device", "cpu", "--epochs", "2", "--output", folder, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert "Going on behind step 3" in resumed.output and "all 6 steps taken" in resumed.output
+    assert f"the weights in {BEST}" in begun.output and "the best test loss is 0." in begun.output
     steps = [line["step"] for line in logs.read(tmp_path / "run" / "log.jsonl") if line["event"] == "step"]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasten(monkeypatch)
+    monkeypatch.setattr(train, "_signals", lambda own: contextlib.nullcontext(lambda: True))
+    ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
+    assert ended.exit_code == 0, ended.output
+    assert "No checkpoint was kept in" in ended.output and "stopped at step" in ended.output
+    assert not (tmp_path / "run" / BEST).exists()
+    assert BEST not in ended.output and "best test loss" not in ended.output
 
 
 def test_mistakes_are_answered_by_one_sentence(
