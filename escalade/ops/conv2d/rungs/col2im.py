@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
@@ -14,6 +13,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
@@ -29,7 +29,6 @@ WARPS = 8
 BANDS = (32, 16, 8, 4, 2, 1)
 MOST_BLOCKS = 3
 """Blocks of a multiprocessor that registers leave room for."""
-SPLIT_PRODUCTS = 3
 START_CLOCKS = 3500.0
 """Clocks to bring weights to shared memory, and to the first loads."""
 BAND_CLOCKS = 2500.0
@@ -44,28 +43,12 @@ LOADED = {2: 0.65, 4: 0.55}
 for 136 MB in fp16, 114 for 270 in TF32."""
 
 
-class Spread(NamedTuple):
-    """What a launch does: each pixel of an image meets results by taps, as a convolution has it or a transposed one."""
+@dataclass(frozen=True)
+class Spread(Geometry):
+    """The sizes of a launch in which each pixel of an image meets results by taps, as a convolution has it or a
+    transposed one."""
 
-    transposed: bool
-    dtype: str
-    element_bytes: int
-    batch: int
-    channels: int
-    filters: int
-    image: tuple[int, int]
-    output: tuple[int, int]
-    taps: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @staticmethod
-    def of(p: Conv2dProblem) -> Spread:
-        return Spread(
-            False, p.dtype, p.element_bytes, p.batch, p.channels, p.filters, (p.height, p.width),
-            (p.output_height, p.output_width), (p.filter_height, p.filter_width), p.stride, p.padding, p.dilation,
-        )  # fmt: skip
+    transposed: bool = False
 
     @property
     def columns(self) -> int:
@@ -76,18 +59,13 @@ class Spread(NamedTuple):
         return ceil_div(self.columns, 8)
 
     @property
-    def products(self) -> int:
-        """Products of tensor cores for one."""
-        return SPLIT_PRODUCTS if self.dtype == "fp32" else 1
-
-    @property
     def blocks(self) -> int:
         """Blocks of channels, those that fill up the last round among them."""
         return ceil_div(self.channels * self.element_bytes, BLOCK_BYTES * DEPTH) * DEPTH
 
     @property
     def weight_bytes(self) -> int:
-        return (2 if self.products > 1 else 1) * self.blocks * self.tiles_n * 32 * VECTOR_BYTES
+        return self.parts * self.blocks * self.tiles_n * 32 * VECTOR_BYTES
 
     def unsupported(self, name: str, card: Card) -> str | None:
         if self.dtype not in MULTIPLIED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
@@ -14,6 +13,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
@@ -31,7 +31,6 @@ MOST_WORDS = 48
 MOST_CHANNELS = 16
 """A pixel's channels at most: rungs whose pixels are whole lines do more of them sooner."""
 BANDS = (16, 8, 4, 2, 1)
-SPLIT_PRODUCTS = 3
 START_CLOCKS = 3500.0
 """Clocks to bring weights and the first band to shared memory, and to leave."""
 BAND_CLOCKS = 1500.0
@@ -44,27 +43,9 @@ STORED = {2: 0.72, 4: 0.83}
 for 136 MB in fp16, 78 for 270 in TF32."""
 
 
-class Windows(NamedTuple):
-    """What a launch convolves: the problem's own windows, or those of the gradient of one."""
-
-    dtype: str
-    element_bytes: int
-    batch: int
-    channels: int
-    filters: int
-    image: tuple[int, int]
-    output: tuple[int, int]
-    taps: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @staticmethod
-    def of(p: Conv2dProblem) -> Windows:
-        return Windows(
-            p.dtype, p.element_bytes, p.batch, p.channels, p.filters, (p.height, p.width),
-            (p.output_height, p.output_width), (p.filter_height, p.filter_width), p.stride, p.padding, p.dilation,
-        )  # fmt: skip
+@dataclass(frozen=True)
+class Windows(Geometry):
+    """The sizes, and what a kernel with bands of the image in shared memory makes of them."""
 
     @property
     def pixel_words(self) -> int:
@@ -73,11 +54,6 @@ class Windows(NamedTuple):
     @property
     def words(self) -> int:
         return self.taps[0] * self.taps[1] * self.pixel_words
-
-    @property
-    def products(self) -> int:
-        """Products of tensor cores for one."""
-        return SPLIT_PRODUCTS if self.dtype == "fp32" else 1
 
     @property
     def steps(self) -> int:
@@ -123,8 +99,7 @@ class SkinnyConfig(Config):
         return WARPS // self.warps_m
 
     def weight_bytes(self, w: Windows) -> int:
-        parts = 2 if w.products > 1 else 1
-        return parts * self.warps_m * ceil_div(w.words, STEP) * (FILTERS // 16) * 32 * 16
+        return w.parts * self.warps_m * ceil_div(w.words, STEP) * (FILTERS // 16) * 32 * 16
 
     def shared_bytes(self, w: Windows) -> int:
         rows = (self.band - 1) * w.stride[0] + (w.taps[0] - 1) * w.dilation[0] + 1

@@ -14,8 +14,9 @@ from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProble
 def _spread(problem: Conv2dInputGradientProblem) -> col2im.Spread:
     f = problem.forward
     return col2im.Spread(
-        True, f.dtype, f.element_bytes, f.batch, f.filters, f.channels, (f.output_height, f.output_width),
+        f.dtype, f.element_bytes, f.batch, f.filters, f.channels, (f.output_height, f.output_width),
         (f.height, f.width), (f.filter_height, f.filter_width), f.stride, f.padding, f.dilation,
+        transposed=True,
     )  # fmt: skip
 
 

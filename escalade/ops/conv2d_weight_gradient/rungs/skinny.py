@@ -13,6 +13,7 @@ from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs.geometry import SPLIT_PRODUCTS
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 
@@ -27,7 +28,6 @@ MANY_COLUMNS = 40
 MOST_COLUMNS = 48
 """Taps times few channels at most, and a column for the bias: what registers have room for beside the loads."""
 BANDS = (8, 4, 2, 1)
-SPLIT_PRODUCTS = 3
 STEP_CYCLES = 60.0
 """Cycles of a warp's step besides its products: addresses, loads, and putting pairs together."""
 BAND_CYCLES = 1500.0
