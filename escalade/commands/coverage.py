@@ -30,6 +30,7 @@ from escalade.report import coverage as tables
 from escalade.report import terminal
 
 DTYPES = tuple(dtype for dtype in MOST if dtype != "fp8")
+LAYOUTS = ("nhwc", "nchw")
 _LOG_WIDTH = 160
 _CEILING_SECONDS = 0.1
 
@@ -55,9 +56,17 @@ def command(
     size: Annotated[
         int | None,
         typer.Option(
-            help="Of the images; without it 224, or what a network was made for.", show_default=False
+            help="Of the images; without it 224, or what a network was made for. A constructor that takes something "
+            "else says the sizes of one item as its example_shape.",
+            show_default=False,
         ),
     ] = None,
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="How images come, to Escalade and its peers: nhwc (channels_last), or nchw as they are."
+        ),
+    ] = "nhwc",
     peers: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +109,7 @@ def command(
     console = Console()
     console = console if console.is_terminal else Console(width=_LOG_WIDTH)
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
-    _check(batches, dtypes, size)
+    _check(batches, dtypes, size, layout)
     beside = registry.chosen(listed(peers), registry.NETWORKS)
     where = network_device(device) if timed else torch.device("cpu")
     found = entries(networks, only)
@@ -114,8 +123,8 @@ def command(
     run = _Run(console, where, json, results, timed)
     with status(console) as say:
         coverage = Coverage(
-            COVERAGE + networks.partition(":")[0], where, batches, dtypes, beside, seconds, seed, size,
-            run.ceilings(), timed,
+            _workload(networks, layout), where, batches, dtypes, beside, seconds, seed, size, run.ceilings(), timed,
+            layout,
         )  # fmt: skip
         clock = Clock(budget)
         if jobs == 1:
@@ -145,7 +154,15 @@ def _measure(pieces: Iterator[tuple[Entry, list[Record]]], found: Sequence[Entry
     return [entry for entry in found if entry.name not in done]
 
 
-def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None) -> None:
+def _workload(networks: str, layout: str) -> str:
+    """The records of each layout are apart, as a peer's would take each other's place."""
+    module = networks.partition(":")[0]
+    return f"{COVERAGE}{module}" if layout == LAYOUTS[0] else f"{COVERAGE}{module}_{layout}"
+
+
+def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None, layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise UnsupportedError(f"there is no layout {layout!r} here; there is {' and '.join(LAYOUTS)}")
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")

@@ -44,6 +44,7 @@ _FIGURES = (
     "µs a call",
     "vs graph",
     "vs best",
+    "% of a copy",
 )
 
 
@@ -75,6 +76,7 @@ def _figures(row: Row) -> tuple[str, ...]:
         cells.figure(by_clock(row.ours)),
         cells.times(row.over_graph(by_clock)),
         cells.times(row.over_best(by_clock).ratio),
+        cells.percent(row.ours.copy_pct),
     )
 
 

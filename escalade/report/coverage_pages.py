@@ -17,7 +17,7 @@ COMMAND = "escalade coverage torchvision --results results"
 _HEADER = (
     "network", "error of allowed", "in PyTorch", "launches", "Escalade, µs", "CUDA graph, µs", "torch.compile, µs",
     "vs graph", "vs best peer", "Escalade, µs a call", "CUDA graph, µs a call", "torch.compile, µs a call", "vs graph",
-    "vs best peer",
+    "vs best peer", "% of a copy",
 )  # fmt: skip
 _INTRODUCTION = f"""# Coverage
 
@@ -28,8 +28,10 @@ What becomes of every network of a module: whether it is compiled, or why not; w
 against float64 and what is allowed; how many steps of its plan PyTorch does, and which; the launches of its kernels;
 its times on the device and of a call, beside PyTorch's CUDA graph (BatchNorm folded, channels_last) and torch.compile
 (the faster of the modes that were measured, captured into a graph). Above 1× we are faster; *vs best peer* is empty
-where torch.compile was not measured. Weights are random. `{COMMAND}` measures torchvision's, any other module's name
-those of that module, and `--no-time` makes the plans without a GPU.
+where torch.compile was not measured. *% of a copy* is the rate at which inputs, weights and results pass, each once,
+beside that of a copy: of single layers it says how near they are to the card's limit. Weights are random.
+`{COMMAND}` measures torchvision's, any other module's name those of that module, `escalade.models.layers` single
+layers and short chains, and `--no-time` makes the plans without a GPU.
 """
 
 
@@ -76,4 +78,4 @@ def _cells(row: Row) -> tuple[str, ...]:
             cells.times(row.over_graph(clock)),
             cells.times(row.over_best(clock).ratio),
         ]
-    return tuple(found)
+    return (*found, cells.percent(row.ours.copy_pct))

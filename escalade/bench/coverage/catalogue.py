@@ -34,6 +34,8 @@ class Entry:
     """Makes it with random weights."""
     size: int | None = None
     """The size of its images, where it was made for others than is usual."""
+    item: tuple[int, ...] | None = None
+    """The sizes of one item of a batch, where it says what it takes; without them, images."""
 
 
 def entries(wanted: str, only: str | None = None) -> list[Entry]:
@@ -134,15 +136,28 @@ def _callables(module: ModuleType) -> Iterator[Entry]:
         if inspect.isclass(made):
             fits = issubclass(made, nn.Module)
         else:
-            fits = inspect.isfunction(made) and made.__module__.startswith(module.__name__)
+            fits = callable(made) and str(getattr(made, "__module__", "")).startswith(module.__name__)
         if fits and callable(made) and _takes_nothing(made):
-            yield Entry(name, _quietly(made))
+            yield Entry(name, _quietly(made), item=_item(name, made))
+
+
+def _item(name: str, made: Callable[..., Any]) -> tuple[int, ...] | None:
+    """The sizes of one item of what it takes, where a constructor says them as its `example_shape`."""
+    given = getattr(made, "example_shape", None)
+    if given is None:
+        return None
+    if not isinstance(given, tuple) or not all(type(size) is int and size > 0 for size in given):
+        raise UnsupportedError(
+            f"{name}.example_shape is {given!r}; it is a tuple of the sizes of one item, such as (3, 224, 224)"
+        )
+    return given
 
 
 def _gives_network(make: Callable[..., Any]) -> bool:
     """Whether its annotation says that it gives a network."""
     try:
-        given = typing.get_type_hints(make).get("return")
+        called = make if inspect.isfunction(make) else type(make).__call__
+        given = typing.get_type_hints(called).get("return")
     except Exception:  # annotations may name what is not there
         return False
     return inspect.isclass(given) and issubclass(given, nn.Module)

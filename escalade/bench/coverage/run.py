@@ -17,7 +17,7 @@ from escalade.bench.networks.measurement import summary
 from escalade.bench.networks.parts import over_batches
 from escalade.bench.networks.resnets import images
 from escalade.bench.networks.workload import Say, Setting, Workload
-from escalade.bench.peers.network import Budget, Maker
+from escalade.bench.peers.network import Budget, Maker, Task
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import STORAGE
 from escalade.errors import EscaladeError
@@ -32,6 +32,8 @@ _MOST = 50.0
 """How many times the usual most is allowed where PyTorch is as far off: these weights are no trained network's."""
 _TRIALS = 3
 _CHUNK = 8
+_IMAGE = 3
+"""The sizes of an image: its channels, height and width."""
 
 
 class LostDevice(EscaladeError):
@@ -54,6 +56,8 @@ class Coverage:
     ceilings: Ceilings | None = None
     timed: bool = True
     """Whether plans are also run; if not, they are an H200's."""
+    layout: str = "nhwc"
+    """How images lie where the caller has them."""
 
     def each(self, found: Sequence[Entry], clock: Clock, say: Say) -> Iterator[tuple[Entry, list[Record]]]:
         """The records of one network after another, as long as there is time."""
@@ -72,7 +76,7 @@ class Coverage:
             say(f"{entry.name}: making and capturing it")
             workload = self._workload(entry)
             model = workload.model(size, self.seed)
-            graph = capture(model, (images(2, size, self.seed),))
+            graph = capture(model, (workload.inputs(2, size, self.seed),))
         except Exception as broken:  # a constructor, a model or its capture may fail in any way
             yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
             return
@@ -94,7 +98,7 @@ class Coverage:
         free(self.device)
 
     def _size(self, entry: Entry) -> int:
-        return self.size or entry.size or SIZE
+        return entry.item[-1] if entry.item else self.size or entry.size or SIZE
 
     def cases(self) -> list[tuple[int, str]]:
         """Batches and dtypes, in the order in which a network is measured in them."""
@@ -102,23 +106,31 @@ class Coverage:
 
     def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
         say(f"{entry.name} batch {batch} {dtype}: planning")
-        x = torch.empty(batch, *images(1, setting.size).shape[1:], dtype=STORAGE[dtype])
-        plan = planned(setting.engine(dtype), x.to(memory_format=torch.channels_last))
+        item = setting.workload.inputs(1, setting.size).shape[1:]
+        x = torch.empty(batch, *item, dtype=STORAGE[dtype])
+        plan = planned(setting.engine(dtype), Task(setting.model, x, dtype, self.layout).input())
         return replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))
 
     def _workload(self, entry: Entry) -> Workload:
+        def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+            return (
+                _random(count, entry.item, seed, device)
+                if entry.item
+                else images(count, size, seed).to(device)
+            )
+
         def make(size: int, seed: int) -> nn.Module:
             with torch.device(self.device):  # where random numbers are quickest to make
                 model = entry.make().eval()
             if self.timed:  # a plan is the same for all weights
                 some = _SETTLING_IMAGES[self.device.type]
-                enliven(model, images(some, size, seed + _SETTLING_NUMBER).to(self.device))
+                enliven(model, inputs(some, size, seed + _SETTLING_NUMBER, self.device))
             return model.cpu()
 
         return Workload(
             entry.name,
             make,
-            lambda count, size, seed, device: images(count, size, seed).to(device),
+            inputs,
             SIZE,
             self.batches,
             self.dtypes,
@@ -127,10 +139,12 @@ class Coverage:
             chunk=_CHUNK,
             most=_MOST,
             trials=_TRIALS,
+            layout=self.layout,
         )
 
     def _blank(self, entry: Entry, size: int, batch: int, dtype: str) -> Record:
-        return Record(self.workload, f"{entry.name}_{size}_b{batch}", dtype, "nhwc", batch, "escalade", "")
+        layout = self.layout if entry.item is None or len(entry.item) == _IMAGE else "flat"
+        return Record(self.workload, f"{entry.name}_{size}_b{batch}", dtype, layout, batch, "escalade", "")
 
     def _filed(self, entry: Entry, record: Record) -> Record:
         return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
@@ -153,6 +167,12 @@ class Coverage:
             raise LostDevice(
                 f"since {entry.name} the GPU answers everything with: {reason(error)}"
             ) from error
+
+
+def _random(count: int, item: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
+    """Numbers that 16 bits hold: the largest of several is the same one in every dtype."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(count, *item, generator=generator, device=device).half().float()
 
 
 class Clock:

@@ -120,8 +120,8 @@ def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
     """The inputs themselves as number 0; as any other, moved by less than the dtype rounds away."""
     if not number:
         return x
-    generator = torch.Generator().manual_seed(number)
-    noise = torch.rand(x.shape, generator=generator).to(x) - 0.5
+    generator = torch.Generator(x.device).manual_seed(number)
+    noise = torch.rand(x.shape, generator=generator, device=x.device).to(x) - 0.5
     return x * (1 + noise * _LAST_BIT[dtype])
 
 

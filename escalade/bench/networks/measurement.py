@@ -17,7 +17,6 @@ from escalade.bench.networks import turns
 from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.peers.network import (
-    FORMATS,
     Maker,
     NetworkPeer,
     Replay,
@@ -77,7 +76,7 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
     if not any(_has_run(record) for record in records):
         return records
-    plan = planned(engine, _input(case.task), floor=case.ceilings.floor_us if case.ceilings else None)
+    plan = planned(engine, case.task.input(), floor=case.ceilings.floor_us if case.ceilings else None)
     records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
     if case.ceilings is None or any(r.failure for r in records if not r.is_peer):
         return records
@@ -125,13 +124,8 @@ def _label(case: Case) -> str:
     return f"{case.workload} batch {case.batch} {case.task.dtype}"
 
 
-def _input(task: Task) -> torch.Tensor:
-    """The input as the peers have it: of the dtype, images in channels_last."""
-    return task.x.to(STORAGE[task.dtype], memory_format=FORMATS[task.layout])
-
-
 def escalade(task: Task, engine: Engine) -> NetworkPeer:
-    x = _input(task)
+    x = task.input()
     program = engine.program(x)
 
     def fill() -> None:

@@ -48,7 +48,8 @@ def over_batches(
         say(f"{workload} batch {batch}: float64")
         x, standards = setting.known(model, batch, 2, tuple(engines))
         for dtype, engine in engines.items():
-            case = Case(workload, Task(model, x, dtype), standards[dtype], setting.seconds, setting.ceilings)
+            task = Task(model, x, dtype, setting.workload.layout)
+            case = Case(workload, task, standards[dtype], setting.seconds, setting.ceilings)
             peers = {} if dtype in setting.workload.further_dtypes else setting.peers_at(batch)
             yield measure(case, engine, peers, say)
             free(setting.device)

@@ -77,6 +77,8 @@ class Workload:
     trials: int = 1
     """How often PyTorch's own error is taken, over inputs that differ by their rounding; the largest counts. Of weights
     that no training has calmed, what a rounding grows into for some image is a matter of chance."""
+    layout: str = "nhwc"
+    """How images lie where the caller has them."""
     stream: Stream | None = None
     notice: Callable[[], str] = lambda: ""
     """What is worth knowing beforehand about what is measured here."""
@@ -181,7 +183,7 @@ def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tenso
 
 
 def references(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> tuple[torch.Tensor, ...]:
-    """All that the model gives in float64, where x is."""
+    """All that the model gives in float64, indices too, where x is."""
     exact = copy.deepcopy(model).to(x.device).double()
     with torch.no_grad():
-        return joined([exact(part.double()) for part in x.split(chunk)])
+        return tuple(y.double() for y in joined([exact(part.double()) for part in x.split(chunk)]))

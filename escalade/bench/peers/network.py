@@ -31,6 +31,8 @@ class Task:
     x: torch.Tensor
     """The input on the device, in fp32, NCHW if it is images."""
     dtype: str
+    images: str = "nhwc"
+    """The layout in which images come to Escalade."""
 
     @property
     def device(self) -> torch.device:
@@ -39,12 +41,12 @@ class Task:
     @property
     def layout(self) -> str:
         """The one in which Escalade has its inputs."""
-        return "nhwc" if self.x.dim() == 4 else "flat"
+        return self.images if self.x.dim() == 4 else "flat"
 
-    def input(self, layout: str) -> torch.Tensor:
-        """The input in the dtype. It is a copy: images of one channel would otherwise keep the strides that they
-        have."""
-        return self.x.to(STORAGE[self.dtype], memory_format=FORMATS[layout], copy=True)
+    def input(self, layout: str | None = None) -> torch.Tensor:
+        """The input in the dtype, and in a layout, without one as Escalade has it. It is a copy: images of one channel
+        would otherwise keep the strides that they have."""
+        return self.x.to(STORAGE[self.dtype], memory_format=FORMATS[layout or self.layout], copy=True)
 
 
 @dataclass(frozen=True)

@@ -66,11 +66,11 @@ RESNETS: dict[str, Maker] = {
 
 
 NETWORKS: dict[str, Maker] = {
-    "torch-graph": partial(torch_network.graph, layouts=("nhwc",)),
-    COMPILE: RESNETS[COMPILE],
-    COMPILE_DEFAULT: RESNETS[COMPILE_DEFAULT],
+    "torch-graph": torch_network.graph,
+    COMPILE: torch_network.compiled,
+    COMPILE_DEFAULT: partial(torch_network.compiled, mode=torch_network.DEFAULT),
 }
-"""The peers of any network of images."""
+"""The peers of any network, in the layout that Escalade has its inputs in."""
 
 
 def plain(*layouts: str) -> dict[str, Maker]:

@@ -50,9 +50,11 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
     return NetworkPeer("torch-eager", layout, call, tensors, waiting(task.device), peak_bytes=peak_bytes)
 
 
-def graph(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
-    """BatchNorm folded, one CUDA graph."""
-    return [_graphed("torch-graph", task, layout, lambda model: model) for layout in layouts]
+def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
+    """BatchNorm folded, one CUDA graph; in Escalade's own layout if none is named."""
+    return [
+        _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
+    ]
 
 
 MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
@@ -61,7 +63,7 @@ _WITHOUT_GRAPHS = {MAX_AUTOTUNE: "max-autotune-no-cudagraphs", DEFAULT: DEFAULT}
 
 
 def compiled(
-    task: Task, layouts: Sequence[str], mode: str = MAX_AUTOTUNE, own_graphs: bool = False
+    task: Task, layouts: Sequence[str] = (), mode: str = MAX_AUTOTUNE, own_graphs: bool = False
 ) -> list[NetworkPeer]:
     """`torch.compile` with the weights frozen in, one CUDA graph.
 
@@ -74,7 +76,7 @@ def compiled(
 
     torch._dynamo.reset()
     with inductor.patch(freezing=True), torch.no_grad():  # compiled by the first call
-        return [_compiled(system, task, layout, mode, own_graphs) for layout in layouts]
+        return [_compiled(system, task, layout, mode, own_graphs) for layout in layouts or (task.layout,)]
 
 
 def compile_system(mode: str) -> str:

@@ -6,6 +6,7 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 from escalade.bench.coverage.catalogue import entries
 from escalade.errors import UnsupportedError
@@ -26,6 +27,15 @@ def sized(width: int) -> nn.Module: ...
 def unknown() -> "Nowhere": ...
 
 class Net(nn.Module): ...
+
+class Rows:
+    def __init__(self, shape):
+        self.example_shape = shape
+
+    def __call__(self) -> nn.Module:
+        return nn.Linear(self.example_shape[-1], 2)
+
+rows = Rows((4, 2))
 """
 
 
@@ -41,13 +51,22 @@ def module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_unasked_only_what_is_known_to_be_a_network_is_called(module: str) -> None:
-    assert [entry.name for entry in entries(module)] == ["small", "Net"]
+    assert [entry.name for entry in entries(module)] == ["small", "Net", "rows"]
     assert [entry.name for entry in entries(module, "^s")] == ["small"]
     (plain,) = entries(f"{module}:plain")
     assert plain.make()(plain.make().weight).shape == (3, 3)
     (wrong,) = entries(f"{module}:wrong")
     with pytest.raises(UnsupportedError, match="it gives a int, not an nn.Module"):
         wrong.make()
+
+
+def test_a_constructor_may_say_what_it_takes(module: str) -> None:
+    assert [entry.item for entry in entries(module)] == [None, None, (4, 2)]
+    (own,) = entries(f"{module}:rows")
+    assert own.make()(torch.zeros(3, *(own.item or ()))).shape == (3, 4, 2)
+    sys.modules[module].rows.example_shape = (4, 0)
+    with pytest.raises(UnsupportedError, match=r"rows.example_shape is \(4, 0\); it is a tuple of the sizes"):
+        entries(module)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +77,10 @@ def test_unasked_only_what_is_known_to_be_a_network_is_called(module: str) -> No
         (
             "own_networks:sized",
             None,
-            "no network 'sized' that takes no arguments; it has small, plain, wrong",
+            "no network 'sized' that takes no arguments; it has small, plain, wrong, unknown, Net, rows",
         ),
         ("own_networks:", None, "no network '' that takes no arguments"),
-        ("own_networks", "resnet", "no network that 'resnet' finds; it has small, Net"),
+        ("own_networks", "resnet", "no network that 'resnet' finds; it has small, Net, rows"),
         ("own_networks", "(", r"--only '\(' is no regular expression"),
         ("string", None, "string has no networks"),
     ],

@@ -38,6 +38,16 @@ def test_every_result_of_a_network_is_judged_and_its_plan_described() -> None:
     assert record.config["launches"] > 0 and "pytorch" in record.config
 
 
+def test_what_is_no_image_is_measured_on_what_it_says_it_takes_and_indices_are_judged() -> None:
+    class Largest(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.argmax(-1)
+
+    (record,) = measured(Entry("largest", Largest, item=(6, 40)), coverage(dtypes=("fp16",)))
+    assert (record.problem, record.layout, record.failure) == ("largest_40_b2", "flat", "")
+    assert record.error == 0
+
+
 class Broken(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("it was never finished\nby anybody")
@@ -110,5 +120,10 @@ def test_the_command_plans_without_a_gpu_and_files_every_network(tmp_path: pathl
     found = store.load(path)
     assert path.name == "coverage_tests.bench.coverage.networks.jsonl"
     assert [record.problem for record in found] == ["squeezenet_32_b1", "regnet_32_b1"]
+    as_it_comes = command(*given, "-t", "fp16", "--layout", "nchw", "--results", str(tmp_path))
+    assert "networks_nchw, fp16, batch 1" in as_it_comes.output
+    assert {record.layout for path in tmp_path.glob("*/*_nchw.jsonl") for record in store.load(path)} == {
+        "nchw"
+    }
     late = command(*given, "-t", "fp16", "--budget", "0")
     assert "not measured: 2 of 2 networks" in late.output and "^squeezenet$|^regnet$" in late.output
