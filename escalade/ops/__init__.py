@@ -25,6 +25,7 @@ from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_w
 from escalade.ops.convert import CONVERT
 from escalade.ops.cross_entropy import CROSS_ENTROPY, cross_entropy, cross_entropy_with_gradient
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
+from escalade.ops.filter_sums import FILTER_SUMS
 from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.linear import LINEAR, linear
@@ -77,6 +78,7 @@ OPERATIONS: dict[str, Operation] = {
         UPSAMPLE2D_BACKWARD,
         PAD2D,
         PIXEL_SHUFFLE,
+        FILTER_SUMS,
         CONVERT,
         QUANTISE,
         LINEAR,

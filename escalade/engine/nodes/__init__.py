@@ -25,6 +25,7 @@ from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
 from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.few_channels import FewChannels
+from escalade.engine.nodes.filter_sums import FilterSums
 from escalade.engine.nodes.further import Further
 from escalade.engine.nodes.gelu import Gelu
 from escalade.engine.nodes.group_norm import GroupNorm
@@ -67,6 +68,7 @@ OPERATORS: tuple[Operator, ...] = (
     AdaptiveAvgPool2d(),
     Upsample2d(),
     Upsample2dBackward(),
+    FilterSums(),
     Pad2d(),
     PixelShuffle(),
     SqueezeExcite(),  # of means that a linear layer would take

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.avg_pool2d import AvgPool2d
+from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.nodes.filter_sums import FilterSums
 from escalade.engine.nodes.signature import Attributes
 
 TWICE = (2, 2)
@@ -47,34 +46,18 @@ def summed(weight: str, graph: Graph) -> str:
     """The filters turned around, each pixel a sum of up to four, with channels in the place of filters; made once."""
     name = f"{weight}_summed"
     if name not in graph.nodes:
-        _turned(weight, name, 1, graph)
+        graph.append(_sums(weight, name, graph, zeros=True))
     return name
 
 
 def unsummed(gradient: Node, name: str, graph: Graph) -> Node:
     """The gradient of filters, of that of what they are summed up to."""
     graph.append(gradient)
-    _turned(gradient.name, name, 0, graph)
-    return graph.nodes[name]
+    return _sums(gradient.name, name, graph, zeros=False)
 
 
-def _turned(value: str, name: str, zeros: int, graph: Graph) -> None:
-    """Sums over windows of two by two, with so many zeros around, turned around, and the first dimensions swapped."""
+def _sums(value: str, name: str, graph: Graph, *, zeros: bool) -> Node:
     first, second, *size = graph.shape_of(value)
     height, width = (one + 2 * zeros - 1 for one in size)  # type: ignore[operator]
     dtype = str(graph.dtype_of(value)).removeprefix("torch.")
-    window = {"kernel": TWICE, "stride": (1, 1), "padding": (zeros, zeros), "ceil_mode": False}
-    sums = AvgPool2d.node(
-        graph.fresh(f"{name}_sums"), {"x": value}, {**window, "count_padding": True, "divisor": 1},
-        (first, second, height, width), dtype,
-    )  # fmt: skip
-    turned = _pytorchs("flip", graph.fresh(f"{name}_turned"), sums, (2, 3), sums.shape)
-    swapped = _pytorchs("permute", name, turned, (1, 0, 2, 3), (second, first, height, width))
-    for node in (sums, turned, swapped.with_attributes(layout="nhwc")):
-        graph.nodes[node.name] = node
-
-
-def _pytorchs(name: str, value: str, of: Node, dims: tuple[int, ...], shape: Shape) -> Node:
-    """A call of one of PyTorch's operators over dimensions."""
-    attributes = {"target": f"aten::{name}", "arguments": {"self": Reference("in0"), "dims": dims}}
-    return Aten.node(value, {"in0": of.name}, attributes, shape, of.dtype)
+    return FilterSums.node(name, {"x": value}, {"zeros": zeros}, (second, first, height, width), dtype)

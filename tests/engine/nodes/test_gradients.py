@@ -93,7 +93,7 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
     repeated pixels are left to convolutions by filters summed up."""
     torch.manual_seed(0)
     plan = judged(Autoencoder(), F.mse_loss, torch.randn(2, 3, 16, 16))
-    assert in_pytorch(plan) == {"aten::flip", "aten::permute"}
+    assert not in_pytorch(plan)
     assert any(step.node.attributes.get("activation") == "where(residual <= 0, 0, x)" for step in plan.steps)
     besides = [step.beside.buffer for step in plan.steps if step.beside is not None]
     assert besides.count("places") == 1 and besides.count("bias_gradient") == 3

@@ -110,6 +110,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     ),
     "pad2d": lambda: Example(nn.ReflectionPad2d((1, 2, 3, 0)), (8, 5, 6)),
     "pixel_shuffle": lambda: Example(nn.PixelShuffle(2), (8, 5, 6)),
+    "filter_sums": lambda: Example(
+        nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 3)), (8, 5, 5), in_step=True
+    ),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "squeeze_excite": lambda: Example(_gate(), (16, 5, 5), "fp16"),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),

@@ -1,0 +1,1 @@
+"""The rungs of filter_sums, a module a family."""
