@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
+    "profile": "What the kernels of a rung, a network or a step of training do: counters or times, and what they say.",
     "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "
     "read.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 _KEPT = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
 _START = """
 import importlib.util, sys
-package, module, function, *given = sys.argv[1:]
+package, module, function, *rest = sys.argv[1:]
+end = rest.index("--")
+given, sys.argv[1:] = rest[:end], rest[end + 1 :]
 standard = [entry for entry in sys.path if "-packages" not in entry]
 sys.path[:] = standard + [entry for entry in [*given, *sys.path] if entry not in standard]
 find = importlib.util.spec_from_file_location
@@ -75,15 +77,37 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
     Python's own modules: no file of the current folder is imported because of its name.
     """
-    package = pathlib.Path(__file__).absolute().parent
-    module, name = function.rsplit(".", 1)
-    options = ["-I", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
     return subprocess.Popen(
-        [sys.executable, *options, "-c", _START, str(package), module, name, *_search_path()],
+        _python(function),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **variables},
     )
+
+
+def python_under(
+    program: Sequence[str], function: str, arguments: Sequence[str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """A function of this package, started as `python` does, by another program that looks on: a profiler.
+
+    The function finds the arguments in `sys.argv`.
+    """
+    return subprocess.run(
+        [*program, *_python(function, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+    )
+
+
+def _python(function: str, arguments: Sequence[str] = ()) -> list[str]:
+    package = pathlib.Path(__file__).absolute().parent
+    module, name = function.rsplit(".", 1)
+    options = ["-I", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
+    start = [sys.executable, *options, "-c", _START]
+    return [*start, str(package), module, name, *_search_path(), "--", *arguments]
 
 
 def _search_path() -> list[str]:

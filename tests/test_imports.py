@@ -36,6 +36,7 @@ LAYERS = (
     ("escalade.measure",),
     ("escalade.tune",),
     ("escalade.bench",),
+    ("escalade.profile",),
     ("escalade.report",),
     ("escalade.commands",),
     ("escalade.cli", "escalade.__main__"),

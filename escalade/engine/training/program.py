@@ -45,15 +45,17 @@ class KernelStep(Kernels):
     ) -> None:
         prepare()
         super().__init__(plan, constants, device, bound)
-        self._prepare = prepare
-        self._finish: Work = _nothing
+        self.prepare = prepare
+        """What is done in front of the plan, as part of every run."""
+        self.finish: Work = _nothing
+        """What is done behind it."""
         self._graph: RecordedGraph | None = None
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
 
     def finish_with(self, finish: Work) -> None:
-        self._finish = finish
+        self.finish = finish
         self._graph = None
 
     def run(self) -> None:
@@ -65,9 +67,9 @@ class KernelStep(Kernels):
         self._graph.replay()
 
     def _all(self) -> None:
-        self._prepare()
+        self.prepare()
         self.run_steps()
-        self._finish()
+        self.finish()
 
     def _recorded(self) -> tuple[()]:
         self._all()

@@ -1,0 +1,130 @@
+"""What `profile` looks at: a rung on a problem, a network, a step of training; in this process or in one of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade import models, ops, parsing
+from escalade.commands.networks import network
+from escalade.commands.selection import check_names
+from escalade.engine import training_step
+from escalade.engine.plan.program import KernelProgram
+from escalade.engine.training.program import KernelStep
+from escalade.errors import UnsupportedError
+from escalade.ops.choose.choice import Choice, choose
+from escalade.profile import ncu
+from escalade.profile.parts import Target
+from escalade.profile.targets import of_network, of_rung, of_training
+from escalade.train.data import synthetic
+from escalade.train.steps import optimizer_of
+from escalade.train.tasks import TASKS, settings, task_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A target as it is named on the command line; None stands for what is usual."""
+
+    target: str
+    problem: str | None
+    rung: str | None
+    dtype: str | None
+    layout: str | None
+    batch: int
+    training: bool
+    device: str
+    """`cuda`, or `cpu` for the twin."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        of_ladder = {"--problem": self.problem, "--rung": self.rung, "--layout": self.layout}
+        given = [option for option, value in of_ladder.items() if value is not None]
+        if self.batch < 1:
+            raise UnsupportedError(f"a batch of {self.batch}: it must be at least 1")
+        if self.training and self.target not in TASKS:
+            raise UnsupportedError(f"--training is for what can be trained: {', '.join(TASKS)}")
+        if given and self.target not in ops.OPERATIONS:
+            raise UnsupportedError(
+                f"{', '.join(given)}: that is of an operation, and {self.target} is none; there is "
+                f"{', '.join(ops.OPERATIONS)}"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def target_of(asked: Asked) -> Target:
+    """The target made ready."""
+    device = torch.device(asked.device)
+    if asked.training:
+        return _training(asked, device)
+    if asked.target in ops.OPERATIONS:
+        operation = ops.operation(asked.target)
+        choice = chosen(asked, device)
+        return of_rung(operation, choice.problem, choice.rung, choice.config, device, asked.seed)
+    on = "twin" if asked.device == "cpu" else asked.device
+    engine, inputs = network(asked.target, asked.batch, asked.dtype, on)
+    program = engine.program(*inputs)
+    if not isinstance(program, KernelProgram):
+        raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
+    return of_network(f"{asked.target}, batch {asked.batch}, {engine.dtype}", program, inputs, device)
+
+
+def chosen(asked: Asked, device: torch.device) -> Choice:
+    """The rung, and the problem in the first dtype and layout that the rung takes of those that are asked for."""
+    operation = ops.operation(asked.target)
+    usual = operation.problems if device.type == "cuda" else operation.small_problems
+    problem: Any = operation.parse(asked.problem) if asked.problem else usual[0]
+    dtypes = (asked.dtype,) if asked.dtype else ("fp16", *operation.dtypes)
+    layouts = (asked.layout,) if asked.layout else ("nhwc", *operation.layouts)
+    check_names("dtype", [asked.dtype] if asked.dtype else [], operation.dtypes)
+    check_names("layout", [asked.layout] if asked.layout else [], operation.layouts)
+    refusal: UnsupportedError | None = None
+    for dtype, layout in itertools.product(dtypes, layouts):
+        if dtype not in operation.dtypes or layout not in operation.layouts:
+            continue
+        try:
+            return choose(operation, replace(problem, dtype=dtype, layout=layout), device, asked.rung)
+        except UnsupportedError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _training(asked: Asked, device: torch.device) -> Target:
+    """A step as `escalade train` takes it, on images that are made up."""
+    task = task_of(asked.target)
+    given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
+    wanted = settings(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
+    images = synthetic.make(wanted.batch, wanted.side, wanted.seed, "profile")
+    assert images.labels is not None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(models.registry.SEED)
+        model = task.make(wanted, images).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    x = images.pixels.to(device).float().div_(255).permute(0, 3, 1, 2)
+    target = task.target(x, images.labels.to(device))
+    optimizer = optimizer_of(wanted.optimizer, model, wanted.lr, wanted.weight_decay)
+    step = training_step(
+        model,
+        task.loss,
+        optimizer,
+        (x, target),
+        dtype=wanted.dtype,
+        device="twin" if device.type == "cpu" else None,
+    )
+    step(x, target)
+    program = step.program
+    if not isinstance(program, KernelStep):
+        raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
+    return of_training(f"a step of {asked.target}, batch {asked.batch}, {wanted.dtype}", program, device)
+
+
+def launch() -> None:
+    """What a process of its own does under Nsight Compute."""
+    asked = parsing.typed(Asked, parsing.parse(sys.argv[1]))
+    ncu.launch(lambda: target_of(asked))

@@ -1,0 +1,40 @@
+"""The command `profile`: what it takes, and what it says where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.commands.profiled import Asked, chosen
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import TWIN
+
+
+def asked(target: str, **changed: object) -> Asked:
+    usual = {"problem": None, "rung": None, "dtype": None, "layout": None, "batch": 1, "training": False}
+    return Asked(target, **{**usual, "device": "cpu", "seed": 0, **changed})  # type: ignore[arg-type]
+
+
+def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
+    found = chosen(asked("conv2d", rung="input_tile"), torch.device("cpu"))
+    assert found.rung.name == "input_tile" and found.rung.card == TWIN
+    assert found.rung.refusal(found.problem) is None
+    found = chosen(
+        asked("conv2d", problem="8to16_9_k3s1_b2", dtype="fp32", layout="nchw"), torch.device("cpu")
+    )
+    assert (found.problem.name, found.problem.dtype) == ("8to16_9_k3s1_b2", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("target", "changed", "sentence"),
+    [
+        ("resnet18", {"rung": "naive"}, "that is of an operation, and resnet18 is none"),
+        ("lenet", {"training": True}, "--training is for what can be trained: autoencoder, resnet18"),
+        ("conv2d", {"batch": 0}, "a batch of 0"),
+        ("conv2d", {"rung": "nosuch"}, "conv2d has no rung 'nosuch'"),
+        ("conv2d", {"dtype": "fp15"}, "there is no dtype 'fp15' here"),
+    ],
+)
+def test_it_says_what_it_takes(target: str, changed: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        chosen(asked(target, **changed), torch.device("cpu"))

@@ -1,0 +1,40 @@
+"""Profiles on a GPU: counters where Nsight Compute may read them, times where not."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+
+from escalade.profile import ncu
+from tests.commands.support import run
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_network_is_timed_step_by_step_and_traced(cuda: torch.device, tmp_path: pathlib.Path) -> None:
+    trace, out = tmp_path / "trace.json", tmp_path / "profile.json"
+    result = run(
+        *("profile", "lenet", "--batch", "4", "--no-counters", "--trace", str(trace), "--json", str(out))
+    )
+    assert result.exit_code == 0, result.output
+    parts = json.loads(out.read_text())["parts"]
+    assert all(kernel["us"] > 0 for part in parts for kernel in part["kernels"])
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {part["part"]["name"] for part in parts if part["part"]["kernels"]} <= names
+
+
+def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path: pathlib.Path) -> None:
+    if ncu.find() is None:
+        pytest.skip("needs ncu")
+    out = tmp_path / "profile.json"
+    result = run("profile", "relu", "--dtype", "fp32", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    if "no counters" in result.output:
+        pytest.skip(result.output)
+    (part,) = json.loads(out.read_text())["parts"]
+    read = sum(kernel["dram_read_bytes"] for kernel in part["kernels"])
+    assert read == pytest.approx(part["part"]["bytes"] / 2, rel=0.1), "a relu reads as much as it writes"
+    assert part["words"] and part["kernels"][0]["stalls"]

@@ -1,0 +1,104 @@
+"""What Nsight Compute prints, read: units, thousands, gaps, and the figures and words that follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from escalade.errors import EscaladeError
+from escalade.profile.counters import METRICS, Counters, counters_of
+from escalade.profile.parts import Part
+from escalade.profile.readings import parse
+from escalade.profile.words import said
+
+PART = Part("naive", "conv2d", "64to64_56_k3s1_b8", "fp32", "naive", ["conv2d_naive"], 10**9, 1_000_000)
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+COLUMNS = {
+    "gpu__time_duration.sum": ("us", "1,234.50"),
+    "dram__bytes_read.sum": ("Mbyte", "1.5"),
+    "dram__bytes_op_write.sum": ("byte", "400,000"),
+    "lts__t_bytes.sum": ("Kbyte", "2,500"),
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "12.25"),
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": ("%", "n/a"),
+    "smsp__issue_active.avg.pct_of_peak_sustained_elapsed": ("%", "20"),
+    "sm__warps_active.avg.pct_of_peak_sustained_active": ("%", "18"),
+    "launch__registers_per_thread": ("register/thread", "168"),
+    "launch__shared_mem_per_block_static": ("Kbyte/block", "1.024"),
+    "launch__shared_mem_per_block_dynamic": ("byte/block", "98,304"),
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": ("", "1,000"),
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": ("sector", "32,000"),
+    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": ("", "0"),
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": ("sector", "0"),
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": ("", "800"),
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": ("", "200"),
+    STALL.format("long_scoreboard"): ("inst", "7.1"),
+    STALL.format("barrier"): ("inst", "2.9"),
+    STALL.format("not_selected"): ("inst", "90"),
+    STALL.format("membar"): ("inst", "0"),
+}
+
+
+def printed(**changed: tuple[str, str]) -> str:
+    """A table of one kernel, with what ncu says before and after it."""
+    columns = {
+        "ID": ("", "0"),
+        "Kernel Name": ("", "conv2d_naive"),
+        "Block Size": ("", "(256, 1, 1)"),
+        "Grid Size": ("", "(784, 1, 1)"),
+        **COLUMNS,
+    } | changed
+    rows = [list(columns), [unit for unit, _ in columns.values()], [cell for _, cell in columns.values()]]
+    table = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    return (
+        f"==PROF== Connected to process 7 (/usr/bin/python3)\n{table}\n==PROF== Disconnected from process 7\n"
+    )
+
+
+def test_readings_become_figures_in_one_unit() -> None:
+    (reading,) = parse(printed())
+    assert (reading.kernel, reading.grid, reading.block) == ("conv2d_naive", "(784, 1, 1)", "(256, 1, 1)")
+    found = counters_of(reading)
+    assert found == Counters(
+        "conv2d_naive",
+        us=1234.5,
+        dram_read_bytes=1.5e6,
+        dram_written_bytes=4e5,
+        dram_pct=12.25,
+        l2_bytes=2.5e6,
+        issue_pct=20.0,
+        occupancy_pct=18.0,
+        registers=168,
+        shared_bytes=99_328,
+        load_sectors=32.0,
+        conflicts_pct=25.0,
+        stalls={"long_scoreboard": 7.1 / 10.0, "barrier": 2.9 / 10.0},
+    )
+    assert {name for names in METRICS.values() for name in names} >= {*COLUMNS} - {
+        name for name in COLUMNS if name.startswith("smsp__average")
+    }
+
+
+def test_what_is_no_table_is_said() -> None:
+    with pytest.raises(EscaladeError, match="no table"):
+        parse("==ERROR== Failed to initialize the profiler: LibraryNotLoaded")
+
+
+def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
+    words = said(PART, [counters_of(*parse(printed()))], floor_us=500.0)
+    assert words.split("; ") == [
+        "waits on memory: 71% of stalls are long scoreboard",
+        "moves 1.9x the bytes that it must",
+        "takes 2.5x its floor",
+        "a load touches 32 sectors",
+        "25% of the turns of shared memory are bank conflicts",
+        "18% of the warps that fit are there, with 168 registers a thread and 97 KiB of shared memory a block",
+    ]
+
+
+def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
+    busy = Counters("k", us=4.0, tensor_pct=71.0, dram_pct=65.0, occupancy_pct=9.0, stalls={"gmma": 1.0})
+    short = Counters("pack", us=1.0, dram_pct=99.0)
+    assert said(PART, [short, busy], None) == "is busy on tensor cores: they work in 71% of all cycles"
+    assert said(PART, [Counters("k", us=2.0, stalls={"odd_reason": 1.0})], None).startswith(
+        "waits on odd reason"
+    )
+    assert said(PART, [Counters("k")], 1.0) == ""

@@ -1,0 +1,90 @@
+"""Nsight Compute from the outside: its command, its refusals, and what comes back from the process that it runs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import asdict
+
+import pytest
+
+from escalade.errors import UnsupportedError
+from escalade.profile import ncu
+from escalade.profile.counters import METRICS
+from escalade.profile.parts import Part
+
+PART = Part("naive", "conv2d", "8to8_9_k3s1_b1", "fp32", "naive", ["conv2d_naive"], 10, 100)
+TABLE = '"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n"0","conv2d_naive","1,500"\n'
+
+
+@pytest.fixture
+def stand_in(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A program that is called like ncu: it notes what it is called with, and does what `does.sh` says."""
+    program = tmp_path / "ncu"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" | tr "\n" " " >> {tmp_path}/called\necho >> {tmp_path}/called\n'
+        'for word; do if [ "$before" = --log-file ]; then log=$word; fi; before=$word; told=$word; done\n'
+        f". {tmp_path}/does.sh\n"
+    )
+    program.chmod(0o700)
+    return program
+
+
+def profiled(program: pathlib.Path, does: str) -> tuple[str, list[Part], list[ncu.Reading]]:
+    (program.parent / "does.sh").write_text(does)
+    (program.parent / "table").write_text(TABLE)
+    told = {"title": "naive", "parts": [asdict(PART)]}
+    (program.parent / "told").write_text(json.dumps(told))
+    return ncu.profiled(str(program), "escalade.commands.profiled.launch", "{}")
+
+
+def test_counters_come_with_the_parts_that_were_launched(stand_in: pathlib.Path) -> None:
+    folder = stand_in.parent
+    title, parts, readings = profiled(stand_in, f"cp {folder}/table $log; cp {folder}/told $told")
+    assert (title, parts) == ("naive", [PART])
+    assert readings[0].values == {"gpu__time_duration.sum": 1500.0}
+    called = (folder / "called").read_text()
+    assert "--clock-control none" in called and "--profile-from-start off" in called
+    assert all(name in called for names in METRICS.values() for name in names)
+
+
+def test_metrics_that_ncu_does_not_have_are_left_out(stand_in: pathlib.Path) -> None:
+    folder = stand_in.parent
+    refusal = r"==ERROR== Failed to find metric regex:^dram__bytes_op_read\.(sum|min|max)$"
+    does = (
+        f"if [ $(wc -l < {folder}/called) = 1 ]; then echo '{refusal}'; else "
+        f"cp {folder}/table $log; cp {folder}/told $told; fi"
+    )
+    assert profiled(stand_in, does)[1] == [PART]
+    first, second = (folder / "called").read_text().splitlines()
+    assert "dram__bytes_op_read" in first and "dram__bytes_op_read" not in second
+    assert "dram__bytes_read.sum" in second
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "sentence"),
+    [
+        (
+            "cp {}/told $told; echo '==ERROR== ERR_NVGPUCTRPERM - no permission'",
+            ncu.NoCounters,
+            "keeps them for root",
+        ),
+        (
+            "echo '==ERROR== Failed to initialize: LibraryNotLoaded' > $log",
+            ncu.NoCounters,
+            "LibraryNotLoaded",
+        ),
+        (
+            "cp {}/told $told; echo '==WARNING== No kernels were profiled.' > $log",
+            ncu.NoCounters,
+            "No kernels were",
+        ),
+        ('echo \'{{"refusal": "no rung x"}}\' > $told', UnsupportedError, "no rung x"),
+    ],
+    ids=["permission", "library", "nothing", "refused"],
+)
+def test_why_there_are_no_counters_is_said(
+    stand_in: pathlib.Path, does: str, kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        profiled(stand_in, does.format(stand_in.parent))
