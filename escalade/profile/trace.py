@@ -36,7 +36,7 @@ def traced(target: Target, keep: pathlib.Path | None = None) -> tuple[list[Part]
     """The parts with the median times of their kernels over several runs, caches warm; `keep` gets the trace."""
     target.run()
     target.wait()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(REPEATS):
             parts = target.run()
         target.wait()
