@@ -37,7 +37,8 @@ def command(
     workload: Annotated[
         str,
         typer.Argument(
-            help="resnet18, resnet34, resnet50, lenet or spectral_autoencoder.", show_default=False
+            help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder.",
+            show_default=False,
         ),
     ],
     batch: Annotated[
@@ -58,8 +59,8 @@ def command(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: accuracy, batches; phases, stream (ResNets); op-times, stream (lenet); score, training "
-            "(spectral_autoencoder). Without it: the usual ones.",
+            help="Only these: accuracy, batches; training-step (ResNets, autoencoder); phases, stream (ResNets); "
+            "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),
     ] = None,

@@ -11,6 +11,7 @@ from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers.comparison import against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
+from escalade.report import training_pages
 from escalade.report.commits import newest
 from escalade.report.comparisons import compared
 from escalade.report.layer_pages import WORKLOADS as LAYER_WORKLOADS
@@ -23,13 +24,15 @@ _SUFFIXES = {
     "training": "_training",
 }  # fmt: skip
 _COMPARED = ("", "_score", "_training")
+_ELSEWHERE = (training_pages.PART,)
+"""Parts of a run that are no part of a network's section."""
 
 
 def block(records: Sequence[Record]) -> str:
     """A line for each network, the layers and the ladders that lack something; a sentence until there are records."""
     if not records:
         return "Nothing is recorded yet.\n"
-    lines = [*_networks(records), *_layers(records), *_ladders(records)]
+    lines = [*_networks(records), *training_pages.gaps(records), *_layers(records), *_ladders(records)]
     day = max(record.date for record in records)[:10]
     return f"As of {day}, the last day with a record:\n\n" + "".join(f"- {line}\n" for line in lines)
 
@@ -44,7 +47,8 @@ def _networks(records: Sequence[Record]) -> Iterator[str]:
         missing = [
             part
             for part in WORKLOADS[name].parts
-            if not any(_is_part(r, name, part) for r in (records if part == "op-times" else own))
+            if part not in _ELSEWHERE
+            and not any(_is_part(r, name, part) for r in (records if part == "op-times" else own))
         ]
         reasons = [*_without_ratio(name, own)]
         if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
 
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
@@ -14,6 +15,7 @@ from escalade.report import (
     layer_pages,
     network_pages,
     step_pages,
+    training_pages,
 )
 from escalade.report.commits import mixed
 from escalade.report.network_plots import network_plot
@@ -22,6 +24,12 @@ from escalade.report.plot import ladder_plot
 NETWORKS = "networks"
 """The generated part of the README, by the markers around it."""
 PREFERRED_GPU = "h200"
+Block = Callable[[Sequence[Record]], str]
+_IN_PART: Mapping[str, Mapping[str, Block]] = {
+    "measuring.md": {gpu_tests.PART: gpu_tests.block, gaps.PART: gaps.block},
+    training_pages.PAGE: {training_pages.PART: training_pages.block},
+}
+"""Pages that are generated in part: what stands between their markers."""
 
 
 def require_records(results: pathlib.Path) -> None:
@@ -73,10 +81,13 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         for gpu, own in records.items()
         if (timed := [record for record in own if record.workload != gpu_tests.WORKLOAD])
     }
-    measuring = root / "docs" / "measuring.md"
-    wanted = {measuring: _measuring_page(measuring, records)} if measuring.is_file() else {}
+    in_part = {root / "docs" / name: blocks for name, blocks in _IN_PART.items()}
     return {
-        **wanted,
+        **{
+            path: _in_part(path, blocks, _chosen(records))
+            for path, blocks in in_part.items()
+            if path.is_file()
+        },
         readme: text,
         root / "docs" / "ladder.md": ladder_pages.ladder_page(measured, PREFERRED_GPU),
         root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
@@ -86,11 +97,11 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     }
 
 
-def _measuring_page(path: pathlib.Path, records: dict[str, list[Record]]) -> str:
-    """Written by hand but for the last run of the tests on a GPU, and what has not been measured."""
+def _in_part(path: pathlib.Path, blocks: Mapping[str, Block], records: Sequence[Record]) -> str:
+    """A page that is written by hand but for these blocks."""
     text = path.read_text()
-    for part, block in ((gpu_tests.PART, gpu_tests.block), (gaps.PART, gaps.block)):
-        text = replaced(text, part, block(_chosen(records)), path.name)
+    for part, block in blocks.items():
+        text = replaced(text, part, block(records), path.name)
     return text
 
 

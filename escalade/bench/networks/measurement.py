@@ -186,7 +186,9 @@ def check(case: Case, peer: NetworkPeer, sampler: ReplaySampler | None) -> tuple
     sampler.start()
     sampler.finish()
     peer.wait()
-    replayed, failure = case.standard.judge(replay.outputs, allowance)
+    results = replay.results() if replay.results else replay.outputs
+    peer.wait()
+    replayed, failure = case.standard.judge(results, allowance)
     return max(error, replayed), f"its graph: {failure}" if failure else ""
 
 

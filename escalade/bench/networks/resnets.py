@@ -10,18 +10,24 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import parts
+from escalade.bench.networks import parts, training_step
 from escalade.bench.networks.judging import MOST
+from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Stream, Workload
 from escalade.bench.peers import registry
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
+from escalade.train.tasks import cross_entropy
 
 SIZE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SMALLEST = 32
 _CALIBRATION_IMAGES = 4
 _BLOCK_SCALE = 0.3
+_CLASSES = 1000
+_CHAOS = 50.0
+"""Times the usual most that gradients of random weights may be off, where PyTorch's own are: what a rounding in front
+grows into behind is a matter of chance."""
 
 
 def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
@@ -45,10 +51,19 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
             "batches": Part(parts.batches),
             "phases": Part(parts.phases, needs_gpu=True),
             "stream": Part(parts.stream, usual=False, needs_gpu=True),
+            "training-step": training_step.part(
+                Training(cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
+            ),
         },
         smallest=_SMALLEST,
         stream=Stream((MEAN, DEVIATION), (64, 256)),
     )
+
+
+def _classes(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """A class for each image, drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, _CLASSES, (len(x),), generator=generator).to(x.device)
 
 
 def _damp(model: ResNet, x: torch.Tensor) -> None:

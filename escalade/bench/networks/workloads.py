@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from escalade import models
+from escalade.bench.networks.autoencoder import AUTOENCODER
 from escalade.bench.networks.lenet import LENET
 from escalade.bench.networks.resnets import resnet
 from escalade.bench.networks.spectral import SPECTRAL
@@ -13,6 +14,7 @@ WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
         *(resnet(make.__name__, make) for make in (models.resnet18, models.resnet34, models.resnet50)),
+        AUTOENCODER,
         LENET,
         SPECTRAL,
     )

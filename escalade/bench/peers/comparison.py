@@ -18,7 +18,9 @@ _GRAPH, _COMPILE, _JAX = ("torch-graph",), ("torch-compile",), ("jax",)
 _NETWORK: Required = (_GRAPH, _COMPILE)
 COVERAGE = "coverage_"
 """How the workloads begin that are many networks of one module."""
-_MANY: Required = (_GRAPH, (*_COMPILE, "torch-compile-default"))
+TRAINING_STEP = "_training_step"
+"""How the workloads end that are whole steps of training, behind the network's name."""
+_EITHER_MODE: Required = (_GRAPH, (*_COMPILE, "torch-compile-default"))
 _FUSED: Required = (("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", *_COMPILE),)
 _OPERATOR: Required = (("torch-nhwc", "torch-nchw", "torch-flat", "torch"),)
 
@@ -37,7 +39,8 @@ def required(record: Record, clock: Clock) -> Required:
     """Which peers a ratio of this workload needs.
 
     Whole networks need PyTorch as one CUDA graph and torch.compile (max-autotune); ResNets by the clock JAX too, which
-    has no graph to be timed on the device. Of many networks torch.compile's default mode is enough. A layer needs
+    has no graph to be timed on the device. Of many networks, and of steps of training, torch.compile's default mode is
+    enough. A layer needs
     torch.compile, but for FP8, which that has no convolutions in; with an epilogue it needs a peer that does it in one
     launch. Anything else needs PyTorch's operator: gradients of convolutions, which torch.compile leaves to it, among
     them.
@@ -45,8 +48,8 @@ def required(record: Record, clock: Clock) -> Required:
     if record.workload == "layers":
         eager = _FUSED if "_bias" in record.problem else _OPERATOR
         return eager if record.dtype == "fp8" else (*eager, _COMPILE)
-    if record.workload.startswith(COVERAGE):
-        return _MANY
+    if record.workload.startswith(COVERAGE) or record.workload.endswith(TRAINING_STEP):
+        return _EITHER_MODE
     if record.layout == "flat" or record.workload.partition("_")[0] in ("lenet", "spectral"):
         return _NETWORK
     if record.workload.startswith("resnet"):

@@ -58,6 +58,8 @@ class Replay:
     run: Callable[[], None]
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
+    results: Callable[[], Sequence[torch.Tensor]] | None = None
+    """What is judged after a replay, where that is more than its outputs: several steps of training."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
 
 MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
 """Modes of `torch.compile`: with every choice measured, and as it is without being told."""
-_WITHOUT_GRAPHS = {MAX_AUTOTUNE: "max-autotune-no-cudagraphs", DEFAULT: DEFAULT}
+WITHOUT_GRAPHS = {MAX_AUTOTUNE: "max-autotune-no-cudagraphs", DEFAULT: DEFAULT}
+"""Modes with the same kernels and without CUDA graphs of their own, to be captured by hand."""
 
 
 def compiled(
@@ -88,8 +89,8 @@ def _compiled(system: str, task: Task, layout: str, mode: str, own_graphs: bool)
     def make(model: nn.Module, mode: str) -> Run:
         return torch.compile(model, mode=mode, dynamic=False)
 
-    graphed = _graphed(system, task, layout, partial(make, mode=_WITHOUT_GRAPHS[mode]))
-    graphed = replace(graphed, config={"mode": _WITHOUT_GRAPHS[mode], "freezing": True})
+    graphed = _graphed(system, task, layout, partial(make, mode=WITHOUT_GRAPHS[mode]))
+    graphed = replace(graphed, config={"mode": WITHOUT_GRAPHS[mode], "freezing": True})
     if not own_graphs:
         return graphed
     run, x = make(_folded(task, layout)[0], MAX_AUTOTUNE), task.input(layout)

@@ -1,0 +1,41 @@
+"""The convolutional autoencoder: small images through 256 channels and back, and above all its training."""
+
+from __future__ import annotations
+
+import torch
+
+from escalade import models
+from escalade.bench.networks import parts, training_step
+from escalade.bench.networks.resnets import images
+from escalade.bench.networks.training_step import Training
+from escalade.bench.networks.workload import Part, Workload
+from escalade.bench.peers import registry
+from escalade.train.tasks import mean_squared_error
+
+_SIZE, _SMALLEST = 32, 4
+
+
+def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Images [count, 3, size, size] in [0, 1]."""
+    return torch.sigmoid(images(count, size, seed)).to(device)
+
+
+AUTOENCODER = Workload(
+    "autoencoder",
+    lambda size, seed: models.ConvAutoencoder(),
+    _images,
+    _SIZE,
+    batches=(64, 256, 1024),
+    dtypes=("fp16", "tf32", "fp32"),
+    peers=registry.plain("nchw", "nhwc"),
+    parts={
+        "accuracy": Part(parts.accuracy),
+        "batches": Part(parts.batches),
+        "training-step": training_step.part(
+            Training(mean_squared_error, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
+        ),
+    },
+    smallest=_SMALLEST,
+    small_batches=(4,),
+    classifies=False,
+)

@@ -1,0 +1,144 @@
+"""Whole steps of training, `escalade.training_step` beside PyTorch's: judged after a few of them, then timed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from escalade.bench.ladder import free
+from escalade.bench.networks.judging import Standard, nudged
+from escalade.bench.networks.measurement import Case, compare, summary
+from escalade.bench.networks.workload import Part, Say, Setting
+from escalade.bench.peers import torch_training_step as torch_steps
+from escalade.bench.peers.comparison import TRAINING_STEP
+from escalade.bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
+from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
+from escalade.engine import training_step
+from escalade.engine.training.step import TrainingStep
+from escalade.measure.records import Record
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.switches import precision
+from escalade.train.steps import Loss
+
+_TRIALS = 3
+_BATCH_NUMBER = 6
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained while it is measured."""
+
+    loss: Loss
+    target: Callable[[torch.Tensor, int], torch.Tensor]
+    """What a batch should give, from the batch and a seed: x itself where the network is to give its input."""
+    batches: tuple[int, ...]
+    scale: float
+    """The loss scale that fp16 begins with: below what makes the first gradients infinite."""
+    rate: float
+    most: float = 4.0
+    """Times the usual most that is allowed: gradients come through every layer twice, and their sums cancel in part."""
+
+
+def part(training: Training) -> Part:
+    """Steps of training as a part of a run, which has to be asked for."""
+    return Part(partial(_measure, training), usual=False)
+
+
+def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
+    workload = setting.name + TRAINING_STEP
+    for batch in setting.among(training.batches):
+        x = setting.inputs(batch, _BATCH_NUMBER)
+        target = training.target(x, setting.seed)
+        model = trainable(setting.model).to(setting.device)
+        for dtype in setting.dtypes:
+            lesson = Lesson(model, training.loss, x, target, dtype, training.rate, training.scale)
+            say(f"{workload} batch {batch} {dtype}: float64")
+            task = Task(setting.model, x, dtype)
+            case = Case(workload, task, standard(lesson, training.most), setting.seconds)
+            makers: dict[str, Maker] = {
+                "escalade": lambda _, lesson=lesson: [escalade(lesson)],  # type: ignore[misc]
+                **setting.peers_at(batch, torch_steps.makers(lesson)),
+            }
+            yield compare(case, makers, say)
+            free(setting.device)
+
+
+def trainable(model: nn.Module) -> nn.Module:
+    """A copy of a model in training mode, whose BatchNorm follows the batches as it is usual."""
+    copied = copy.deepcopy(model).train()
+    for module in copied.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1
+    return copied
+
+
+def standard(lesson: Lesson, most: float) -> Standard:
+    """What the steps should lead to, and how far PyTorch's are from it in the same dtype.
+
+    A tensor may be as far off as PyTorch's own is, or as all of its kind together are: of a bias of three elements an
+    error is a matter of chance.
+    """
+    with precision("fp32"):
+        expected = results_of(lesson, exact=True)
+    with precision(lesson.dtype):
+        found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
+    count = len(list(lesson.model.parameters()))
+    own = [max(errors) for errors in zip(*(_errors(one, expected, count) for one in found), strict=True)]
+    return Standard(lesson.dtype, tuple(expected), tuple(own), most)
+
+
+def _errors(
+    results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], parameters: int
+) -> list[float]:
+    """The relative error of each result, or of all of its kind where that is larger: of the losses, the momenta, and
+    what the model has."""
+    alone = [relative_error(one, right) for one, right in zip(results, expected, strict=True)]
+    norms = [float(torch.linalg.vector_norm(right)) for right in expected]
+    found: list[float] = []
+    for kind in (slice(0, 1), slice(1, 1 + parameters), slice(1 + parameters, None)):
+        absolute = math.hypot(*(e * n for e, n in zip(alone[kind], norms[kind], strict=True)))
+        together = absolute / (math.hypot(*norms[kind]) or 1.0)
+        found += [max(error, together) for error in alone[kind]]
+    return found
+
+
+def escalade(lesson: Lesson) -> NetworkPeer:
+    """Our own step. Its memory is all that is allocated at most from the model's copy on, planning included."""
+    x, target = lesson.batch("nhwc")
+    lesson.model_in("nhwc")
+
+    def made() -> tuple[Pupil, TrainingStep]:
+        pupil = Pupil(lesson, "nhwc")
+        step = training_step(
+            pupil.model, lesson.loss, pupil.optimizer, (x, target), dtype=lesson.dtype,
+            loss_scale=lesson.scale if lesson.dtype == "fp16" else None,
+        )  # fmt: skip
+        step(x, target)
+        return pupil, step
+
+    (pupil, step), peak_bytes = Peak(lesson.device).of(made)
+    loss = step.program.results()[0]
+
+    def call() -> torch.Tensor:
+        return step(x, target)
+
+    def replayed() -> torch.Tensor:
+        step.program.run()
+        return loss.clone()
+
+    replay = Replay(
+        pupil.restart, step.program.run, (), [loss],
+        lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
+    )  # fmt: skip
+    return NetworkPeer(
+        "escalade", "nhwc", call,
+        lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
+        waiting(lesson.device), replay if lesson.device.type == "cuda" else None, pupil.restart, peak_bytes,
+        config=summary(step.explain()),
+    )  # fmt: skip
