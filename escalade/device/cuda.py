@@ -17,6 +17,7 @@ from escalade.device.arguments import ArgumentList
 from escalade.device.driver import check, check_status, launch_function
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
+from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall
 from escalade.device.tensor_map import encode
 from escalade.errors import LaunchError, UnsupportedError
@@ -141,8 +142,8 @@ class CudaLaunch:
 
         self._launch = launch_function()
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
-        self._current_stream = torch._C._cuda_getCurrentRawStream
-        self._current_device = torch._C._cuda_getDevice
+        self._current_stream = WORDS.current_stream
+        self._current_device = WORDS.current_device
         self.what = f"launching {call.program}{label}"
         self.kernel = kernel or load(call.program, device_index)
         self.arguments = ArgumentList(call.arguments, encode)
@@ -298,7 +299,7 @@ class CudaConstantCopy:
         self._source = buffers[self._copy.source.name] + self._copy.source.offset
 
     def __call__(self) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        stream = WORDS.current_stream(self._device_index)
         status = self._driver.cuMemcpyDtoDAsync(self._target, self._source, self._copy.bytes, stream)
         check(status, self._what)
 

@@ -13,6 +13,7 @@ import torch
 from escalade.device import cuda, twin
 from escalade.device.arguments import ArgumentList, Pointers
 from escalade.device.graph import GraphNode
+from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
 from escalade.device.turns import Copies, CudaTurns, Turns, TwinTurns
 from escalade.device.twin import tensor_map
@@ -147,7 +148,7 @@ class Executable:
         plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_in_line]
         if len(plain) < len(launches):
             return self
-        index, current_stream = self._index, torch._C._cuda_getCurrentRawStream
+        index, current_stream = self._index, WORDS.current_stream
         enqueues = [launch.enqueue for launch in plain]
 
         def launch() -> None:

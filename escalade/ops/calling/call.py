@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from escalade.device.pytorch import WORDS
 from escalade.device.recipe import Workspace
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.executables import ALIGNMENT, Ready, ready
+from escalade.ops.calling.straight import Source
 
 _ROOM_ALIGNMENT = 256  # bytes, of workspaces: as CUDA's own allocations
-Setting = Callable[[int], object]
-"""Sets the address of a buffer wherever it stands."""
+Function = Callable[..., Any]
 Lay = Callable[[Any], Any]
 """A tensor as the kernel takes it: itself where it lies so already. It may make one for a tensor that is absent."""
 
@@ -90,9 +91,11 @@ class Call:
             for name, sample in plan.outputs.items()
         }
         self._results = [list(self._samples).index(name) for name in plan.results]
-        self.run: Callable[[Sequence[Any]], Any] = self._first
+        self._by_pointers = False
+        self.arguments = len(arguments)
+        self.run: Function = self._by_names
 
-    def _first(self, arguments: Sequence[Any]) -> Any:
+    def _by_names(self, arguments: Sequence[Any]) -> Any:
         """Goes by the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
         made = {
             name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
@@ -106,74 +109,86 @@ class Call:
             }
             prepared.run({**given, **made})
             if prepared.executable.takes_pointers:
-                present = [one for one in self._inputs if given[one[1]] is not None]
-                self.run = self._by_pointers(prepared, present)
-        return self._returned(list(made.values()))
-
-    def _returned(self, made: Sequence[torch.Tensor]) -> Any:
-        results = [made[place] for place in self._results]
+                self._inputs = [one for one in self._inputs if given[one[1]] is not None]
+                self._by_pointers = True
+                source = Source()
+                source.add(self.unpacked("arguments"))
+                source.add(f"return {self.write(source)}")
+                self.run = source.function("run", ["arguments"])
+        tensors = list(made.values())
+        results = [tensors[place] for place in self._results]
         result = results[0] if len(results) == 1 else tuple(results)
         return result if self._finish is None else self._finish(result)
 
-    def _by_pointers(
-        self, prepared: Ready, present: Sequence[tuple[int, str, Lay | None]]
-    ) -> Callable[[Sequence[Any]], Any]:
-        """What a call does on a GPU once every buffer is known to be there: pointers are set where they stand."""
-        inputs = [(place, lay, prepared.setting(name)) for place, name, lay in present]
-        outputs = [(*sample, prepared.setting(name)) for name, sample in self._samples.items()]
-        rooms = [
-            (room, prepared.setting(room.name))
-            for room in prepared.executable.recipe.workspaces
-            if room.name not in self._samples
-        ]
-        counters = [(room, point) for room, point in rooms if room.zeroed]
-        scratch, scratch_bytes = _one_behind_another([one for one in rooms if not one[0].zeroed])
-        launch = prepared.executable.launcher()
-        only = self._results[0] if len(self._results) == 1 and self._finish is None else None
-        # What PyTorch's own compiled code allocates with: a third of the time of torch.empty_strided.
-        allocate = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+    @property
+    def names(self) -> list[str]:
+        """What the lines of `write` call the arguments."""
+        return [f"a{place}" for place in range(self.arguments)]
 
-        def run(arguments: Sequence[Any]) -> Any:
-            held = []  # copies and workspaces, until all is launched
-            for place, lay, point in inputs:
-                tensor = arguments[place]
-                if lay is not None:
-                    tensor = lay(tensor)
-                    held.append(tensor)
-                address = tensor.data_ptr()
-                if address % ALIGNMENT:
-                    tensor = tensor.clone()
-                    held.append(tensor)
-                    address = tensor.data_ptr()
-                point(address)
-            made = []
-            for size, stride, dtype, point in outputs:
-                tensor = allocate(size, stride, dtype)
-                made.append(tensor)
-                point(tensor.data_ptr())
-            if scratch:
-                tensor = allocate((scratch_bytes,), (1,), torch.uint8)
-                held.append(tensor)
-                base = tensor.data_ptr()
-                for offset, point in scratch:
-                    point(base + offset)
-            for room, point in counters:
-                tensor = prepared.zeroed(room)
-                held.append(tensor)
-                point(tensor.data_ptr())
-            launch()
-            return self._returned(made) if only is None else made[only]
+    def unpacked(self, sequence: str) -> str:
+        """A line that gives the arguments in a sequence these names."""
+        return f"{', '.join(self.names)}, = {sequence}"
 
-        return run
+    def write(self, source: Source) -> str:
+        """Writes what a call does, in lines that have the arguments under `names`; what is left stands for its result.
+
+        On a GPU, where every buffer is known to be there once it has run, pointers are set where they stand.
+        """
+        prepared = self._prepared
+        if prepared is None or not self._by_pointers:
+            return f"{source.name(self.run)}(({', '.join(self.names)},))"
+        add, name = source.add, source.name
+        allocate = name(WORDS.allocator(self._device))
+        for place, _, lay in self._inputs:
+            add(f"t{place} = a{place}" if lay is None else f"t{place} = {name(lay)}(a{place})")
+        taken = [place for place, _, _ in self._inputs]
+        pointers = [f"p{place} = t{place}.data_ptr()" for place in taken]
+        add(*pointers, f"if ({' | '.join(f'p{place}' for place in taken)}) % {ALIGNMENT}:")
+        add(*[f"    t{place} = {name(_aligned)}(t{place})" for place in taken])
+        add(*[f"    {line}" for line in pointers])
+        for place, buffer, _ in self._inputs:
+            add(_set(source, prepared, buffer, f"p{place}"))
+        for number, (buffer, sample) in enumerate(self._samples.items()):
+            add(f"y{number} = {allocate}({', '.join(map(name, sample))})")
+            add(_set(source, prepared, buffer, f"y{number}.data_ptr()"))
+        rooms = [room for room in prepared.executable.recipe.workspaces if room.name not in self._samples]
+        self._write_workspaces(source, prepared, allocate, rooms)
+        add(f"{name(prepared.executable.launcher())}()")
+        results = [f"y{place}" for place in self._results]
+        result = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        return result if self._finish is None else f"{name(self._finish)}({result})"
+
+    def _write_workspaces(
+        self, source: Source, prepared: Ready, allocate: str, rooms: Sequence[Workspace]
+    ) -> None:
+        """They stay until all is launched: their names are those of a function that is running."""
+        places, size = _one_behind_another([room for room in rooms if not room.zeroed])
+        if size:
+            source.add(f"scratch = {allocate}(({size},), (1,), {source.name(torch.uint8)})")
+            source.add("base = scratch.data_ptr()")
+        for buffer, offset in places.items():
+            source.add(_set(source, prepared, buffer, f"base + {offset}"))
+        for number, room in enumerate(room for room in rooms if room.zeroed):
+            source.add(f"z{number} = {source.name(prepared.zeroed)}({source.name(room)})")
+            source.add(_set(source, prepared, room.name, f"z{number}.data_ptr()"))
 
 
-def _one_behind_another(
-    rooms: Sequence[tuple[Workspace, Setting]],
-) -> tuple[list[tuple[int, Setting]], int]:
+def _set(source: Source, prepared: Ready, buffer: str, address: str) -> str:
+    """A line that sets the address of a buffer wherever it stands."""
+    pointers = prepared.pointers(buffer)
+    only = pointers.only
+    if not pointers.launches:
+        return "pass"
+    if only is not None:
+        return f"{source.name(only)}.value = {address}"
+    return f"{source.name(pointers.point)}({address})"
+
+
+def _one_behind_another(rooms: Sequence[Workspace]) -> tuple[dict[str, int], int]:
     """Where each workspace begins in memory that they share, and how many bytes that has."""
-    places, end = [], 0
-    for room, point in rooms:
-        places.append((end, point))
+    places, end = {}, 0
+    for room in rooms:
+        places[room.name] = end
         end += -(-room.bytes // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT
     return places, end
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from escalade.device.pytorch import WORDS
+
 
 class _Cast(NamedTuple):
     source: weakref.ref[torch.Tensor]
@@ -51,7 +53,7 @@ def _is_shared(tensor: torch.Tensor) -> bool:
         and tensor.requires_grad
         and torch.is_grad_enabled()
         and torch.is_autocast_cache_enabled()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        and not WORDS.dispatch_modes()
+        and not WORDS.transforms()
+        and not (tensor.is_cuda and WORDS.is_recording())
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from escalade.device.arguments import Pointers
+from escalade.device.pytorch import WORDS
 from escalade.device.recipe import Workspace
 from escalade.device.run import Executable
 from escalade.ops.base.operation import Operation
@@ -67,21 +67,20 @@ class Ready:
         A CUDA graph that is being recorded gets its own, since it may be replayed beside other calls.
         """
         device = self.executable.device
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        if workspace.bytes > _MOST_KEPT or torch.cuda.is_current_stream_capturing():
+        stream = WORDS.current_stream(device.index)
+        if workspace.bytes > _MOST_KEPT or WORDS.is_recording():
             return workspace.allocate(device)
         key = (workspace.name, stream)
         if key not in self._zeroed:
             self._zeroed[key] = workspace.allocate(device)
         return self._zeroed[key]
 
-    def setting(self, name: str) -> Callable[[int], object]:
-        """What sets the address of that buffer wherever it stands, for calls that name all of them one by one."""
+    def pointers(self, name: str) -> Pointers:
+        """Every place where the address of that buffer stands, for calls that name all of them one by one."""
         if name not in self._pointers:
             self._pointers[name] = Pointers()
             self.executable.add_to(self._pointers[name], name)
-        only = self._pointers[name].only
-        return self._pointers[name].point if only is None else partial(setattr, only, "value")
+        return self._pointers[name]
 
 
 def ready(

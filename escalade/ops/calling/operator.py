@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from escalade.device.pytorch import WORDS
 from escalade.ops.calling.call import Call, Plan
 from escalade.ops.calling.executables import keep, per_thread
-from escalade.ops.calling.recorded import Gradient, Grouping, flattened, recording
+from escalade.ops.calling.recorded import Gradient, flattened, recording
+from escalade.ops.calling.straight import Source
 
 Function = Callable[..., Any]
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -23,13 +25,8 @@ _SINGLE = ("Tensor", "Optional[Tensor]")
 _LIST = "List[Tensor]"
 _MOST_KINDS = 16  # of calls with the same settings and sizes of the first tensor; the latest stays
 _is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._are_functorch_transforms_active
-_tracing = torch._C._get_tracing_state
-_any_autocast = torch._C._is_any_autocast_enabled
-_grad_enabled = torch._C.is_grad_enabled
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_MISSED = object()
+"""What a kind of call returns for arguments of another kind."""
 
 
 class Operator:
@@ -50,9 +47,9 @@ class Operator:
         self._gradient: Gradient | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if _is_compiling() or _function_modes():
+        if _is_compiling() or WORDS.function_modes():
             return self._packet(*arguments)
-        if self._casting is not None and _any_autocast():
+        if self._casting is not None and WORDS.any_autocast():
             device = arguments[0].device.type
             if torch.is_autocast_enabled(device):
                 arguments = self._casting(torch.get_autocast_dtype(device), *arguments)
@@ -62,44 +59,37 @@ class Operator:
         flat = arguments if self._list is None else self._flat(arguments)
         roughly = (self, first.shape, len(flat), self._settings(arguments))
         for kind in per_thread.guarded.get(roughly, ()):
-            if kind.holds(flat):
-                if kind.needs_gradient and _grad_enabled():
-                    return kind.record(*kind.tensors(flat), (arguments, flat))
-                return kind.call.run(flat)
+            result = kind(flat)
+            if result is not _MISSED:
+                return result
         return self._unguarded(arguments, flat, roughly)
 
     def _unguarded(self, arguments: Sequence[Any], flat: Sequence[Any], roughly: tuple[Any, ...]) -> Any:
         """The first calls with a kind of arguments: the dispatcher's makes it ready, the next puts a guard to it."""
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         if (
-            _dispatch_modes()
-            or _transforms()
-            or _tracing() is not None
+            WORDS.dispatch_modes()
+            or WORDS.transforms()
+            or torch.jit.is_tracing()
             or any(type(tensor) not in _PLAIN or tensor.is_neg() for tensor in tensors)
         ):
             return self._packet(*arguments)
         call = per_thread.calls.get(self._key(arguments))
-        if call is None or (call.index is not None and _current_device() != call.index):
+        if call is None or (call.index is not None and WORDS.current_device() != call.index):
             return self._packet(*arguments)
-        kind = _Kind(call, flat, list(self._places(arguments)))
-        if kind.needs_gradient:
+        record = None
+        if any(tensor.requires_grad for tensor in tensors):
             if self._gradient is None:
                 return self._packet(*arguments)
             name = f"{self._packet.__name__}_recorded"
-            kind.record = recording(
-                name, self._gradient, call, arguments, kind.places, self._grouping(arguments)
-            )
+            record = recording(name, self._gradient, call, arguments, self._list)
         known = per_thread.guarded.get(roughly)
         if known is None:
             known = []
             keep(per_thread.guarded, roughly, known)
-        known.insert(0, kind)
+        known.insert(0, _kind(call, flat, list(self._places(arguments)), record))
         del known[_MOST_KINDS:]
         return self._packet(*arguments)
-
-    def _grouping(self, arguments: Sequence[Any]) -> Grouping:
-        in_list = 0 if self._list is None else len(arguments[self._list])
-        return Grouping(self._list, in_list, len(self._names))
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """All that what is made ready depends on."""
@@ -151,33 +141,27 @@ class Operator:
         self._casting = casting
 
 
-class _Kind:
-    """A call behind a guard, which holds for tensors of the same kind and the same modes of PyTorch."""
+def _kind(call: Call, flat: Sequence[Any], singles: Sequence[int], record: Function | None) -> Function:
+    """A call behind a guard, which holds for tensors of the same kind as these and the same modes of PyTorch.
 
-    def __init__(self, call: Call, flat: Sequence[Any], singles: Sequence[int]) -> None:
-        """`singles` are the places of tensors that may be absent."""
-        self.call = call
-        self.places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
-        given = [flat[place] for place in self.places]
-        self.needs_gradient = any(tensor.requires_grad for tensor in given)
-        self.record: Function
-        """What takes its place where autograd is to know of it."""
-        absent = [place for place in singles if flat[place] is None]
-        self.tensors = tensors = _getter(self.places)
-        index = call.index
-        check = torch._C._dynamo.guards.TensorGuards(
-            *given,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in given],  # type: ignore[misc]
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in given],  # type: ignore[misc]
-        ).check
-
-        def holds(flat: Sequence[Any]) -> bool:
-            for place in absent:
-                if flat[place] is not None:
-                    return False
-            return check(*tensors(flat)) and (index is None or _current_device() == index)
-
-        self.holds = holds
+    It takes the flat arguments. `singles` are the places of tensors that may be absent; `record` is what takes the
+    place of the call where autograd is to know of it.
+    """
+    source = Source()
+    places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
+    present = ", ".join(f"a{place}" for place in places)
+    conditions = [f"{source.name(WORDS.guard([flat[place] for place in places]))}({present})"]
+    conditions += [f"a{place} is None" for place in singles if flat[place] is None]
+    if call.index is not None and torch.cuda.device_count() > 1:
+        conditions.append(f"{source.name(WORDS.current_device)}() == {call.index}")
+    source.add(call.unpacked("arguments"))
+    source.add(f"if not ({' and '.join(conditions)}):", f"    return {source.name(_MISSED)}")
+    if record is not None:
+        source.add(
+            f"if {source.name(torch.is_grad_enabled)}():", f"    return {source.name(record)}(*arguments)"
+        )
+    source.add(f"return {call.write(source)}")
+    return source.function("call", ["arguments"])
 
 
 def _getter(places: Sequence[int]) -> Function:

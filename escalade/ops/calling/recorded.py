@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from escalade.device.pytorch import WORDS
 from escalade.ops.calling.call import Call
+from escalade.ops.calling.straight import Source
 
 Function = Callable[..., Any]
 
@@ -26,43 +26,50 @@ class Gradient:
 
 
 def recording(
-    name: str,
-    gradient: Gradient,
-    call: Call,
-    arguments: Sequence[Any],
-    places: Sequence[int],
-    grouping: Grouping,
+    name: str, gradient: Gradient, call: Call, arguments: Sequence[Any], list_place: int | None
 ) -> Function:
-    """What runs a call and records its gradient, for arguments of the kind of these: it takes the tensors that stand at
-    `places` of the flat arguments, then the arguments and the same flat."""
-    setup, formula, first_alone = gradient.setup, gradient.formula, gradient.first_alone
-    count, places = len(places) + 1, tuple(places)
-    in_order = grouping.list_place is None and places == tuple(range(len(places)))
+    """What runs a call and records its gradient, for arguments of the kind of these, one of which may be a list: it
+    takes them flat."""
+    source = Source()
+    flat = call.names
+    source.add(f"result = {call.write(source)}")
+    if gradient.first_alone:
+        source.add("ctx.set_materialize_grads(False)")
+    if gradient.setup is not None:
+        given = _grouped(flat, list_place, 0 if list_place is None else len(arguments[list_place]))
+        source.add(f"{source.name(gradient.setup)}(ctx, {given}, result)")
+    source.add("return result")
+    forward = source.function("forward", ["ctx", *flat])
+    kept = None if gradient.kept is None else gradient.kept(arguments)
+    return WORDS.recording(name, forward, _backward(gradient, arguments, list_place, call.arguments), kept)
 
-    def forward(ctx: Any, *given: Any) -> Any:
-        arguments, flat = given[-1]
-        result = call.run(flat)
-        if first_alone:
-            ctx.set_materialize_grads(False)
-        if setup is not None:
-            setup(ctx, arguments, result)
-        return result
 
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+def _grouped(names: Sequence[str], list_place: int | None, in_list: int) -> str:
+    """The arguments as the operator takes them, in Python's words."""
+    if list_place is None:
+        return f"({', '.join(names)},)"
+    end = list_place + in_list
+    listed = f"[{', '.join(names[list_place:end])}]"
+    return f"({', '.join([*names[:list_place], listed, *names[end:]])},)"
+
+
+def _backward(gradient: Gradient, arguments: Sequence[Any], list_place: int | None, count: int) -> Function:
+    """The formula, with what it is to be told and to return where a list is among the arguments, or where the only
+    gradient that counts may be none."""
+    formula, first_alone = gradient.formula, gradient.first_alone
+    if list_place is None and not first_alone:
+        return formula
+    end = None if list_place is None else list_place + len(arguments[list_place])
+
+    def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
         if first_alone and gradients[0] is None:
             return (None,) * count
-        if not in_order:
-            ctx.needs_input_grad = grouping.needed(places, ctx.needs_input_grad)
-        found = flattened(formula(ctx, *gradients), grouping.list_place)
-        return (*found[: count - 1], None) if in_order else (*[found[place] for place in places], None)
+        if list_place is not None:
+            needs = ctx.needs_input_grad
+            ctx.needs_input_grad = (*needs[:list_place], needs[list_place:end], *needs[end:])
+        return flattened(formula(ctx, *gradients), list_place)
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    kind = type(name, (torch.autograd.Function,), members)
-    if gradient.kept is not None:  # once for all contexts
-        kind._backward_cls.kept = gradient.kept(arguments)  # type: ignore[attr-defined]
-    # Past what Function.apply does for transforms: whoever calls this has seen that none is active.
-    apply: Function = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
-    return apply
+    return backward
 
 
 def flattened(arguments: Sequence[Any], list_place: int | None) -> Sequence[Any]:
@@ -70,24 +77,3 @@ def flattened(arguments: Sequence[Any], list_place: int | None) -> Sequence[Any]
     if list_place is None:
         return arguments
     return (*arguments[:list_place], *arguments[list_place], *arguments[list_place + 1 :])
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """How the arguments of an operator, one of which may be a list, lie when they are flat: those of the list one by
-    one."""
-
-    list_place: int | None
-    in_list: int
-    arguments: int
-
-    def needed(self, places: Sequence[int], needs: Sequence[bool]) -> tuple[Any, ...]:
-        """Whether a gradient is needed, for each argument, from that of the tensors at these flat places."""
-        length = self.arguments if self.list_place is None else self.arguments - 1 + self.in_list
-        flags = [False] * length
-        for place, flag in zip(places, needs, strict=False):
-            flags[place] = flag
-        if self.list_place is None:
-            return tuple(flags)
-        end = self.list_place + self.in_list
-        return (*flags[: self.list_place], flags[self.list_place : end], *flags[end:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade import ops
+from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
-from escalade.ops.calling import operator
 from escalade.ops.calling.casting import cast
 from escalade.ops.calling.executables import Ready, per_thread
 from escalade.ops.conv2d.op import OPERATOR
@@ -23,11 +24,9 @@ from escalade.ops.conv2d.op import OPERATOR
 @pytest.fixture
 def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go as they do on a GPU, but over the twin's launches: only pointers are set."""
-    guards = torch._C._dynamo.guards
     monkeypatch.setattr(Executable, "takes_pointers", property(lambda self: True))
-    monkeypatch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu, raising=False)  # type: ignore[attr-defined]
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(WORDS, "current_stream", lambda _: 0)
+    monkeypatch.setattr(WORDS, "is_recording", lambda: False)
     monkeypatch.setattr(per_thread, "calls", {})
     monkeypatch.setattr(per_thread, "guarded", {})
 
@@ -135,8 +134,8 @@ class Noting(TorchDispatchMode):
 
 def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, capturing = 7, False
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(WORDS, "current_stream", lambda _: stream)
+    monkeypatch.setattr(WORDS, "is_recording", lambda: capturing)
     ready = Ready(None, Executable(Recipe(()), torch.device("cpu")))
     counters = Workspace("counters", 64, zeroed=True)
     first = ready.zeroed(counters)
@@ -179,7 +178,49 @@ def test_a_parameter_is_cast_once_while_a_graph_holds_it() -> None:
     assert [one() for one in gone] == [None, None], "nothing outlives its graph"
 
 
+def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
+    monkeypatch: pytest.MonkeyPatch, by_pointers: None
+) -> None:
+    x, weight, bias = (tensor.requires_grad_() for tensor in tensors(last=True))
+
+    def found() -> list[torch.Tensor]:
+        y = ops.relu(ops.conv2d(x, weight, bias, padding=1))
+        return [y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))]
+
+    expected = found()
+    lacking = Words(lambda path: None)
+    # Without these, nobody knows whether the dispatcher can be left out; the others are tried with them too.
+    needed = {name: getattr(WORDS, name) for name in ("function_modes", "dispatch_modes", "transforms")}
+    for there in (needed, {}):
+        for name, value in {**vars(lacking), **there}.items():
+            if name not in ("current_stream", "is_recording"):
+                monkeypatch.setattr(WORDS, name, value)
+        monkeypatch.setattr(WORDS, "recording", partial(Words.recording, lacking))
+        monkeypatch.setattr(per_thread, "calls", {})
+        monkeypatch.setattr(per_thread, "guarded", {})
+        for _ in range(3):
+            again = found()
+            assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
+        assert bool(per_thread.guarded) == bool(there)
+
+
+def test_words_that_mean_something_else_are_not_taken() -> None:
+    def other(*_: object, **__: object) -> object:
+        return torch.empty(1)
+
+    odd = Words(lambda path: other if "guards" in path else word(path))
+    x = torch.randn(2, 3).t()
+    made = odd.allocator(x.device)(x.shape, x.stride(), torch.float16)
+    assert (made.shape, made.stride(), made.dtype) == (x.shape, x.stride(), torch.float16)
+    for words in (odd, WORDS):
+        one, both = words.guard([x]), words.guard([x, x])
+        assert one(x.clone()) and both(x, x) and both(x, x.clone())
+        others = (x.half(), x.t(), x.clone().requires_grad_(), torch._neg_view(x), x.to("meta"), x[:1])
+        assert not any(one(other) or both(x, other) for other in others)
+
+
 def test_the_short_way_asks_for_what_pytorch_has() -> None:
-    """These are not PyTorch's public words; without one of them every call would fail."""
-    assert not operator._dispatch_modes() and not operator._function_modes() and not operator._transforms()
-    assert operator._tracing() is None and not operator._any_autocast() and operator._grad_enabled()
+    """These are not PyTorch's public words; without them calls would be slow."""
+    assert not WORDS.dispatch_modes() and not WORDS.function_modes() and not WORDS.transforms()
+    x = torch.randn(2, 3)
+    assert WORDS.guard([x]).__name__ == "check" and WORDS.allocator(x.device).__name__ == "_empty_strided_cpu"
