@@ -81,7 +81,7 @@ class Engine:
         self.fusion = fusion
         self._measured = measured
         with own_arithmetic("fp32", self.device):
-            self._graph = optimise(graph, dtype, fusion)
+            self._graphs = {"nchw": optimise(graph, dtype, fusion)}
         self._structure, self._arguments = graph.structure, graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs)))
@@ -93,7 +93,8 @@ class Engine:
         self._sights: dict[tuple[Any, ...], _Kept] = {}
         """Plans by what a call with one tensor sees of it, read without the lock."""
         self._turns = count()
-        self._constants: dict[torch.device, Constants] = {}
+        self._constants: dict[tuple[torch.device, str], Constants] = {}
+        """Weights, each set shared by the plans on one device for images that come in one layout."""
         self._avoid: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._said_no_gradients = False
@@ -161,7 +162,8 @@ class Engine:
         _require_gpu("compare", TWIN if self.on_twin else self.device)
         tensors = self.flatten(arguments, keywords)
         plan = self.calls(tensors).plan
-        program = KernelProgram(plan, self._constants[tensors[0].device], tensors[0].device)
+        device = tensors[0].device
+        program = KernelProgram(plan, self._constants[device, plan.graph.images], device)
         return compare(program, self._captured, tensors, self._check(tensors))
 
     def program(self, *tensors: torch.Tensor) -> Program:
@@ -261,7 +263,8 @@ class Engine:
                 raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
             return
         if tensor.dtype == torch.uint8 and not any(
-            node.inputs.get("x") == name and operator_of(node).normalises(node) for node in self._graph
+            node.inputs.get("x") == name and operator_of(node).normalises(node)
+            for node in self._graphs["nchw"]
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
@@ -280,12 +283,16 @@ class Engine:
             check_sizes(self._captured, batch)
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
+        images = self._images(formats.values())
         while True:
             with own_arithmetic("fp32", device):
-                graph = for_batch(self._graph, self.dtype, batch, self.fusion, Card.of(device), self._avoid)
+                if images not in self._graphs:
+                    self._graphs[images] = optimise(self._captured, self.dtype, self.fusion, images)
+                optimised = self._graphs[images]
+                graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(device), self._avoid)
             planned = partial(make_plan, graph, self.dtype, device, formats, self._avoid, self.fusion)
             plan = planned()
-            constants = self._constants.setdefault(device, Constants(self.dtype, device))
+            constants = self._constants.setdefault((device, images), Constants(self.dtype, device))
             if self._where == "cpu":
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
@@ -301,6 +308,13 @@ class Engine:
                     raise
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
                 self._avoid |= {failed}
+
+    def _images(self, formats: Iterable[InputFormat]) -> str:
+        """How a plan takes images: in channels_last if all of them come so, and then it returns them as they lie. FP8's
+        ranges are those of the plan for PyTorch's order."""
+        layouts = {each.layout for each in formats} - {"flat"}
+        fused = self.fusion is FusionLevel.fused and self.dtype != "fp8"
+        return "nhwc" if layouts == {"nhwc"} and fused else "nchw"
 
 
 def require_device(device: torch.device | str) -> None:

@@ -117,7 +117,7 @@ def test_weights_that_kernels_cannot_read_are_copied(dtype: str) -> None:
     again = Engine(graph, dtype, "twin")
     x = torch.randn(2, 12)
     plan = again.plan(x)
-    constants = again._constants[torch.device("cpu")]
+    constants = again._constants[torch.device("cpu"), "nchw"]
     assert all(constants.get(entry, plan.graph).data_ptr() % 16 == 0 for entry in plan.constants)
     assert torch.equal(again(x), engine(x))
 

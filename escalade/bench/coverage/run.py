@@ -20,6 +20,7 @@ from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.peers.network import Budget, Maker, Task
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Graph
 from escalade.errors import EscaladeError
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
@@ -80,11 +81,15 @@ class Coverage:
         except Exception as broken:  # a constructor, a model or its capture may fail in any way
             yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
             return
-        setting = Setting(
-            workload, model, graph, self.device, size, self.batches, self.dtypes, self.peers, (), self.seconds,
-            self.seed, self.ceilings, Budget(),
-        )  # fmt: skip
+        settings = {
+            dtype: Setting(
+                workload, model, _returning(graph, dtype), self.device, size, self.batches, self.dtypes, self.peers, (),
+                self.seconds, self.seed, self.ceilings, Budget(),
+            )
+            for dtype in self.dtypes
+        }  # fmt: skip
         for batch, dtype in self.cases():
+            setting = settings[dtype]
             try:
                 if self.timed:
                     engines = {dtype: setting.engine(dtype)}
@@ -167,6 +172,13 @@ class Coverage:
             raise LostDevice(
                 f"since {entry.name} the GPU answers everything with: {reason(error)}"
             ) from error
+
+
+def _returning(graph: Graph, dtype: str) -> Graph:
+    """The graph with results of the type that the plan stores values in, as its peers' are."""
+    own = str(STORAGE[dtype]).removeprefix("torch.")
+    types = (own if getattr(torch, name).is_floating_point else name for name in graph.output_types)
+    return replace(graph, output_types=tuple(types))
 
 
 def _random(count: int, item: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:

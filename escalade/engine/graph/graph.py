@@ -100,6 +100,8 @@ class Graph:
     """The largest magnitude of each value of the fused graph, as seen in calibration, for FP8."""
     typed: bool = False
     """Whether floating types are meant: a training step has weights in fp32 and products in 16 bits."""
+    images: str = "nchw"
+    """How images come: in PyTorch's order, or all of them in `nhwc`, and then they are returned as they lie."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""
     is_sound: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
@@ -28,9 +29,11 @@ from escalade.engine.passes.siblings import join_siblings
 from escalade.ops.base.card import TWIN, Card
 
 
-def optimise(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
-    """The graph that a plan of this dtype is made for."""
-    graph = fuse(graph, dtype, fusion)
+def optimise(
+    graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw"
+) -> Graph:
+    """The graph that a plan of this dtype is made for, where images come so."""
+    graph = fuse(graph, dtype, fusion, images)
     if dtype == "fp8":
         quantise_convolutions(graph, graph.ranges)
         graph.remove_dead_code()
@@ -81,9 +84,9 @@ def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[s
     return graph
 
 
-def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> Graph:
+def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw") -> Graph:
     """The fused graph before anything is quantised: what FP8's ranges are measured on."""
-    graph = graph.copy()
+    graph = replace(graph.copy(), images=images)
     graph.remove_dead_code()
     home = graph.device
     graph.constants = {name: tensor.to(home) for name, tensor in graph.constants.items()}
@@ -92,11 +95,14 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused) -> G
         recognise_folded(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
-            if dtype in ("fp32", "tf32"):  # in 16 bits PyTorch converts too
+            if dtype in ("fp32", "tf32") and images == "nchw":  # in 16 bits PyTorch converts too
                 leave_products(graph)
         reorder_flattened(graph)
         convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
-        assign_layouts(graph)
+        if images == "nhwc":
+            assign_layouts(graph, {given.name: images for given in graph.inputs}, None)
+        else:
+            assign_layouts(graph)
     graph.remove_dead_code()
     return graph
 

@@ -173,10 +173,11 @@ def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
 def assign_layouts(
     graph: Graph,
     given_as: Mapping[str, str] = MappingProxyType({}),
-    returned: Mapping[str, str] = MappingProxyType({}),
+    returned: Mapping[str, str] | None = MappingProxyType({}),
 ) -> None:
     """Says of every image how it lies, and converts those that a reader wants otherwise. Inputs and outputs are in
-    PyTorch's order, or in the one that `given_as` and `returned` have for them."""
+    PyTorch's order, or in the one that `given_as` and `returned` have for them; without `returned` outputs stay as they
+    lie."""
     lies = {
         given.name: given_as.get(given.name, "nchw")
         for given in graph.inputs
@@ -214,6 +215,8 @@ def assign_layouts(
             lies[node.name] = node.attributes.get("layout", wanted.written)
             if lies[node.name] != operator.layout(node):
                 graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=lies[node.name])
+    if returned is None:
+        return
     made = {
         name: name if lies.get(name, layout) == layout else _returned(graph, name, layout, dtype)
         for name, dtype in dict(zip(graph.outputs, graph.output_types, strict=True)).items()

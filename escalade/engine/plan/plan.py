@@ -233,13 +233,13 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
         readers = graph.users().get(given.name, [])
         known = all(operator_of(node).takes_image_type(format.dtype, storage) for node in readers)
         own = format.dtype if known else torch.float32
-        layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else "nchw"
+        layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else graph.images
         return Form(given.shape, own, layout)  # type: ignore[arg-type]
     return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
 
 
 def _reads_any_layout(node: Node, given: Input) -> bool:
-    """Whether a node reads an input as it comes; others were told that it lies in PyTorch's order."""
+    """Whether a node reads an input as it comes; others were told how it lies."""
     operator = operator_of(node)
     return operator.takes_image_as_it_comes(node, given) or operator.layouts(node, {}).read is None
 

@@ -100,5 +100,19 @@ def test_rows_of_channels_are_the_bytes_of_an_image_in_nhwc() -> None:
     assert layouts["linear"] == layouts["softmax"] == "nchw"
 
 
+def test_images_that_come_in_nhwc_are_returned_so_and_never_converted() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)).eval()
+    x = torch.randn(2, 8, 6, 6)
+    engine = escalade.compile(model, x, device="cpu")
+    last = x.to(memory_format=torch.channels_last)
+    for given, format in ((x, torch.contiguous_format), (last, torch.channels_last)):
+        y = engine(given)
+        assert y.is_contiguous(memory_format=format)
+        torch.testing.assert_close(y, model(x).detach(), rtol=1e-4, atol=1e-5)
+    steps = {format: engine.plan(given).steps for format, given in (("nchw", x), ("nhwc", last))}
+    converted = {f: sum(s.node.op == "convert" and not s.is_alias for s in steps[f]) for f in steps}
+    assert converted == {"nchw": 2, "nhwc": 0}
+
+
 def test_what_needs_no_layout_leaves_the_callers() -> None:
     assert "convert" not in ops(_planned("without layers"))
