@@ -304,6 +304,8 @@ def _forward(p: Conv2dProblem, where: Mapping[str, Any]) -> Iterator[Drawing]:
     """cuDNN's ready-made kernels know the order convolution, residual, bias; those it compiles know both."""
     if p.shortcut_channels:
         raise UnsupportedError(f"{SYSTEM} has no graph for a second convolution")
+    if p.pools:
+        raise UnsupportedError(f"{SYSTEM} is asked for convolutions, not for the maxima of their windows")
     if p.prologue:
         raise UnsupportedError(f"{SYSTEM} is asked for convolutions of x as it is, not of {p.prologue}")
     if p.activation:

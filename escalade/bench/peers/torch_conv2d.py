@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from escalade.bench.peers.layer import LayerPeer
 from escalade.ops.base.switches import with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.reference import pooled
 from escalade.ops.shared import activation, prologue
 
 Inputs = Mapping[str, torch.Tensor]
@@ -28,23 +29,23 @@ def conv2d_peers(problem: Conv2dProblem) -> tuple[LayerPeer, ...]:
 
 
 def eager(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """The prologue, the convolution with its bias, then the residual and a ReLU in place, or another activation."""
+    """The prologue, the convolution with its bias, the residual and a ReLU in place or another activation, the pool."""
     p = problem
 
     def compute() -> torch.Tensor:
         x = prologue.apply(p.prologue, inputs)["x"]
         y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
         if p.activation:
-            return activation.apply(p, y, inputs["residual"] if p.residual else None)
+            return pooled(p, activation.apply(p, y, inputs["residual"] if p.residual else None))
         if p.residual:
             y.add_(inputs["residual"])
-        return y.relu_() if p.relu else y
+        return pooled(p, y.relu_() if p.relu else y)
 
     return with_cudnn(p.dtype, compute)
 
 
 def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """cuDNN's convolution + bias (+ residual) + ReLU in one call."""
+    """cuDNN's convolution + bias (+ residual) + ReLU in one call, and the pool."""
     p = problem
     x, weight, bias = inputs["x"], inputs["weight"], inputs.get("bias")
 
@@ -55,7 +56,7 @@ def fused(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
             )
         return torch.cudnn_convolution_relu(x, weight, bias, p.stride, p.padding, p.dilation, p.groups)
 
-    return with_cudnn(p.dtype, compute)
+    return with_cudnn(p.dtype, lambda: pooled(p, compute()))
 
 
 def compiled_peer() -> LayerPeer:
@@ -64,7 +65,7 @@ def compiled_peer() -> LayerPeer:
 
 
 def compiled(problem: Conv2dProblem, inputs: Inputs) -> torch.Tensor:
-    """Prologue, convolution, bias, residual and activation, compiled for this very problem."""
+    """Prologue, convolution, bias, residual, activation and pool, compiled for this very problem."""
     call = _compiled(problem)
     return with_cudnn(problem.dtype, lambda: call(inputs))
 
@@ -76,7 +77,7 @@ def _compiled(problem: Conv2dProblem) -> Callable[..., torch.Tensor]:
     def layer(inputs: Inputs) -> torch.Tensor:
         x = prologue.apply(p.prologue, inputs)["x"]
         y = F.conv2d(x, inputs["weight"], inputs.get("bias"), p.stride, p.padding, p.dilation, p.groups)
-        return activation.apply(p, y, inputs.get("residual"))
+        return pooled(p, activation.apply(p, y, inputs.get("residual")))
 
     # What was compiled before is of no use, and after a few of one function the compiler gives up.
     torch.compiler.reset()

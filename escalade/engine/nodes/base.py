@@ -155,6 +155,15 @@ class Operator(ABC):
         """Whether every pixel of the result is one of x, its channels multiplied by a weight, and a bias."""
         return False
 
+    def windows_of_maxima(self, node: Node) -> tuple[int, int] | None:
+        """The rows and columns of windows, side by side without gaps, that the result has the maxima of in x, if it is
+        nothing but these, in floating-point numbers of x's type."""
+        return None
+
+    def taking_maxima(self, node: Node, pool: Node, windows: tuple[int, int]) -> Node | None:
+        """The node that gives what a pool does of its result, and under that one's name, if there is one."""
+        return None
+
     def side_by_side(self, nodes: Sequence[Node], graph: Graph) -> Node | None:
         """The node that gives the results of several, which read the same values and have the same attributes, one
         after the other along their channels, if there is one."""

@@ -26,6 +26,7 @@ from escalade.engine.nodes.base import (
     with_channels,
 )
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
+from escalade.engine.nodes.max_pool2d import PLACES, MaxPool2d
 from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -113,7 +114,25 @@ class Conv2d(Operator):
         )
         if "shortcut" in inputs:
             y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
-        return _finish_scaled(node, y, inputs) if a.get("fp8") else finish(node, y, inputs)
+        y = _finish_scaled(node, y, inputs) if a.get("fp8") else finish(node, y, inputs)
+        return F.max_pool2d(y, a["pool"]) if a.get("pool", (1, 1)) != (1, 1) else y
+
+    def further(self, node: Node, inputs: Tensors) -> Tensors:
+        """The places of the maxima that it takes."""
+        a = node.attributes
+        y = self.compute(node.with_attributes(pool=(1, 1)), inputs)
+        pool = MaxPool2d.instead_of(
+            node, {},
+            kernel=a["pool"], stride=a["pool"], padding=(0, 0), ceil_mode=False, dilation=(1, 1), behind_relu=a["relu"],
+        )  # fmt: skip
+        return MaxPool2d().further(pool, {"x": y})
+
+    def taking_maxima(self, node: Node, pool: Node, windows: tuple[int, int]) -> Node | None:
+        a = node.attributes
+        places = PLACES in pool.attributes
+        if a.get("fp8") or "pool" in a or (places and pool.attributes["behind_relu"] != a["relu"]):
+            return None
+        return replace(node.with_attributes(pool=windows, places=places), name=pool.name, shape=pool.shape)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         batch, _, *image = sizes["x"]
@@ -167,7 +186,7 @@ class Conv2d(Operator):
             batch, channels, height, width, filters, filter_height, filter_width, a["stride"], a["padding"],
             a["dilation"], a["groups"], "fp8" if a.get("fp8") else forms.dtype, "nhwc", "bias" in node.inputs,
             "residual" in node.inputs, output="fp16" if a.get("fp8") and not a["store"] else "", **activation_of(node),
-            **shortcut, prologue=a.get("prologue", ""),
+            **shortcut, prologue=a.get("prologue", ""), pool=a.get("pool", (1, 1)), places=a.get("places", False),
         )  # fmt: skip
         if a.get("fp8"):
             scaled = dict.fromkeys(("bias", "scale", "scales"), FP32)

@@ -79,6 +79,11 @@ class MaxPool2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def windows_of_maxima(self, node: Node) -> tuple[int, int] | None:
+        a = node.attributes
+        alone = a["kernel"] == a["stride"] and a["padding"] == (0, 0) and a["dilation"] == (1, 1)
+        return a["kernel"] if alone else None
+
     def further(self, node: Node, inputs: Tensors) -> Tensors:
         x = inputs["x"]
         form = Form(tuple(x.shape), x.dtype, "nhwc")

@@ -16,6 +16,7 @@ from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fu
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, convert_inputs, leave_products, reorder_flattened
+from escalade.engine.passes.maxima import take_maxima
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
@@ -59,13 +60,21 @@ def for_batch(
             pool_first(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
             join_siblings(graph, dtype, estimates)
+            take_maxima(graph, dtype, estimates)
             graph.remove_dead_code()
     return graph
 
 
-def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[str, str]) -> Graph:
+def optimise_step(
+    graph: Graph,
+    given_as: Mapping[str, str],
+    returned: Mapping[str, str],
+    dtype: str = "fp32",
+    card: Card | None = None,
+) -> Graph:
     """The graph that a plan of a training step is made for: weights are values in it, so nothing goes into them, and
-    what gradients read is written. Images are `given_as` they lie, and `returned` in these layouts."""
+    what gradients read is written. Images are `given_as` they lie, and `returned` in these layouts. What pays at some
+    sizes only is done for a card, if kernels run, with fp32 multiplied as `dtype` says."""
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
@@ -81,6 +90,8 @@ def optimise_step(graph: Graph, given_as: Mapping[str, str], returned: Mapping[s
     join_neighbours(graph)
     assign_layouts(graph, given_as, returned)
     graph.remove_dead_code()
+    if card is not None:
+        take_maxima(graph, dtype, Estimates(card))
     return graph
 
 

@@ -98,7 +98,7 @@ class _Ready:
         formats = {entry.name: InputFormat.of(given[place]) for entry, place in entries}
         given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
         types = [getattr(torch, name) for name in part.graph.output_types]
-        graph = optimise_step(part.graph, given_as, part.layouts)
+        graph = optimise_step(part.graph, given_as, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
         constants = Constants(dtype, device, typed=True)
         kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram

@@ -23,6 +23,7 @@ from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.training.optimisers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
 from escalade.errors import CompileError, UnsupportedError
+from escalade.ops.base.card import Card
 
 logger = logging.getLogger("escalade")
 
@@ -74,14 +75,13 @@ class Planned:
         }
         device = own[0].device
         constants = Constants(dtype, device, typed=True)
-        graph = optimise_step(graph, given_as, returned)
+        by_kernels = device.type != "cpu" or on_twin
+        graph = optimise_step(graph, given_as, returned, dtype, Card.of(device) if by_kernels else None)
         planned = partial(make_plan, graph, dtype, device, formats, bound=True)
         self.program: StepProgram = (
-            ReferenceStep(planned(), constants, bound, self._casts.run)
-            if device.type == "cpu" and not on_twin
-            else _by_kernels(
-                planned, lambda plan: KernelStep(plan, constants, device, bound, self._casts.run)
-            )
+            _by_kernels(planned, lambda plan: KernelStep(plan, constants, device, bound, self._casts.run))
+            if by_kernels
+            else ReferenceStep(planned(), constants, bound, self._casts.run)
         )
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]

@@ -13,12 +13,17 @@
 // PRODUCTS == 3 is for fp32: operands are split into two TF32 parts. Tensor cores round towards zero at each of the few
 // steps: results are off by 3e-7 to 5e-7 on an H200, where sums of their own for each step would take registers that a
 // second block needs.
-// What bounds it: memory, which y is written to.
+// POOL_H x POOL_W: y has the maxima of windows of so many pixels, side by side, and with PLACES where they are, a byte
+// each, 255 where a ReLU has cut it off. A warp has the rows of a window in neighbouring steps and a lane its two columns,
+// so maxima are found in registers, and what they are of is never written.
+// What bounds it: memory, which y is written to; of pooled results, instructions.
 //
-// Serves `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK.
+// Serves `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK. common/placed_maximum.cuh
+// has PyTorch's rule for the place of a maximum.
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
+#include "common/placed_maximum.cuh"
 #include "common/ptx.cuh"
 
 struct SkinnyShape {  // filled by escalade/ops/conv2d/rungs/skinny.py, in this order
@@ -43,6 +48,8 @@ constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int BLOCK_FILTERS = WARPS_M * FILTERS;
 constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;                 // of a number
 constexpr int WEIGHT_WORDS = STEPS_K * TILES_M * 32 * 4;     // of a warp's filters, in each part
+
+static_assert(TILES_N % POOL_H == 0 && BAND % POOL_H == 0 && 2 % POOL_W == 0, "windows that a warp's lanes have whole");
 
 using Word = Pack<Element, UNIT>;
 
@@ -129,9 +136,9 @@ struct Steps {
         count = min(TILES_N, all - first);
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
-            const int step = min(first + j, all - 1);
-            row[j] = step / shape.steps;
-            column[j] = (step - row[j] * shape.steps) * 8;
+            const int step = min(first + j, all - 1), windows = step / POOL_H;  // those below each other come together
+            row[j] = windows / shape.steps * POOL_H + step % POOL_H;
+            column[j] = windows % shape.steps * 8;
         }
     }
 };
@@ -191,30 +198,53 @@ __device__ __forceinline__ float2 finished(float2 sums, float2 other) {
     return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
 }
 
-// A lane's results of one pixel: PACKS times 16 bytes. `side` says which of the two pixels it has.
-__device__ __forceinline__ void store_pixel(const float (&sums)[TILES_M][TILES_N][4], int j, int side, Element* y,
-                                            const Element* residual, long long at, int filters_left) {
+// A lane's results of one pixel, LANE neighbouring filters. `side` says which of the two pixels of a step it has.
+__device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums& sums, int j, int side, int pack,
+                                             const Element* residual) {
+    Pack<u32, 4> others = {};
+    if (HAS_MASK || HAS_RESIDUAL) others = load_pack<u32, 4>(reinterpret_cast<const u32*>(residual));
 #pragma unroll
-    for (int pack = 0; pack < PACKS; ++pack) {
-        const int filter = pack * FILTERS / 2 + threadIdx.x % 32 / 4 * LANE;
-        if (filter >= filters_left) continue;
-        Pack<u32, 4> others = {}, results;
-        if (HAS_MASK || HAS_RESIDUAL)
-            others = load_pack<u32, 4>(reinterpret_cast<const u32*>(residual + at + filter));
-#pragma unroll
-        for (int pair = 0; pair < LANE / 2; ++pair) {
-            const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their products
-            const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // and which 8 rows
-            const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
-            to_words(&results.at[pair * 2 / UNIT], finished(sums_of_two, from_words(&others.at[pair * 2 / UNIT])));
-        }
-        store_16(y + at + filter, make_uint4(results.at[0], results.at[1], results.at[2], results.at[3]));
+    for (int pair = 0; pair < LANE / 2; ++pair) {
+        const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their products
+        const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // and which 8 rows
+        const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
+        const float2 two = finished(sums_of_two, from_words(&others.at[pair * 2 / UNIT]));
+        results[pair * 2] = two.x, results[pair * 2 + 1] = two.y;
     }
+}
+
+// The largest results of a window, which begins with step j and `side`, and where they are.
+__device__ __forceinline__ void finish_window(float (&results)[LANE], Pack<unsigned char, LANE>& from, const Sums& sums,
+                                              int j, int side, int pack, const Element* residual, long long row_step,
+                                              int column_step) {
+    Largest largest[LANE];
+#pragma unroll
+    for (int place = 0; place < POOL_H * POOL_W; ++place) {
+        const int r = place / POOL_W, s = place % POOL_W;
+        finish_pixel(results, sums, j + r, side + s, pack, residual + r * row_step + s * column_step);
+#pragma unroll
+        for (int e = 0; e < LANE; ++e) {
+            if (place == 0) largest[e] = {results[e], 0};
+            else if (PLACES) largest[e].meet(results[e], place);
+            else largest[e].value = max_nan(largest[e].value, results[e]);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < LANE; ++e) results[e] = largest[e].value, from.at[e] = stored_place<HAS_RELU>(largest[e]);
+}
+
+__device__ __forceinline__ void store(Element* y, const float (&results)[LANE]) {
+    Pack<u32, 4> words;
+#pragma unroll
+    for (int pair = 0; pair < LANE / 2; ++pair)
+        to_words(&words.at[pair * 2 / UNIT], make_float2(results[pair * 2], results[pair * 2 + 1]));
+    store_16(y, make_uint4(words.at[0], words.at[1], words.at[2], words.at[3]));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_skinny(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  const Element* __restrict__ residual, Element* __restrict__ y, SkinnyShape shape) {
+                  const Element* __restrict__ residual, Element* __restrict__ y, unsigned char* __restrict__ places,
+                  SkinnyShape shape) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     wait_for_previous_launch();
     u32* const weights = shared_part(reinterpret_cast<u32*>(shared_memory), PARTS * WARPS_M * WEIGHT_WORDS);
@@ -250,14 +280,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             begin(sums, biases + warp_m * FILTERS);
             multiply(sums, words, weights + warp_m * WEIGHT_WORDS, steps, offsets, shape.pitch);
 #pragma unroll
-            for (int j = 0; j < TILES_N; ++j)
+            for (int j = 0; j < TILES_N; j += POOL_H)
 #pragma unroll
-                for (int side = 0; side < 2; ++side) {
+                for (int side = 0; side < 2; side += POOL_W) {
                     const int row = first_row + steps.row[j], column = steps.column[j] + lane % 4 * 2 + side;
-                    if (j >= steps.count || row >= shape.output_height || column >= shape.output_width) continue;
+                    if (j >= steps.count || row + POOL_H > shape.output_height || column + POOL_W > shape.output_width)
+                        continue;
                     const long long pixel = (1LL * n * shape.output_height + row) * shape.output_width + column;
-                    store_pixel(sums, j, side, y, residual, pixel * shape.filters + first_filter,
-                                shape.filters - first_filter);
+                    const long long window = (1LL * n * (shape.output_height / POOL_H) + row / POOL_H) *
+                                                 (shape.output_width / POOL_W) + column / POOL_W;
+#pragma unroll
+                    for (int pack = 0; pack < PACKS; ++pack) {
+                        const int filter = first_filter + pack * FILTERS / 2 + lane / 4 * LANE;
+                        if (filter >= shape.filters) continue;
+                        float results[LANE];
+                        Pack<unsigned char, LANE> from;
+                        finish_window(results, from, sums, j, side, pack, residual + pixel * shape.filters + filter,
+                                      1LL * shape.output_width * shape.filters, shape.filters);
+                        store(y + window * shape.filters + filter, results);
+                        if (PLACES) store_pack(places + window * shape.filters + filter, from);
+                    }
                 }
         }
     }

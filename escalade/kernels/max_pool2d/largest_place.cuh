@@ -1,28 +1,10 @@
-// Which pixel of a window its maximum comes from, by PyTorch's rule: the first of equals, the last of NaNs.
+// Which pixel of a window its maximum comes from.
 #pragma once
 
 #include "common/elements.cuh"
+#include "common/placed_maximum.cuh"
 #include "common/pool_shape.cuh"
 #include "max_pool2d/windows.cuh"
-
-constexpr int NOWHERE = 255;  // stored as the place of a maximum that a ReLU in front of the pool has cut off
-
-// A maximum and its place: the row in the window times the window's width, plus the column.
-struct Largest {
-    float value;
-    int place;
-
-    __device__ __forceinline__ void meet(float other, int at) {
-        if (other > value || other != other) value = other, place = at;
-    }
-    // Behind a ReLU no gradient goes to what is not positive; it does to a NaN.
-    __device__ __forceinline__ bool is_cut_off() const { return value <= 0.f; }
-};
-
-template <bool BEHIND_RELU>
-__device__ __forceinline__ unsigned char stored_place(const Largest& largest) {
-    return BEHIND_RELU && largest.is_cut_off() ? NOWHERE : largest.place;
-}
 
 // The first tap along one dimension that is inside the image, of a window that begins at a place of the padding.
 __device__ __forceinline__ int first_inside(int begin, int dilation) {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.operation import Operation
+from escalade.ops.base.operation import Operation, Tensors
 from escalade.ops.conv2d import reference
 from escalade.ops.conv2d.problem import DTYPES, Conv2dProblem
 from escalade.ops.conv2d.problems import CROSSOVER, PROBLEMS, SMALL_PROBLEMS
@@ -153,6 +155,12 @@ class Conv2d(Operation[Conv2dProblem]):
         # Warps of skinny have 64 filters each, and the products of those that do not exist are made too.
         idle |= {"skinny"} if problem.filters % SKINNY_FILTERS else set()
         return tuple(name for name in rungs if name not in idle)
+
+    def further_outputs(self, problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return reference.further_outputs(problem, device)
+
+    def further_references(self, problem: Conv2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return reference.further_references(problem, inputs)
 
     def roundings(self, problem: Conv2dProblem) -> int:
         return super().roundings(problem) + bool(problem.prologue)

@@ -11,6 +11,7 @@ from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
 from escalade.ops.base.windows import touched
+from escalade.ops.max_pool2d.problem import require_bytes_for_places
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import LAYOUTS, spell_pair
 
@@ -23,7 +24,8 @@ _NAME = re.compile(
     r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?(d(?P<dilation>\d+)(x(?P<dilation_width>\d+))?)?"
     r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
     r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
-    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?))?"
+    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?"
+    r"(([+]|(?<=_))pool(?P<pool>\d+)(x(?P<pool_width>\d+))?(?P<places>[+]places)?)?))?"
     + prologue.IN_NAME
     + activation.IN_NAME
 )
@@ -47,6 +49,10 @@ class Conv2dProblem:
 
     With a `prologue`, x is what that makes of it, rounded to the dtype, as a step in front would have stored it: an
     expression in `x`, in `gain` and `shift`, fp32 vectors of a number a channel, and in `gate`, [N][C] in the dtype.
+
+    With a `pool`, y is the maximum of each window of so many rows and columns of that, side by side; what is left at
+    the edges is nobody's. With `places`, the result has a second part, buffer `places`, as `MaxPool2dProblem` has it,
+    behind a ReLU if there is one: all that gradients need, so that what the maxima are of is never written.
     """
 
     batch: int
@@ -78,9 +84,14 @@ class Conv2dProblem:
     x_pitch: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    pool: tuple[int, int] = (1, 1)
+    """Rows and columns of a window of which y is the maximum."""
+    places: bool = False
+    """Whether the place of each maximum in its window is written too."""
 
     def __post_init__(self) -> None:
         _check(self)
+        _check_pool(self)
         activation.settle(self)
         prologue.settle(self)
         _check_prologue(self)
@@ -121,7 +132,8 @@ class Conv2dProblem:
                 f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
                 "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
                 "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
-                f"in fp16), then {prologue.FORM}, {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
+                "in fp16) with +pool2+places (the maxima of windows of 2x2, and where they are), "
+                f"then {prologue.FORM}, {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
             )
 
         def pair(key: str, default: int) -> tuple[int, int]:
@@ -139,7 +151,8 @@ class Conv2dProblem:
             pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
             "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
             int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
-            found["activation"] or "", found["prologue"] or "", **apart,
+            found["activation"] or "", found["prologue"] or "", pool=pair("pool", 1),
+            places=bool(found["places"]), **apart,
         )  # fmt: skip
 
     @property
@@ -154,7 +167,7 @@ class Conv2dProblem:
         shortcut = f"short{self.shortcut_channels}s{self.shortcut_stride}{size}"
         epilogue = {
             "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu,
-            "out16": self.output == "fp16",
+            "out16": self.output == "fp16", f"pool{spell_pair(self.pool)}": self.pools, "places": self.places,
         }  # fmt: skip
         parts = [part for part, on in epilogue.items() if on]
         return (
@@ -176,6 +189,21 @@ class Conv2dProblem:
     @property
     def output_width(self) -> int:
         return _output_size(self.width, self.filter_width, self.stride[1], self.padding[1], self.dilation[1])
+
+    @property
+    def pools(self) -> bool:
+        """Whether y is the maxima of windows."""
+        return self.pool != (1, 1)
+
+    @property
+    def result_size(self) -> tuple[int, int]:
+        """Height and width of y: the output's, or of its windows."""
+        return self.output_height // self.pool[0], self.output_width // self.pool[1]
+
+    @property
+    def result_elements(self) -> int:
+        height, width = self.result_size
+        return self.batch * self.filters * height * width
 
     @property
     def output_pixels(self) -> int:
@@ -279,7 +307,8 @@ class Conv2dProblem:
         scales = 4 * (self.filters + 2) if scaled else 0
         return (
             self.element_bytes * (images + weights + residual)
-            + self.output_bytes * self.output_elements
+            + self.output_bytes * self.result_elements
+            + (self.result_elements if self.places else 0)
             + bias
             + scales
             + prologue.operand_bytes(self)
@@ -329,6 +358,18 @@ def _check(p: Conv2dProblem) -> None:
             f"the filter reaches over {reach[0]}x{reach[1]} pixels, but the image with its padding has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
+
+
+def _check_pool(p: Conv2dProblem) -> None:
+    if min(p.pool) < 1 or 0 in p.result_size:
+        raise UnsupportedError(
+            f"a pool of {spell_pair(p.pool)} over {spell_pair((p.output_height, p.output_width))} pixels: windows have "
+            "at least one pixel, and at least one of them fits"
+        )
+    if p.places and not p.pools:
+        raise UnsupportedError("places are those of the maxima of a pool, and there is none")
+    if p.places:
+        require_bytes_for_places(p.pool)
 
 
 def _check_prologue(p: Conv2dProblem) -> None:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.max_pool2d import reference as max_pool2d
+from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import MEMORY_FORMAT
 
@@ -17,13 +19,16 @@ from escalade.ops.shared.images import MEMORY_FORMAT
 def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
     """Normal deviates; the weights scaled so that outputs are of order one whatever the filter's size.
 
-    In FP8 the weights are of order one and their scales bring the sums there.
+    In FP8 the weights are of order one and their scales bring the sums there. Where places of maxima are asked for,
+    all are small whole numbers: sums are exact in any order then, and which is the largest of a window, the first of
+    equals, does not depend on rounding.
     """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
+        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+        values = values.round_().clamp_(-2, 2) if p.places else values.mul_(scale)
         values = values.to(STORAGE[p.dtype])
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
 
@@ -51,14 +56,19 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
 def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
     p = problem
     return torch.empty(
-        (p.batch, p.filters, p.output_height, p.output_width),
+        (p.batch, p.filters, *p.result_size),
         dtype=STORAGE[p.stored], device=device, memory_format=MEMORY_FORMAT[p.layout],
     )  # fmt: skip
 
 
 def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The convolution, its prologue and epilogue by PyTorch, in the dtype of the inputs."""
-    return _multiply(problem, prologue.apply(problem.prologue, inputs))
+    return pooled(problem, _multiply(problem, prologue.apply(problem.prologue, inputs)))
+
+
+def pooled(problem: Conv2dProblem, y: torch.Tensor) -> torch.Tensor:
+    """The maxima of windows of what a convolution gives, by PyTorch, or that itself if there is no pool."""
+    return max_pool2d.peer(_pool_of(problem), {"x": y}) if problem.pools else y
 
 
 def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -126,6 +136,30 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
     if problem.dtype == "tf32":
         factors = ("x", "weight", "shortcut", "shortcut_weight")
         rounded = {name: round_to_tf32(inputs[name]) for name in factors if name in inputs}
-        return _multiply(problem, {**inputs, **rounded})
+        return pooled(problem, _multiply(problem, {**inputs, **rounded}))
     wide = {name: tensor.float() for name, tensor in inputs.items()}
-    return _finish(problem, [term.to(STORAGE[problem.dtype]) for term in _convolve(problem, wide)], inputs)
+    terms = [term.to(STORAGE[problem.dtype]) for term in _convolve(problem, wide)]
+    return pooled(problem, _finish(problem, terms, inputs))
+
+
+# --- the places of maxima
+
+
+def further_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    return max_pool2d.further_outputs(_pool_of(problem), device) if problem.pools else {}
+
+
+def further_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not problem.places:
+        return {}
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    y = _multiply(problem, prologue.apply(problem.prologue, wide))
+    return max_pool2d.further_references(_pool_of(problem), {"x": y})
+
+
+def _pool_of(p: Conv2dProblem) -> MaxPool2dProblem:
+    """The pool by itself, over what the convolution would have written, whatever its type."""
+    return MaxPool2dProblem(
+        p.batch, p.filters, p.output_height, p.output_width, p.pool, p.pool, layout=p.layout,
+        places=p.places, behind_relu=p.places and p.relu,
+    )  # fmt: skip

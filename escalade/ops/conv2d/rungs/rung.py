@@ -28,6 +28,11 @@ class Conv2dRung(Rung[Conv2dProblem]):
         return False
 
     @property
+    def takes_pool(self) -> bool:
+        """Whether its kernel takes the maxima of windows of its results, and finds their places."""
+        return False
+
+    @property
     def takes_apart(self) -> tuple[str, ...]:
         """The buffers whose pixels its kernel takes apart from each other."""
         return ()
@@ -41,6 +46,8 @@ class Conv2dRung(Rung[Conv2dProblem]):
             return f"{self.name} has no products of e4m3; fp8 is for persistent and fused_epilogue"
         if problem.prologue and not self.takes_prologue:
             return f"{self.name} multiplies x as it is, not {problem.prologue!r} of it"
+        if problem.pools and not self.takes_pool:
+            return f"{self.name} writes each of its results, not the maxima of windows of them"
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
         return self.limits(problem)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
+from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element, full_vector
@@ -16,6 +17,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.shared.images import spell_pair
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 FILTERS = 64
@@ -25,6 +27,8 @@ STEP = 8
 WARPS = 8
 TILES_N = {"fp32": 2}
 """Steps whose sums a warp has at once, where they are not 4: split operands take registers."""
+LANE_PIXELS = 2
+"""Neighbouring pixels of a step that a lane has."""
 BLOCKS_PER_SM = 2
 MOST_WORDS = 48
 """Words of 32 bits, over all taps, that the k of a product has at most: weights lie in shared memory."""
@@ -37,6 +41,9 @@ BAND_CLOCKS = 1500.0
 """Clocks to bring a band to shared memory, in which another block goes on."""
 STEP_CLOCKS = 60.0
 """Issued instructions of a warp for a step besides its products: the epilogue, mostly."""
+PLACE_CLOCKS = 48.0
+"""Issued instructions of a warp for a step where the places of maxima are found: a guess, three or four for each of a
+lane's 16 results."""
 SCHEDULERS = 4
 STORED = {2: 0.72, 4: 0.83}
 """The share of a copy's rate that stores straight from registers reach, by the bytes of an element: an H200 took 47 us
@@ -46,6 +53,20 @@ for 136 MB in fp16, 78 for 270 in TF32."""
 @dataclass(frozen=True)
 class Windows(Geometry):
     """The sizes, and what a kernel with bands of the image in shared memory makes of them."""
+
+    pool: tuple[int, int] = (1, 1)
+    """Rows and columns of a window of results whose maximum is written."""
+    places: bool = False
+    """Whether the places of the maxima are written too."""
+
+    @classmethod
+    def of(cls, p: Conv2dProblem) -> Self:
+        return replace(super().of(p), pool=p.pool, places=p.places)
+
+    @property
+    def tiles_n(self) -> int:
+        """Steps whose sums a warp has at once."""
+        return TILES_N.get(self.dtype, 4)
 
     @property
     def pixel_words(self) -> int:
@@ -80,6 +101,11 @@ class Windows(Geometry):
             return f"{name} stores {vector} filters at once, and {self.filters} are no multiple"
         if self.batch < 1:
             return f"{name} takes a batch of 1 or more"
+        if self.tiles_n % self.pool[0] or LANE_PIXELS % self.pool[1]:
+            return (
+                f"{name} takes maxima over windows of rows that divide {self.tiles_n} and columns that divide "
+                f"{LANE_PIXELS}, not of {spell_pair(self.pool)}"
+            )
         if not configs(self):
             return (
                 f"{name} keeps rows of the image in shared memory, and {self.image[1]} columns are too many"
@@ -128,7 +154,8 @@ class SkinnyConfig(Config):
         k_steps = ceil_div(w.words, STEP)
         rate = card.rates.mma_products * 2 / w.element_bytes
         products = w.products * k_steps * STEP * 4 / w.element_bytes * STEP * FILTERS / rate
-        issued = (STEP_CLOCKS + w.products * k_steps * FILTERS / 16) / SCHEDULERS
+        placing = PLACE_CLOCKS if w.places else 0.0
+        issued = (STEP_CLOCKS + placing + w.products * k_steps * FILTERS / 16) / SCHEDULERS
         return START_CLOCKS + turns * (blocks * steps * max(products, issued) + BAND_CLOCKS)
 
 
@@ -139,7 +166,7 @@ def configs(w: Windows) -> tuple[SkinnyConfig, ...]:
         for warps_m in (4, 2, 1)
         if warps_m == 1 or warps_m <= wanted
         for band in BANDS
-        if band == 1 or band <= w.output[0]
+        if band == w.pool[0] or (band <= w.output[0] and band % w.pool[0] == 0)
     )
     return tuple(config for config in offered if config.shared_bytes(w) <= LEAST_SHARED)
 
@@ -157,7 +184,7 @@ def launch(
     buffers: tuple[Argument, ...],
     lane: int = 0,
 ) -> KernelCall:
-    """The launch over these buffers: x, weights, bias, residual or mask, and y."""
+    """The launch over these buffers: x, weights, bias, residual or mask, y, and places of maxima."""
     assert isinstance(config, SkinnyConfig)
     constants: dict[str, Constant] = {
         "Element": element(w.dtype),
@@ -173,7 +200,10 @@ def launch(
         "BAND": config.band,
         "WARPS_M": config.warps_m,
         "WARPS_N": config.warps_n,
-        "TILES_N": TILES_N.get(w.dtype, 4),
+        "TILES_N": w.tiles_n,
+        "POOL_H": w.pool[0],
+        "POOL_W": w.pool[1],
+        "PLACES": w.places,
         "BLOCKS_PER_SM": BLOCKS_PER_SM,
         **epilogue,
     }
@@ -197,6 +227,10 @@ def microseconds(w: Windows, config: Config, card: Card, moved: float) -> float:
 
 @dataclass(frozen=True)
 class Skinny(Conv2dRung):
+    @property
+    def takes_pool(self) -> bool:
+        return True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         if sentence := self.only_nhwc(problem):
             return sentence
@@ -210,8 +244,8 @@ class Skinny(Conv2dRung):
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         epilogue = {**arguments.epilogue_constants(problem), "HAS_MASK": False}
-        call = launch(Windows.of(problem), config, self.card, epilogue, False, arguments.tensors())
-        return Recipe((call,))
+        buffers = (*arguments.tensors(), Buffer("places", optional=True))
+        return Recipe((launch(Windows.of(problem), config, self.card, epilogue, False, buffers),))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))

@@ -47,6 +47,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
             Buffer("bias", optional=True),
             Buffer("mask", optional=True),
             Buffer("y"),
+            Buffer("places", optional=True),
         )
         return Recipe((skinny.launch(_windows(problem), config, self.card, epilogue, True, buffers),))
 

@@ -1,0 +1,71 @@
+"""Pools that the convolution in front takes: where it pays, where it may not, in engines and in training steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import escalade
+from escalade.engine.plan.plan import Plan
+
+
+def _pooled(plan: Plan) -> list[str]:
+    """The names of the convolutions of a plan that take maxima."""
+    problems = (step.lowered.problem.name for step in plan.steps if step.lowered is not None)
+    return [name for name in problems if "pool" in name]
+
+
+def _model(behind: Callable[[torch.Tensor], torch.Tensor], filters: int = 192) -> nn.Module:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, filters, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return behind(self.convolution(x))
+
+    return Model()
+
+
+def test_an_engine_takes_a_pool_where_nothing_else_reads_what_it_is_of() -> None:
+    x = torch.rand(4, 3, 17, 16)
+    model = _model(lambda y: F.max_pool2d(F.relu(y), 2)).eval()
+    engine = escalade.compile(model, x, dtype="fp32", device="cpu")
+    assert _pooled(engine.plan(x)) == ["3to192_17x16_k3s1_b4_bias+relu+pool2"]
+    torch.testing.assert_close(engine(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda y: F.max_pool2d(F.relu(y), 3, 2),
+        lambda y: F.max_pool2d(F.relu(y), 2, ceil_mode=True),
+        lambda y: F.max_pool2d(F.relu(y), 3),
+        lambda y: (F.max_pool2d(F.relu(y), 2), F.relu(y)),
+    ],
+    ids=["overlapping", "over the edge", "of three", "read twice"],
+)
+def test_other_pools_stay(behind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.rand(4, 3, 17, 16)
+    assert not _pooled(escalade.compile(_model(behind).eval(), x, dtype="fp32", device="cpu").plan(x))
+
+
+def test_a_step_never_writes_what_a_pool_is_of() -> None:
+    """Its gradients are found by the places that the convolution writes."""
+    torch.manual_seed(0)
+    model = _model(lambda y: F.max_pool2d(F.relu(y), 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.5) for one in (model, expected))
+    x, target = torch.rand(4, 3, 16, 16), torch.rand(4, 192, 8, 8)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype="fp32", device="twin")
+    loss = F.mse_loss(expected(x), target)
+    loss.backward()
+    theirs.step()
+    torch.testing.assert_close(step(x, target), loss.detach())
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    assert _pooled(step.plan) == ["3to192_16_k3s1_b4_bias+relu+pool2+places"]
