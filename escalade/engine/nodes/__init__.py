@@ -39,6 +39,7 @@ from escalade.engine.nodes.pad2d import Pad2d
 from escalade.engine.nodes.permute import Permute
 from escalade.engine.nodes.pixel_shuffle import PixelShuffle
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.pointwise_loss import PointwiseLoss
 from escalade.engine.nodes.quantise import Quantise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.relu import Relu
@@ -77,6 +78,7 @@ OPERATORS: tuple[Operator, ...] = (
     GroupNorm(),
     Gelu(),
     Pointwise(),
+    PointwiseLoss(),
     Softmax(),
     Reshape(),
     Permute(),

@@ -84,6 +84,9 @@ class Operator(ABC):
     def fuse_step(self, graph: Graph) -> None:  # noqa: B027
         """Does so in the graph of a training step, whose weights are values."""
 
+    def fuse_joined(self, graph: Graph) -> None:  # noqa: B027
+        """Does so in such a graph where pointwise neighbours are one node."""
+
     # What it computes.
 
     @abstractmethod

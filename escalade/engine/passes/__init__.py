@@ -88,6 +88,8 @@ def optimise_step(
     for operator in OPERATORS:
         operator.fuse_step(graph)
     join_neighbours(graph)
+    for operator in OPERATORS:
+        operator.fuse_joined(graph)
     assign_layouts(graph, given_as, returned)
     graph.remove_dead_code()
     if card is not None:

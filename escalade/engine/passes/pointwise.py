@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
@@ -95,14 +97,14 @@ def _put_together(graph: Graph, producer: Node, consumer: Node) -> Node | None:
 
 
 def _number_constants(graph: Graph) -> None:
-    """Constants of one element become numbers of the expressions that read them."""
+    """Constants of one number, in one element or in all, become numbers of the expressions that read them."""
     for node in graph:
         if not Pointwise.matches(node):
             continue
         numbers = {
-            role: Expression((), (float(graph.constants[name]),))
+            role: Expression((), (float(graph.constants[name].flatten()[0]),))
             for role, name in node.inputs.items()
-            if name in graph.constants and graph.constants[name].numel() == 1
+            if name in graph.constants and _is_one_number(graph.constants[name])
         }
         rest = {role: name for role, name in node.inputs.items() if role not in numbers}
         if not numbers or not rest or broadcast(map(graph.shape_of, rest.values())) != node.shape:
@@ -110,3 +112,7 @@ def _number_constants(graph: Graph) -> None:
         made = Pointwise.joined(node, _expression(node).substitute(numbers), rest, graph)
         if isinstance(made, Node):
             graph.nodes[node.name] = made
+
+
+def _is_one_number(constant: torch.Tensor) -> bool:
+    return constant.numel() > 0 and bool((constant == constant.flatten()[0]).all())

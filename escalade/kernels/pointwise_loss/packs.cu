@@ -1,8 +1,8 @@
-// partials[block] = factor * sum of term(x[i], target[i]), gradient[i] = factor * scale * derivative(x[i], target[i])
+// loss = factor * sum of term(x[i], target[i]), gradient[i] = factor * scale * derivative(x[i], target[i])
 //
 // The term of an element and its derivative by x are one program of two results; without HAS_GRADIENT only the first is
-// computed. A thread has PACKS packs of both tensors under way; a block's sum is always taken in the same order, and a
-// second launch adds up the blocks'. `scale`, the gradient that comes in, is read from memory. What bounds it: memory,
+// computed. A thread has PACKS packs of both tensors under way; a block's sum is always taken in the same order, and so
+// are the blocks' by the last of them to finish, which a ticket tells. `scale`, the gradient that comes in, is read from memory. What bounds it: memory,
 // each element read once, and each gradient written once.
 //
 // Serves `single` and `vectorised`:
@@ -27,20 +27,31 @@ __device__ __forceinline__ float term_of(float x, float target, float scale, Ele
     return out[0];
 }
 
+// The sum of a number of every thread, for the first one.
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float of_warps[WARPS];
+    value = warp_sum(value);
+    __syncthreads();  // whoever reads an earlier sum is through
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    return threadIdx.x < 32 ? warp_sum(threadIdx.x < WARPS ? of_warps[threadIdx.x] : 0.f) : 0.f;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pointwise_loss_packs(const Element* x, const Element* target, const float* scale, Element* gradient,
-                         float* partials, long long elements, float factor) {
+    pointwise_loss_packs(const Element* x, const Target* target, const float* scale, Element* gradient,
+                         float* partials, u32* tickets, float* loss, long long elements, float factor) {
     using Values = Pack<Element, VECTOR>;
     wait_for_previous_launch();
     const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
-    Values mine[PACKS], wanted[PACKS];
+    Values mine[PACKS];
+    Pack<Target, VECTOR> wanted[PACKS];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const long long pack = first + i * THREADS;
         if (pack >= whole) continue;
         mine[i] = load_pack<Element, VECTOR>(x + pack * VECTOR);
-        wanted[i] = load_pack<Element, VECTOR>(target + pack * VECTOR);
+        wanted[i] = load_pack<Target, VECTOR>(target + pack * VECTOR);
     }
     const float weight = HAS_GRADIENT ? factor * scale[0] : 0.f;
     float sum = 0.f;
@@ -61,11 +72,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if constexpr (HAS_GRADIENT) gradient[last] = derivative;
     }
 
-    __shared__ float of_warps[WARPS];
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __shared__ bool is_last;
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+        is_last = take_ticket(tickets, gridDim.x) == gridDim.x - 1;
+    }
     __syncthreads();
-    if (threadIdx.x >= 32) return;
-    sum = warp_sum(threadIdx.x < WARPS ? of_warps[threadIdx.x] : 0.f);
-    if (threadIdx.x == 0) partials[blockIdx.x] = factor * sum;
+    if (!is_last) return;
+    sum = 0.f;
+    for (u32 block = threadIdx.x; block < gridDim.x; block += THREADS) sum += partials[block];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) loss[0] = factor * sum;
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -105,6 +105,48 @@ class Expression:
         more = (one + start if isinstance(one, int) else one for one in other.results)
         return Expression.of((*self.calls, *moved), (*self.results, *more))
 
+    def times(self, number: float) -> Expression:
+        """The program of one result with that times a number; numbers that it is multiplied by already are taken in."""
+        (result,) = self.results
+        number = float(number)
+        while isinstance(result, int) and (call := self.calls[result]).function in ("mul", "div"):
+            rest, factor = call.operands
+            if call.function == "mul" and isinstance(rest, float):
+                rest, factor = factor, rest
+            if not isinstance(factor, float):
+                break
+            result, number = rest, number * factor if call.function == "mul" else number / factor
+        if number == 1.0:
+            return Expression.of(self.calls, (result,))
+        return Expression.of((*self.calls, Call("mul", (result, number))), (len(self.calls),))
+
+    def divided_by(self, name: str) -> Expression | None:
+        """The program of one result which times an input is this one; None where that is not seen to be so."""
+        calls = list(self.calls)
+        found: dict[Operand, Operand | None] = {name: 1.0}
+        """What depends on the input, divided by it."""
+
+        def divided(operand: Operand) -> Operand | None:
+            if isinstance(operand, float):
+                return None if operand else operand
+            return found.get(operand)
+
+        for place, call in enumerate(self.calls):
+            depends = [not isinstance(one, float) and one in found for one in call.operands]
+            if not any(depends):
+                continue
+            operands = _divided(call, depends, [divided(one) for one in call.operands])
+            if operands is None:
+                found[place] = None
+            elif call.function == "mul" and isinstance(operands[0], float) and operands[0] == 1.0:
+                found[place] = operands[1]
+            else:
+                found[place] = len(calls)
+                calls.append(Call(call.function, operands))
+        (result,) = self.results
+        quotient = None if isinstance(result, float) else found.get(result)
+        return None if quotient is None else Expression.of(calls, (quotient,))
+
     def parted(self, names: Iterable[str]) -> tuple[Expression, tuple[str, ...], Expression]:
         """What depends on these inputs alone and can be computed once, the names of its results, and the rest, a
         program of those and of the other inputs."""
@@ -199,6 +241,25 @@ class Expression:
 
 
 IDENTITY = Expression((), ("x",))
+
+
+def _divided(
+    call: Call, depends: Sequence[bool], own: Sequence[Operand | None]
+) -> tuple[Operand, ...] | None:
+    """The operands of which a function is what it is now, divided by what some of them depend on; None if there are
+    none. `own` are its operands divided by that."""
+    wanted: tuple[Operand | None, ...] = (None,)
+    match call.function:
+        case "mul" if not all(depends):
+            wanted = own[depends.index(True)], call.operands[depends.index(False)]
+        case "div" if not depends[1]:
+            wanted = own[0], call.operands[1]
+        case "where" if not depends[0]:
+            wanted = call.operands[0], *own[1:]
+        case "neg" | "add" | "sub":
+            wanted = tuple(own)
+    operands = tuple(one for one in wanted if one is not None)
+    return operands if len(operands) == len(wanted) else None
 
 
 def _moved(call: Call, start: int) -> Call:

@@ -15,6 +15,7 @@ from escalade.ops.shared.pointwise import LAYOUTS, check
 INPUTS = ("x", "target")
 _NAME = re.compile(
     r"(?P<reduction>[a-z]+)_(?P<elements>\d+)\[(?P<expression>[^\]]+)\](?P<gradient>_gradient)?"
+    r"(_target(?P<target>[a-z0-9]+))?"
 )
 
 
@@ -22,8 +23,9 @@ _NAME = re.compile(
 class PointwiseLossProblem:
     """loss = the mean or sum of term(x, target) over all elements; with `gradient` scale * d loss / d x as well.
 
-    `expression` is the term and its derivative by x. The loss is fp32, and `scale` an fp32 number on the device; x, the
-    target and the gradient are of `dtype`. With a gradient that one is the buffer y, without it the loss is.
+    `expression` is the term and its derivative by x. The loss is fp32, and `scale` an fp32 number on the device; x and
+    the gradient are of `dtype`, and so is the target unless it has a type of its own. With a gradient that one is the
+    buffer y, without it the loss is.
     """
 
     elements: int
@@ -32,6 +34,8 @@ class PointwiseLossProblem:
     gradient: bool = False
     dtype: str = "fp32"
     layout: str = "flat"
+    target: str = ""
+    """The target's type; empty: `dtype`."""
     batch: int = 1
     """Elements belong to no image; records of all operations have a batch."""
 
@@ -41,6 +45,7 @@ class PointwiseLossProblem:
         check("pointwise_loss", self.elements, self.batch, self.dtype, self.layout)
         require("pointwise_loss", "layout", self.layout, LAYOUTS)
         require("pointwise_loss", "dtype", self.dtype, DTYPES)
+        require("pointwise_loss", "target", self.target_dtype, DTYPES)
         require("pointwise_loss", "reduction", self.reduction, REDUCTIONS)
         if self.elements < 1:
             raise UnsupportedError("a loss of no elements: pointwise_loss takes at least one")
@@ -57,11 +62,13 @@ class PointwiseLossProblem:
             _NAME,
             name,
             "loss; the form is mean_786432[t=x-target;t*t,2*t]_gradient: mean or sum, elements, the loss of each and "
-            "its derivative by x, and _gradient if the gradient is asked for too",
+            "its derivative by x, _gradient if the gradient is asked for too, and _targetfp32 if the target is of "
+            "another type than x",
         )
         return PointwiseLossProblem(
-            int(found["elements"]), found["expression"], found["reduction"], bool(found["gradient"]), dtype
-        )
+            int(found["elements"]), found["expression"], found["reduction"], bool(found["gradient"]), dtype,
+            target=found["target"] or "",
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -69,7 +76,12 @@ class PointwiseLossProblem:
         return (
             f"{self.reduction}_{self.elements}[{self.expression.replace(' ', '')}]"
             + "_gradient" * self.gradient
+            + (f"_target{self.target}" if self.target else "")
         )
+
+    @property
+    def target_dtype(self) -> str:
+        return self.target or self.dtype
 
     @property
     def program(self) -> Expression:
@@ -88,7 +100,8 @@ class PointwiseLossProblem:
 
     @property
     def bytes(self) -> int:
-        return self.elements * ELEMENT_BYTES[self.dtype] * (3 if self.gradient else 2)
+        own = ELEMENT_BYTES[self.dtype] * (2 if self.gradient else 1)
+        return self.elements * (own + ELEMENT_BYTES[self.target_dtype])
 
     @property
     def rounding(self) -> float:

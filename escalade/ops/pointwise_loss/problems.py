@@ -20,6 +20,8 @@ SMALL_PROBLEMS = (
     PointwiseLossProblem(1, MSE),
     PointwiseLossProblem(9001, MSE, "sum"),
     PointwiseLossProblem(2053, MSE, gradient=True),
+    PointwiseLossProblem(6000, MSE, gradient=True, dtype="fp16", target="fp32"),
     PointwiseLossProblem(515, _LOGISTIC, "sum", gradient=True),
 )
-"""Small problems that between them have several blocks, a part of one and of a pack, and both reductions."""
+"""Small problems that between them have several blocks, a part of one and of a pack, both reductions, and a
+target of another type."""

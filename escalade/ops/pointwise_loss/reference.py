@@ -16,7 +16,9 @@ def random_inputs(problem: PointwiseLossProblem, device: torch.device, seed: int
     storage = STORAGE[problem.dtype]
     inputs = {
         "x": torch.randn(problem.elements, generator=generator, device=device).to(storage),
-        "target": torch.rand(problem.elements, generator=generator, device=device).to(storage),
+        "target": torch.rand(problem.elements, generator=generator, device=device).to(
+            STORAGE[problem.target_dtype]
+        ),
     }
     # Large enough that the gradients of a mean are no subnormal numbers in fp16.
     scale = torch.tensor([0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=device)

@@ -109,6 +109,15 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
             assert plan.steps.index(step) == plan.steps.index(maker) + 1
 
 
+def test_a_loss_is_one_pass_with_its_gradient() -> None:
+    """Whichever function of single elements it is, where the gradient is a multiple of what comes in."""
+    torch.manual_seed(0)
+    for loss in (F.mse_loss, F.huber_loss, F.l1_loss):
+        plan = judged(nn.Conv2d(3, 4, 3), loss, torch.rand(2, 4, 14, 14))
+        operators = [step.node.op for step in plan.steps]
+        assert operators.count("pointwise_loss") == 1 and not {"pointwise", "reduce"} & set(operators)
+
+
 def test_normalisation_takes_what_is_around_it() -> None:
     """ReLU and residual behind it, in the backward pass the mask, found again from x."""
     torch.manual_seed(0)

@@ -59,6 +59,11 @@ class Call(nn.Module):
         return self.function(x)
 
 
+class _Difference(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) - x
+
+
 def _gate() -> nn.Module:
     layers = nn.Conv2d(16, 8, 1), nn.SiLU(), nn.Conv2d(8, 16, 1), nn.Sigmoid()
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
@@ -119,6 +124,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
+    "pointwise_loss": lambda: Example(_Difference(8, 8, 1), (8, 5, 5), in_step=True),
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),

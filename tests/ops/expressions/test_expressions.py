@@ -87,6 +87,26 @@ def test_what_depends_on_some_inputs_alone_is_parted() -> None:
     assert Expression.parse("p - g").parted(())[2].text == "p - g"
 
 
+@pytest.mark.parametrize(
+    ("text", "divided"),
+    [
+        ("(x - a) * 2 * s * 0.5", "(x - a) * 4"),
+        ("where(x < 0, -s * 2, s * x)", "where(x < 0, -2, x) * 4"),
+        ("x / 3 * s + s", "(x / 3 + 1) * 4"),
+        ("s * 2 * x", "x * 8"),
+        ("s * s", None),
+        ("s + x", None),
+        ("exp(s) * x", None),
+        ("x", None),
+    ],
+)
+def test_a_factor_is_found_wherever_it_stands(text: str, divided: str | None) -> None:
+    found = Expression.parse(text).divided_by("s")
+    assert (None if found is None else found.times(4)) == (
+        None if divided is None else Expression.parse(divided)
+    )
+
+
 def test_ten_thousand_calls_are_none_too_many() -> None:
     calls = [Call("exp", ("x",)), *(Call("add", (place, 1.0)) for place in range(10_000))]
     assert len(Expression.of(calls, (10_000,)).calls) == 10_001

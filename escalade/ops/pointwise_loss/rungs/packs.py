@@ -10,12 +10,11 @@ from escalade.ops.base.dtypes import element, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.pointwise_loss.problem import PointwiseLossProblem
-from escalade.ops.reduce.rungs.reductions import total
 from escalade.ops.shared.losses import loss_buffer
 from escalade.ops.shared.pointwise import PacksConfig
 
-_PARTIALS = Buffer("partials")
-_PARTIAL_BYTES = 4
+_PARTIALS, _TICKETS = Buffer("partials"), Buffer("tickets")
+_PARTIAL_BYTES, _TICKET_BYTES = 4, 4
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,9 @@ class Packs(Rung[PointwiseLossProblem]):
         count, program = self._blocks(problem, config), problem.program
         constants: dict[str, Constant] = {
             **program.constants(problem.dtype), "INPUTS": Macro(", ".join(program.inputs)),
-            "Element": element(problem.dtype), "HAS_GRADIENT": problem.gradient, "VECTOR": self._vector(problem),
-            "PACKS": config.packs, "THREADS": config.threads,
+            "Element": element(problem.dtype), "Target": element(problem.target_dtype),
+            "HAS_GRADIENT": problem.gradient, "VECTOR": self._vector(problem), "PACKS": config.packs,
+            "THREADS": config.threads,
         }  # fmt: skip
         call = KernelCall(
             Program.of("pointwise_loss/packs.cu", "pointwise_loss_packs", constants),
@@ -47,16 +47,17 @@ class Packs(Rung[PointwiseLossProblem]):
             (config.threads, 1, 1),
             (
                 Buffer("x"), Buffer("target"), Buffer("scale", optional=True),
-                Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, Int64(problem.elements),
-                problem.factor,
+                Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, _TICKETS,
+                Buffer(loss_buffer(problem)), Int64(problem.elements), problem.factor,
             ),
             overlap=True,
         )  # fmt: skip
-        sums = total(_PARTIALS, count, Buffer(loss_buffer(problem)))
-        return Recipe((call, *sums.steps), (Workspace(_PARTIALS.name, count * _PARTIAL_BYTES),))
+        meeting = Workspace(_TICKETS.name, _TICKET_BYTES, zeroed=True)
+        return Recipe((call,), (Workspace(_PARTIALS.name, count * _PARTIAL_BYTES), meeting))
 
     def _vector(self, problem: PointwiseLossProblem) -> int:
-        return full_vector(problem.dtype) if self.wide else 1
+        """Elements of an access, which has at most 16 bytes of either tensor."""
+        return min(full_vector(problem.dtype), full_vector(problem.target_dtype)) if self.wide else 1
 
     def _blocks(self, problem: PointwiseLossProblem, config: PacksConfig) -> int:
         return blocks(problem.elements // self._vector(problem), config.threads * config.packs)
