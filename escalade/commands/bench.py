@@ -228,6 +228,8 @@ class _Run:
     def show(self) -> None:
         for part in tables.network_tables(self.records):
             self._console.print(part)
+        if line := terminal.conditions_line(record.conditions for record in self.records):
+            self._console.print(line, highlight=False)
         for record in self.records:
             if record.failure:
                 kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"

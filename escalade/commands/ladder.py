@@ -142,6 +142,8 @@ def _ablation_jobs(
 def _show(records: list[store.Record], console: Console) -> None:
     for table in terminal.ladder_tables(records, console.width):
         console.print(table)
+    if line := terminal.conditions_line(record.conditions for record in records):
+        console.print(line, highlight=False)
     for record in records:
         if record.failure:
             kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"

@@ -190,6 +190,9 @@ class _Run:
             return
         found = summaries.rows(part.layers, self.measured)
         self.console.print(layers_table(part.title, found))
+        own = [record for layer in part.layers for record in self.measured.get(layer.key, ())]
+        if line := terminal.conditions_line(record.conditions for record in own):
+            self.console.print(line, highlight=False)
         total = summaries.summary(found)
         if total:
             self.console.print(f"{part.title}: {total}")

@@ -19,6 +19,7 @@ from escalade.measure import ceilings
 from escalade.profile import ncu
 from escalade.profile.profiles import Profile, counted, profile
 from escalade.profile.trace import REPEATS, traced
+from escalade.report import terminal
 
 
 def command(
@@ -72,6 +73,8 @@ def command(
         if each.words:
             console.print(f"[bold]{escape(each.part.name)}[/] {escape(each.words)}", highlight=False)
     console.print(f"{len(found.parts)} parts take {found.us:.1f} µs together.", highlight=False)
+    if line := terminal.conditions_line([found.conditions]):
+        console.print(line, highlight=False)
     if json:
         files.replace(json, (found.to_json() + "\n").encode())
         console.print(f"wrote {escape(str(json))}")

@@ -10,6 +10,8 @@ from escalade.device.cuda import architecture
 from escalade.device.driver import check
 from escalade.errors import UnsupportedError
 
+_PLACE_CHARACTERS = 32
+
 
 @dataclass(frozen=True)
 class Properties:
@@ -60,3 +62,12 @@ def properties_of(device: torch.device) -> Properties:
         attribute("CLOCK_RATE") / 1e3,
         2 * attribute("MEMORY_CLOCK_RATE") / 1e3 * bus_bytes,
     )
+
+
+def bus_place(index: int) -> str:
+    """Where on the bus a device of this process lies: what other libraries know it by."""
+    from cuda.bindings import driver
+
+    handle = check(driver.cuDeviceGet(index), "finding the device")
+    place = check(driver.cuDeviceGetPCIBusId(_PLACE_CHARACTERS, handle), "asking for its place on the bus")
+    return bytes(place).split(b"\0")[0].decode()

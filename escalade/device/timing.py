@@ -15,11 +15,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from escalade.device.measuring_alone import undisturbed
+from escalade.device.nvml import Conditions, Watch
 from escalade.device.recording import recorded
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -62,6 +63,13 @@ class Timing:
     `cpu` (wall clock of a call on the CPU), `host` (of the CPU's part of a call on the GPU) or `twin` (wall clock, not
     a speed)."""
     note: str = ""
+    conditions: Conditions | None = None
+    """What the card was like meanwhile; None where nobody could say."""
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """The conditions as records have them."""
+        return {} if self.conditions is None else self.conditions.as_dict()
 
 
 class Sampler(Protocol):
@@ -183,11 +191,13 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     spent = dict.fromkeys(samplers, 0.0)
     running = list(samplers)
+    watch = Watch()
     with undisturbed():
         for finished in range(1, max_rounds + 1):
             before_round(len(running))
             for name in running:
                 samplers[name].start()
+            watch.look()  # while the GPU works on what it has been given
             for name in running:
                 microseconds = samplers[name].finish()
                 samples[name].append(microseconds)
@@ -197,14 +207,16 @@ def interleave(
             if not running:
                 break
     return {
-        name: summarize(values, samplers[name].how, samplers[name].note) for name, values in samples.items()
+        name: summarize(values, samplers[name].how, samplers[name].note, watch.conditions)
+        for name, values in samples.items()
     }
 
 
-def summarize(values: Sequence[float], how: str, note: str = "") -> Timing:
-    return Timing(
-        statistics.median(values), percentile(values, 20), percentile(values, 80), len(values), how, note
-    )
+def summarize(
+    values: Sequence[float], how: str, note: str = "", conditions: Conditions | None = None
+) -> Timing:
+    low, high = percentile(values, 20), percentile(values, 80)
+    return Timing(statistics.median(values), low, high, len(values), how, note, conditions)
 
 
 class WallSampler:

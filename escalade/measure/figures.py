@@ -22,6 +22,7 @@ def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings |
         median_us=timing.median_us,
         p20_us=timing.p20_us,
         p80_us=timing.p80_us,
+        conditions=timing.seen,
         note="; ".join(filter(None, (record.note, timing.note))),
     )
     if timing.how == "twin" or timing.median_us <= 0:

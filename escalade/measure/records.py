@@ -101,6 +101,8 @@ class Record:
     failure: str = ""
     """Why there is no time: a wrong result, an error. A failed record has no times."""
     note: str = ""
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """What the card was like meanwhile: see `escalade.device.nvml.Conditions`; empty where nobody could say."""
     gpu: str = ""
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -111,6 +113,11 @@ class Record:
     @property
     def is_peer(self) -> bool:
         return self.system != "escalade"
+
+    @property
+    def throttled(self) -> str:
+        """Why the card held its clock down meanwhile, or nothing."""
+        return str(self.conditions.get("throttled", ""))
 
     @property
     def key(self) -> tuple[str, ...]:

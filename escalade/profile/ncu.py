@@ -65,16 +65,17 @@ def command(program: str, metrics: Sequence[str], log: pathlib.Path) -> list[str
 def profiled(program: str, function: str, asked: str) -> tuple[str, list[Part], list[Reading]]:
     """The title of what `function` launches in a process under Nsight Compute, its parts, and what was counted.
 
-    The function finds what is asked in `sys.argv`, and calls `launch`. Metrics that this version or architecture does
-    not have are left out.
+    The function finds what is asked in `sys.argv`, and calls `launch`. In the place of metrics that
+    this version or architecture does not have come others, or none.
     """
-    wanted = [*(name for names in METRICS.values() for name in names), STALLS]
+    known = [*METRICS.values(), (STALLS,)]
     while True:
+        wanted = [names[0] for names in known if names]
         said, told = _run(program, wanted, function, asked)
         unknown = unknown_metrics(said, wanted)
         if not unknown:
             break
-        wanted = [name for name in wanted if name not in unknown]
+        known = [tuple(name for name in names if name not in unknown) for names in known]
     if "refusal" in told:
         raise UnsupportedError(told["refusal"])
     if _PERMISSION in said:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from escalade.device.nvml import Watch
 from escalade.measure.ceilings import Ceilings
 from escalade.profile.counters import Counters, counters_of
 from escalade.profile.parts import Part, shared_out, together
@@ -41,6 +43,8 @@ class Profile:
     how: str
     """Where the figures come from."""
     parts: list[Profiled]
+    conditions: dict[str, Any]
+    """What the card was like: see `escalade.device.nvml.Conditions`."""
 
     @property
     def us(self) -> float:
@@ -87,7 +91,9 @@ def counted(title: str, parts: Sequence[Part], readings: Sequence[Reading], ceil
 def profile(
     title: str, how: str, parts: Sequence[Part], kernels: Sequence[list[Counters]], ceilings: Ceilings
 ) -> Profile:
-    """Parts and their kernels, with floors and words."""
+    """Parts and their kernels, with floors and words; right behind it the card is as it was."""
+    watch = Watch()
+    watch.look()
     profiled = []
     for part, own in zip(parts, kernels, strict=True):
         if part.kernels is None and not own:
@@ -95,7 +101,7 @@ def profile(
         rate = part.dtype if part.dtype in ceilings.tflops else "fp32"  # of what multiplies nothing
         floor = ceilings.floor_us(part.flops, part.bytes, rate) if part.bytes else None
         profiled.append(Profiled(part, own, floor, said(part, own, floor)))
-    return Profile(title, how, profiled)
+    return Profile(title, how, profiled, watch.conditions.as_dict() if watch.conditions else {})
 
 
 def _figure(value: float | None, digits: int = 0, scale: float = 1.0) -> str:

@@ -12,8 +12,12 @@ def who(record: Record) -> str:
     return record.rung or record.system
 
 
+THROTTLED = "ᵗ"
+"""Behind a time that was taken while the card held its clock down."""
+
+
 def microseconds(record: Record) -> str:
-    return figure(record.median_us)
+    return figure(record.median_us) + (THROTTLED if record.throttled else "")
 
 
 def figure(value: float | None) -> str:

@@ -32,7 +32,8 @@ def block(records: Sequence[Record]) -> str:
     """A line for each network, the layers and the ladders that lack something; a sentence until there are records."""
     if not records:
         return "Nothing is recorded yet.\n"
-    lines = [*_networks(records), *training_pages.gaps(records), *_layers(records), *_ladders(records)]
+    missing = [*_networks(records), *training_pages.gaps(records), *_layers(records), *_ladders(records)]
+    lines = [*missing, *_throttled(records)]
     day = max(record.date for record in records)[:10]
     return f"As of {day}, the last day with a record:\n\n" + "".join(f"- {line}\n" for line in lines)
 
@@ -75,6 +76,15 @@ def _without_ratio(name: str, own: Sequence[Record]) -> Iterator[str]:
     for reason, places in found.items():
         more = f" and {len(places) - 4} more" if len(places) > 4 else ""
         yield f"{reason} ({', '.join(places[:4])}{more})"
+
+
+def _throttled(records: Sequence[Record]) -> Iterator[str]:
+    """How many times were taken with the clock held down, of those of which that is known."""
+    known = [record for record in records if record.conditions]
+    held = Counter(record.throttled for record in known if record.throttled)
+    if held:
+        reasons = ", ".join(f"{count} by {why}" for why, count in held.most_common())
+        yield f"**Clocks** were held down in {held.total()} of {len(known)} measurements: {reasons}."
 
 
 def _layers(records: Sequence[Record]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -23,6 +23,24 @@ def ceilings_line(ceilings: Ceilings) -> str:
         f"copy {ceilings.copy_gbps:.0f} GB/s, sum {ceilings.read_gbps:.0f}; the best of several matrix products in "
         f"TFLOP/s: {products}"
     )
+
+
+def conditions_line(conditions: Iterable[Mapping[str, Any]]) -> str:
+    """What the card was like in several measurements, and why it held its clock down; nothing if nobody could say."""
+    seen = [each for each in conditions if each]
+
+    def between(name: str, unit: str) -> list[str]:
+        found = sorted(each[name] for each in seen if each.get(name) is not None)
+        span = [f"{value:.0f}" for value in dict.fromkeys((*found[:1], *found[-1:]))]
+        return [f"{' to '.join(span)} {unit}"] if found else []
+
+    if not seen:
+        return ""
+    figures = [*between("sm_mhz", "MHz"), *between("power_w", "W"), *between("temperature_c", "°C")]
+    held = [each["throttled"] for each in seen if each.get("throttled")]
+    reasons = ", ".join(dict.fromkeys(held))
+    slower = f"; {len(held)} of {len(seen)} times ({cells.THROTTLED}) with the clock held down by {reasons}"
+    return f"The card meanwhile: {', '.join(figures)}" + (slower if held else "")
 
 
 def ladder_tables(records: Sequence[Record], width: int) -> Iterable[Table]:

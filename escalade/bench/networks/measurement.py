@@ -219,6 +219,7 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
         median_us=device.median_us,
         p20_us=device.p20_us,
         p80_us=device.p80_us,
+        conditions=device.seen,
         wall_us=wall.median_us,
         images_per_s=1e6 * case.batch / device.median_us,
         error=ready.error,

@@ -105,6 +105,7 @@ def _timed(record: Record, device: Timing | None, wall: Timing) -> Record:
         median_us=None if device is None else device.median_us,
         p20_us=None if device is None else device.p20_us,
         p80_us=None if device is None else device.p80_us,
+        conditions=(device or wall).seen,
         wall_us=wall.median_us,
         images_per_s=1e6 / wall.median_us,
     )

@@ -14,6 +14,7 @@ import torch
 
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
+from escalade.device.nvml import Watch
 from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
@@ -95,7 +96,7 @@ def measure_stream(
         replace(
             blank, rung=name, timing=timing.how, samples=timing.samples, median_us=timing.median_us,
             p20_us=timing.p20_us, p80_us=timing.p80_us, images_per_s=1e6 * batch / timing.median_us,
-            floor_us=slower,
+            floor_us=slower, conditions=timing.seen,
         )
         for name, timing in subjects.items()
     ]  # fmt: skip
@@ -146,9 +147,11 @@ class _Bounds:
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
     """Microseconds a batch, by the wall clock, the first run left out."""
     samples = []
+    watch = Watch()
     for _ in range(repetitions + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
         samples.append((time.perf_counter() - began) * 1e6 / batches)
-    return summarize(samples[1:], "calls")
+        watch.look()
+    return summarize(samples[1:], "calls", conditions=watch.conditions)

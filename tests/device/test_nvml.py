@@ -1,0 +1,64 @@
+"""What the management library says of a card, and what is made of it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from escalade.device import nvml
+from escalade.device.nvml import Conditions, Nvml, State, Watch, summed_up
+
+
+class Library:
+    """The functions of the library; one fails, as those do that a card does not have."""
+
+    def nvmlDeviceGetClockInfo(self, handle: object, which: int, value: Any) -> int:
+        value._obj.value = {1: 1980, 2: 3201}[which]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: object, value: Any) -> int:
+        value._obj.value = 512_300
+        return 0
+
+    def nvmlDeviceGetTemperature(self, handle: object, which: int, value: Any) -> int:
+        return 3
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object, value: Any) -> int:
+        assert isinstance(value._obj, ctypes.c_ulonglong)
+        value._obj.value = 0x24
+        return 0
+
+
+def test_a_state_is_in_usual_units_and_has_gaps() -> None:
+    assert Nvml(Library(), ctypes.c_void_p()).state() == State(1980, 3201, 512.3, None, 0x24)
+    assert Nvml(object(), ctypes.c_void_p()).state() == State(None, None, None, None), "of another version"
+
+
+def test_throttling_is_noticed_and_a_wish_is_not() -> None:
+    states = [
+        State(1980, 3201, 300.0, 40, 0x1),
+        State(1755, 3201, 699.0, 61, 0x4),
+        State(1800, 3201, 650.0, 60),
+    ]
+    assert summed_up(states) == Conditions(1800, 3201, 699.0, 61, "the power limit")
+    assert summed_up([State(1980, 3201, 300.0, 40, 0x1 | 0x2 | 0x10)]) == Conditions(
+        1980, 3201, 300.0, 40, ""
+    )
+    assert summed_up([]) is None
+
+
+def test_a_watch_looks_now_and_then_and_at_nothing_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    watch.look()
+    assert watch.conditions is None
+    monkeypatch.setattr(nvml.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(nvml.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(nvml, "_card", lambda index: Nvml(Library(), ctypes.c_void_p()))
+    monkeypatch.setattr(nvml.time, "monotonic", iter((0.0, 0.01, 0.02, 0.2)).__next__)
+    watch = Watch()
+    for _ in range(4):
+        watch.look()
+    assert len(watch._states) == 2 and watch.conditions is not None
+    assert watch.conditions.as_dict()["throttled"] == "the power limit, heat"
