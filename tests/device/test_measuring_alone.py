@@ -47,3 +47,14 @@ def test_the_others_stand_still_while_one_measures(
             other.kill()
     with measuring_alone.undisturbed():  # it has ended without a word
         pass
+
+
+def test_waits_for_the_queues_of_stopped_processes() -> None:
+    turns = iter([[0.5, 2.5, 0.5], [2.5, 2.5, 2.5], [0.5, 0.51, 0.5], []])
+    measuring_alone.wait_until_quiet(lambda: next(turns))
+    assert next(turns) == []
+
+
+def test_waits_no_longer_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring_alone, "_QUIET_SECONDS", 0.01)
+    measuring_alone.wait_until_quiet(lambda: [0.5, 2.5])

@@ -1,7 +1,8 @@
 // target[row][c] = source[row][c] in the target's type for c < channels, 0 for channels <= c < target_channels
 //
 // Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
-// types, channels padded with zeros, and with ROUNDED values of TF32. Four target channels a thread.
+// types, channels padded with zeros, and with ROUNDED values of TF32, multiplied by FACTOR before. Four target channels a
+// thread.
 // What bounds it: memory.
 //
 // Serves `tensor_core`, `half_storage`, `fused_epilogue`, `tensor_core_split`, `tma_wgmma`, `producer_consumer`,
@@ -12,7 +13,7 @@
 
 __device__ __forceinline__ Target converted(Source value) {
     const float wide = to_float(value);
-    return from_float<Target>(ROUNDED ? __uint_as_float(to_tf32(wide)) : wide);
+    return from_float<Target>(ROUNDED ? __uint_as_float(to_tf32(wide * FACTOR)) : wide);
 }
 
 extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Target* __restrict__ target,

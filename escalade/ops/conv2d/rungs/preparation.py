@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Program, Type
@@ -13,6 +14,9 @@ from escalade.ops.conv2d.rungs.mma_config import Operands
 
 COPY_BYTES = 16
 """What Hopper's TMA moves at least: channels are a multiple."""
+CUT_OFF = math.log(2) * 2.0**-11
+"""What numbers lose on average, relative to their sum, when all but TF32's bits are cut off: half of the last bit, of
+numbers whose mantissas are as likely at every magnitude."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Conversion:
     target: Type
     target_bytes: int
     rounded: bool = False
+    raised: bool = False
+    """Whether what the other operand loses to truncation is made up for, as `prepare_for_copies` says."""
 
     @property
     def name(self) -> str:
@@ -56,6 +62,7 @@ class Conversion:
             "Target": self.target,
             "CHANNELS_ALIGNED": self.channels % 4 == 0 and self.channels == self.target_channels,
             "ROUNDED": self.rounded,
+            "FACTOR": 1 + CUT_OFF if self.raised else 1.0,
         }
         return KernelCall(
             Program.of("conv2d/convert.cu", "conv2d_convert", constants),
@@ -68,8 +75,10 @@ class Conversion:
 
 
 def rounded(source: str, rows: int, channels: int) -> Conversion:
-    """A conversion of fp32 to values of TF32: what `prepare_for_copies` does to weights."""
-    return Conversion(source, rows, channels, channels, element("fp32"), element("fp32"), 4, rounded=True)
+    """A conversion of weights in fp32 to values of TF32 for an x that is truncated, as `prepare_for_copies` has it."""
+    return Conversion(
+        source, rows, channels, channels, element("fp32"), element("fp32"), 4, True, raised=True
+    )
 
 
 def prepare(operands: Operands) -> Prepared:
@@ -97,19 +106,22 @@ def copied_channels(problem: Conv2dProblem) -> int:
 def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
     """Prepares x and the weights for TMA and wgmma.
 
-    wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller: with both operands
-    truncated results are off by 7.7e-4; with the weights rounded beforehand, once, by 4.6e-4. x is rounded too where it
-    is copied anyway.
+    wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller, and a deep network adds
+    that up. So weights are rounded beforehand, once, and made larger by what x will lose on average (`CUT_OFF`): what
+    is left of its truncation is as large as an error of rounding, and points either way. x is rounded where it is
+    copied anyway, and then the weights are left as they are.
     """
     p, channels = problem, copied_channels(problem)
     padded, tf32 = channels != p.channels, p.dtype == "tf32"
     kind = (element(p.dtype), element(p.dtype), p.element_bytes, tf32)
     conversions = {}
     if padded or tf32:
-        conversions["weight"] = Conversion("weight", p.filters * p.taps, p.channels, channels, *kind)
+        conversions["weight"] = Conversion(
+            "weight", p.filters * p.taps, p.channels, channels, *kind, raised=tf32 and not padded
+        )
     if tf32 and p.shortcut_channels:
         conversions["shortcut_weight"] = Conversion(
-            "shortcut_weight", p.filters, p.shortcut_channels, p.shortcut_channels, *kind
+            "shortcut_weight", p.filters, p.shortcut_channels, p.shortcut_channels, *kind, raised=True
         )
     if padded:
         conversions["x"] = Conversion("x", p.batch * p.height * p.width, p.channels, channels, *kind)

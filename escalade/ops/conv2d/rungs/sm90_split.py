@@ -127,6 +127,7 @@ def _image(windows: Windows, name: str) -> _Image:
         "Target": element,
         "CHANNELS_ALIGNED": False,
         "ROUNDED": False,
+        "FACTOR": 1.0,
     }
     call = KernelCall(
         Program.of("conv2d/convert.cu", "conv2d_convert", constants),
