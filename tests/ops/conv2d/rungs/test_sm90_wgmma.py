@@ -103,13 +103,13 @@ def test_stages_are_reused_without_a_race(rung: Rung[Conv2dProblem], dtype: str,
 
 
 @each_rung
-def test_tf32_weights_are_rounded_not_cut_off(rung: Rung[Conv2dProblem], seed: int) -> None:
-    """With both operands cut off the error would be 7.7e-4."""
+def test_tf32_is_as_exact_as_rounding(rung: Rung[Conv2dProblem], seed: int) -> None:
+    """With both operands cut off the error would be 7.7e-4, with x alone 4.6e-4."""
     problem = half(1, 64, 12, 12, 64, 3, 3, padding=(1, 1), dtype="tf32")
     inputs = CONV2D.inputs(problem, CPU, seed)
     y = CONV2D.output(problem, CPU)
     bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, "y": y})()
-    assert 4.2e-4 < relative_error(y, CONV2D.reference(problem, inputs)) < 5.1e-4
+    assert 2.5e-4 < relative_error(y, CONV2D.reference(problem, inputs)) < 3.4e-4
 
 
 @each_rung
