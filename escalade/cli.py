@@ -27,6 +27,8 @@ COMMANDS = {
     "layers": "Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer.",
     "coverage": "Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside "
     "PyTorch's.",
+    "measure": "Measure what README and docs show and what is missing or overtaken, the most valuable first, within a "
+    "budget.",
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",

@@ -107,10 +107,24 @@ class CudaKernel:
 
 _loaded: dict[tuple[Program, int], CudaKernel] = {}
 _loading: dict[tuple[Program, int], threading.Lock] = {}
+_noting: list[set[Program]] = []
+
+
+@contextmanager
+def noted() -> Iterator[set[Program]]:
+    """The programs that anybody asks for meanwhile, whether or not they were loaded before."""
+    found: set[Program] = set()
+    _noting.append(found)
+    try:
+        yield found
+    finally:
+        _noting.remove(found)
 
 
 def load(program: Program, device_index: int) -> CudaKernel:
     """Compiled for the device and loaded, the same copy for all; kept for the life of the process."""
+    for found in _noting:
+        found.add(program)
     key = (program, device_index)
     if key not in _loaded:
         with _loading.setdefault(key, threading.Lock()):  # two copies would have two constant memories

@@ -103,6 +103,8 @@ class Record:
     note: str = ""
     conditions: dict[str, Any] = field(default_factory=dict)
     """What the card was like meanwhile: see `escalade.device.nvml.Conditions`; empty where nobody could say."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """What it was made of, with hashes (`escalade.measure.sources`); empty for a peer, and where nobody noted it."""
     gpu: str = ""
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -260,9 +262,14 @@ def provenance(device: torch.device, command: str | None = None) -> Provenance:
         driver=driver_version() if on_gpu else "",
         versions=versions(),
         commit=commit(),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        date=now(),
         command=command or shlex.join(["escalade", *_without_outputs(sys.argv[1:])]),
     )
+
+
+def now() -> str:
+    """The date of a record that is made now."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _without_outputs(arguments: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from escalade.bench.peers.comparison import against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import training_pages
-from escalade.report.commits import newest
+from escalade.report.commits import commits_of, newest
 from escalade.report.comparisons import compared
 from escalade.report.layer_pages import WORKLOADS as LAYER_WORKLOADS
 from escalade.report.network_pages import of_network
@@ -44,7 +44,6 @@ def _networks(records: Sequence[Record]) -> Iterator[str]:
         own = of_network(records, name)
         if not own:
             continue
-        commit = own[0].commit
         missing = [
             part
             for part in WORKLOADS[name].parts
@@ -55,7 +54,7 @@ def _networks(records: Sequence[Record]) -> Iterator[str]:
         if missing:
             reasons.append(f"no {', '.join(missing)}")
         if reasons:
-            yield f"**{name}** at {commit}: {'; '.join(reasons)}."
+            yield f"**{name}** at {commits_of(own)}: {'; '.join(reasons)}."
     if absent:
         yield f"**Networks** without any record: {', '.join(absent)}."
 

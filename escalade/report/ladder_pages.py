@@ -10,7 +10,7 @@ from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
-from escalade.report.commits import newest
+from escalade.report.commits import commits_of, newest
 from escalade.report.markdown import origin, table
 
 CLIMB_PROBLEM = "64to64_56_k3s1_b256"
@@ -18,6 +18,10 @@ PLOT = pathlib.Path("docs/images/ladder.svg")
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _HOME_DTYPES = ("fp32", "fp16", "tf32", "bf16", "fp8")
 """Dtypes in which the climb shows a rung: fp32 if it can, then what tensor cores are made for."""
+
+
+_LADDERS = {name + suffix for name in OPERATIONS for suffix in ("", "_ablation", "_crossover")}
+"""The workloads whose records this page shows."""
 
 
 def _workload(records: Iterable[Record], workload: str) -> list[Record]:
@@ -37,7 +41,7 @@ def _fastest(records: Iterable[Record]) -> Record | None:
 
 
 def _shown(records: Sequence[Record], workload: str, problem: str) -> list[Record]:
-    """The records of one problem's table: of one commit, with gains over what is in it and nothing else."""
+    """The records of one problem's table: what belongs together, with gains over what is in it and nothing else."""
     own = newest([r for r in records if r.workload == workload and r.problem == problem])
     if workload not in OPERATIONS:
         return own
@@ -124,7 +128,8 @@ def ladder_page(records: dict[str, list[Record]], preferred: str) -> str:
 
 
 def _gpu_section(records: Sequence[Record]) -> str:
-    parts = [f"\n## {records[0].gpu}\n\n", origin(records)]
+    own = [record for record in records if record.workload in _LADDERS]
+    parts = [f"\n## {records[0].gpu}\n\n", origin(own or records)]
     ceilings = _workload(records, "ceilings")
     if ceilings:
         rows = [
@@ -139,11 +144,10 @@ def _gpu_section(records: Sequence[Record]) -> str:
     )
     for operation in OPERATIONS:
         for suffix, title, make in sections:
-            own = _workload(records, operation + suffix)
-            for problem in _problems(own):
+            for problem in _problems(_workload(records, operation + suffix)):
                 shown = _shown(records, operation + suffix, problem)
                 parts.append(f"\n### {title}{operation} `{problem}`\n\n")
-                parts.append(f"Commit {shown[0].commit}, {shown[0].date[:10]}.\n\n{make(shown)}")
+                parts.append(f"Commit {commits_of(shown)}, {shown[0].date[:10]}.\n\n{make(shown)}")
         sweep = newest(_workload(records, f"{operation}_crossover"))
         if sweep:
             parts.append(f"\n### Which algorithm wins as the filter grows: {operation}\n\n")

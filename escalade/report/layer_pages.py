@@ -32,7 +32,7 @@ _LEGEND = (
     "peer's time over ours: above 1 we are faster. A layer has a ratio only where torch.compile was measured too, and "
     "with an epilogue only beside a peer that does it in one launch (cuDNN's fused call or graph, torch.compile); "
     "without, it says so, and is in no mean. Gradients are compared with PyTorch's and cuDNN's, which torch.compile "
-    "leaves them to. A table is of one commit.\n"
+    "leaves them to. A table is of one commit, or of the same kernels.\n"
 )
 
 
@@ -56,7 +56,7 @@ class Found:
         return self.records.get((layer.problem.name, layer.problem.dtype), [])
 
     def rows(self, part: Part) -> list[Row]:
-        """All of one commit: what was last measured of the set."""
+        """What was last measured of the set, and what belongs to it."""
         shown = newest([record for layer in part.layers for record in self.of_layer(layer)])
         by_layer: dict[tuple[str, str], list[Record]] = {}
         for record in shown:

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from escalade.measure.records import Record
 
+CAMPAIGN = "escalade measure"
+"""The command that repeats everything."""
+_MOST_COMMANDS = 20
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """The first `left` columns are text, the others figures; one without any figure is left out."""
@@ -26,7 +30,10 @@ def origin(records: Sequence[Record]) -> str:
     versions = sorted({", ".join(f"{name} {value}" for name, value in r.versions.items()) for r in records})
     commits = ", ".join(sorted({record.commit for record in records}))
     days = sorted({record.date[:10] for record in records})
-    commands = "".join(f"- `{command}`\n" for command in sorted({record.command for record in records}))
+    distinct = sorted({record.command for record in records})
+    commands = "".join(f"- `{command}`\n" for command in distinct)
+    if len(distinct) > _MOST_COMMANDS:
+        commands = f"- `{CAMPAIGN}`, and each record by the command that it holds\n"
     return (
         f"Driver {drivers}; {'; '.join(versions)}; commit {commits}; {' to '.join(dict.fromkeys((days[0], days[-1])))}."
         f" Repeated by:\n\n{commands}"

@@ -8,17 +8,17 @@ from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.measure.records import Record
 from escalade.report import cells, comparisons, rows
-from escalade.report.commits import newest
+from escalade.report.commits import commits_of, newest
 from escalade.report.markdown import origin, table
 from escalade.report.networks import share_of_copies, share_of_slower
 from escalade.report.op_time_pages import HEADER, op_times
 
 README_NETWORK = "resnet18"
 _LEGEND = (
-    "All that is shown of a network is of one commit. *vs best peer* is the time of the fastest of all peers over "
-    "ours, by the same clock: above 1 we are faster. Where a peer that must be among them was not measured, it is "
-    "named instead. PyTorch eager and JAX have no CUDA graph to replay and so no device time; they are in the tables "
-    "of calls.\n"
+    "All that is shown of a network is of one commit, or of the same kernels. *vs best peer* is the time of the "
+    "fastest of all peers over ours, by the same clock: above 1 we are faster. Where a peer that must be among them "
+    "was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to replay and so no device time; "
+    "they are in the tables of calls.\n"
 )
 _PARTS = ("_accuracy", "_phases", "_stream", "_score", "_training")
 
@@ -30,7 +30,7 @@ def networks(records: Sequence[Record]) -> list[str]:
 
 
 def of_network(records: Sequence[Record], name: str) -> list[Record]:
-    """What is shown of a network: all of one commit, the last that something of it was measured at."""
+    """What is shown of a network: what was measured last, and what belongs to it."""
     return newest([r for r in records if r.workload in {name, *(name + part for part in _PARTS)}])
 
 
@@ -56,7 +56,7 @@ def readme_block(records: Sequence[Record]) -> str:
     if not own:
         return ""
     return (
-        f"ResNet-18, 224² images, inference on an {own[0].gpu}, medians in µs, commit {own[0].commit}:\n\n"
+        f"ResNet-18, 224² images, inference on an {own[0].gpu}, medians in µs, commit {commits_of(own)}:\n\n"
         + comparisons.overview(own)
         + f"\n![Images a second, by batch size](docs/{plot(README_NETWORK)})\n"
         + "\nAll networks and peers, with what else was measured: [docs/networks.md](docs/networks.md).\n"

@@ -75,3 +75,14 @@ def test_filing_a_run_takes_the_place_of_another_commit_s_comparison(tmp_path: p
     same = replace(OLD, commit="new")
     store.file_away(tmp_path, [same])
     assert len(store.load(path)) == 3
+
+
+def test_other_commits_are_shown_where_what_they_were_made_of_is_the_same() -> None:
+    last = replace(OURS, sources={"a.cu": "1", "b.cu": "1", "declared": "x"})
+    peer = replace(last, system="torch-graph", sources={})
+    same = replace(last, dtype="fp32", commit="old", date=OLD.date, sources={"b.cu": "1", "declared": "y"})
+    its_peer = replace(peer, dtype="fp32", commit="old", date=OLD.date)
+    changed = replace(same, dtype="bf16", sources={"a.cu": "0"})
+    elsewhere = replace(same, dtype="tf32", versions={"torch": "2.10"})
+    unknown = replace(same, problem="224_b9", sources={})
+    assert newest([changed, its_peer, same, elsewhere, unknown, last, peer]) == [its_peer, same, last, peer]

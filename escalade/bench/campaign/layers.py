@@ -1,0 +1,84 @@
+"""Units of single layers: each beside its peers, on the way forward and on both ways back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.bench.layers.measurement import measure, programs
+from escalade.bench.layers.sets import Layer, parts
+from escalade.bench.peers.registry import COMPILE, LAYERS
+from escalade.bench.trial import Settings
+from escalade.device.program import Program
+from escalade.measure.records import Record
+
+_EVERY = (256, 32, 8, 1)
+FORWARD: dict[str, dict[str, tuple[int, ...]]] = {
+    "fp16": {"resnet50": _EVERY, "resnet18": _EVERY, "stem": (256,), "depthwise": (256,), "untuned": (0,)},
+    "tf32": {"resnet18": (256,), "resnet50": (256,)},
+    "bf16": {"resnet50": (256,)},
+    "fp8": {"resnet50": (256,)},
+    "fp32": {"resnet50": (256,)},
+}
+"""The sets of the docs, by dtype, with their batches; `untuned` has batches of its own."""
+BACKWARD: dict[str, dict[str, tuple[int, ...]]] = {
+    "fp16": {"resnet50": (256, 32), "resnet18": (256, 32)},
+    "tf32": {"resnet50": (256,)},
+    "fp32": {"resnet50": (256,)},
+}
+_WORTH = {"fp16": 2.0, "tf32": 1.0, "fp32": 1.0, "bf16": 0.5, "fp8": 0.5}
+_SECONDS, _COMPILE_SECONDS = 2.0, 14.0
+
+
+def units() -> Iterator[Unit]:
+    """Every layer once in each direction, dtype and batch, whichever sets have it."""
+    names: set[str] = set()
+    for direction, wanted in (
+        ("forward", FORWARD),
+        ("input_gradient", BACKWARD),
+        ("weight_gradient", BACKWARD),
+    ):
+        for dtype, sets in wanted.items():
+            for name, batches in sets.items():
+                for batch in batches:
+                    for part in parts((name,), (batch,), (dtype,), direction):
+                        for layer in part.layers:
+                            unit = _unit(layer, name, batch, direction)
+                            if unit.name not in names:
+                                names.add(unit.name)
+                                yield unit
+
+
+def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
+    dtype = layer.problem.dtype
+    compiled = direction == "forward" and dtype != "fp8"
+    peers = tuple(peer for peer in LAYERS if compiled or peer != COMPILE)
+    asked = (name, *(("-b", str(batch)) if batch else ()), "-t", dtype, "-d", direction)
+    how = ("--peers", ",".join(peers), "--seconds", str(SECONDS_EACH))
+    return Unit(
+        f"layers/{direction}/{layer.operation}/{layer.problem.name}/{dtype}",
+        f"a layer of {name} beside its peers",
+        shlex.join(("escalade", "layers", *asked, *how)),
+        _SECONDS + (_COMPILE_SECONDS if compiled else 0.0),
+        _WORTH[dtype] * (2.0 if layer.problem.batch == 256 else 1.0),
+        partial(_measure, layer, direction, peers),
+        peers,
+        chooses=True,
+        programs=partial(_programs, layer),
+    )
+
+
+def _measure(
+    layer: Layer, direction: str, peers: Sequence[str], session: Session, say: Say
+) -> Iterator[list[Record]]:
+    workload = "layers" if direction == "forward" else f"layers_{direction}"
+    settings = Settings(seed=session.seed, seconds_each=session.seconds)
+    yield measure(layer, session.device, peers, settings, session.ceilings, workload, say, say)
+
+
+def _programs(layer: Layer, device: torch.device) -> Sequence[Program]:
+    return programs((layer,), device, tune=False)

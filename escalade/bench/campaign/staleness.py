@@ -1,0 +1,81 @@
+"""What is missing or overtaken: every unit beside its last run, by what that was made of, not by its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from escalade.bench.campaign.units import PROTOCOL, Unit
+from escalade.measure import sources
+from escalade.measure.records import Record
+
+WORKLOAD = "campaign"
+"""The workload of the records that say when a unit was run, how long it took, and what it was made of."""
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class State:
+    """A unit, why it is to be measured (empty: it need not be), and how long that should take."""
+
+    unit: Unit
+    why: str
+    seconds: float
+    failure: str = ""
+    """Why its last run was not to the end, of a unit that need not be measured: it would fail again."""
+
+    @property
+    def stale(self) -> bool:
+        return bool(self.why)
+
+    @property
+    def worth(self) -> float:
+        """What a second of it buys."""
+        return self.unit.value / self.seconds
+
+
+def states(
+    units: Iterable[Unit], records: Sequence[Record], versions: Mapping[str, str] | None = None
+) -> list[State]:
+    """The state of every unit on one card; without `versions` those of the records are taken to be the present ones."""
+    log = {record.problem: record for record in records if record.workload == WORKLOAD}
+    there: dict[tuple[str, str, str], set[str]] = {}
+    for record in records:
+        there.setdefault(record.comparison, set()).add(record.commit)
+    return [_state(unit, log.get(unit.name), there, versions) for unit in units]
+
+
+def _state(
+    unit: Unit,
+    last: Record | None,
+    there: Mapping[tuple[str, str, str], set[str]],
+    versions: Mapping[str, str] | None,
+) -> State:
+    if last is None:
+        return State(unit, "never measured", unit.seconds)
+    return State(unit, _overtaken(unit, last, there, versions), last.config["seconds"], last.failure)
+
+
+def _overtaken(
+    unit: Unit,
+    last: Record,
+    there: Mapping[tuple[str, str, str], set[str]],
+    versions: Mapping[str, str] | None,
+) -> str:
+    changed = sources.overtaken(last.sources)
+    if changed:
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        return f"changed since: {', '.join(changed[:_NAMED])}{more}"
+    if last.sources.get(sources.DECLARED) != declared(unit)[sources.DECLARED]:
+        return "asked for otherwise since: rungs, peers or the way of measuring"
+    here = last.versions if versions is None else versions
+    for name in sources.COMPARED_VERSIONS:
+        if last.versions.get(name) != here.get(name):
+            return f"measured with {name} {last.versions.get(name)}, not {here.get(name)}"
+    gone = [one for one in last.config["comparisons"] if there.get(tuple(one)) != {last.commit}]
+    return f"another run took the place of {' '.join(gone[0])}" if gone else ""
+
+
+def declared(unit: Unit) -> dict[str, str]:
+    """The hash of how a unit asks for its figures."""
+    return sources.declared(PROTOCOL, *unit.declared)

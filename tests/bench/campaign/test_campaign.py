@@ -1,0 +1,165 @@
+"""A campaign: what is missing or overtaken is measured, the most valuable first, and nothing twice."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from escalade.bench.campaign import ladders, registry
+from escalade.bench.campaign.runner import Clock, ordered, run
+from escalade.bench.campaign.staleness import WORKLOAD, State, states
+from escalade.bench.campaign.units import Say, Session, Unit
+from escalade.device import program
+from escalade.errors import UnsupportedError
+from escalade.measure import records as store
+from escalade.measure.records import Provenance, Record
+from escalade.measure.sources import hashes
+from tests.bench.fake import SOURCE, Scale, rung
+
+VERSIONS = {"torch": "2.11", "cuda": "13.0", "cudnn": "9", "nvrtc": "13.0"}
+ORIGIN = Provenance("NVIDIA H200", "580", VERSIONS, "abc", "2026-01-02T03:04:05+00:00", "escalade measure")
+
+
+def unit(name: str, source: str = "", seconds: float = 1.0, value: float = 1.0, **more: object) -> Unit:
+    """A unit of one comparison, ours and a peer's, made of a source."""
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        ours = Record(
+            "ladder", name, "fp32", "nchw", 1, "escalade", "right", sources=hashes([source] if source else [])
+        )
+        yield [ours, replace(ours, system="torch-nchw", rung="", sources={})]
+
+    return Unit(name, "a test", f"escalade ladder {name}", seconds, value, measure, **more)  # type: ignore[arg-type]
+
+
+class Campaign:
+    """Units, and the folder where their records go."""
+
+    def __init__(self, folder: pathlib.Path, *units: Unit) -> None:
+        self.folder, self.units = folder, units
+        self.said: list[str] = []
+
+    def states(self, versions: dict[str, str] | None = None) -> list[State]:
+        return states(self.units, store.load_folder(self.folder).get("h200", []), versions)
+
+    def reasons(self, versions: dict[str, str] | None = None) -> list[str]:
+        return [state.why for state in self.states(versions)]
+
+    def run(self, budget: float | None = None) -> list[str]:
+        """The names of what is left."""
+        session = Session(torch.device("cpu"), seconds=0.0)
+
+        def keep(records: object) -> None:
+            store.file_away(self.folder, records)  # type: ignore[arg-type]
+
+        left = run(ordered(self.states()), session, ORIGIN, Clock(budget), keep, self.said.append)
+        return [state.unit.name for state in left]
+
+
+def test_what_a_figure_is_made_of_decides_and_not_its_commit(tmp_path: pathlib.Path) -> None:
+    kernel, other = tmp_path / "a.cu", tmp_path / "b.cu"
+    kernel.write_text("// one")
+    other.write_text("// two")
+    program.read.cache_clear()
+    one, two = unit("one", str(kernel)), unit("two", str(other))
+    campaign = Campaign(tmp_path / "results", one, two)
+    assert campaign.reasons() == ["never measured"] * 2
+    assert campaign.run() == [] and campaign.reasons() == ["", ""]
+    found = store.load(tmp_path / "results/h200/ladder.jsonl")
+    assert [(r.command, bool(r.sources)) for r in found[:2]] == [
+        ("escalade ladder one", True),
+        ("escalade ladder one", False),
+    ]
+    kernel.write_text("// three")
+    program.read.cache_clear()
+    assert campaign.reasons() == [f"changed since: {kernel}", ""]
+    campaign.run()
+    assert campaign.reasons() == ["", ""] and "0 units left" in campaign.said[-1]
+    kernel.unlink()
+    program.read.cache_clear()
+    assert "changed since" in campaign.reasons()[0]
+    campaign.units = (one, replace(two, declared=("a new rung",)))
+    assert "rungs, peers" in campaign.reasons()[1]
+    campaign.units = (one, two)
+    assert campaign.reasons(VERSIONS | {"torch": "2.12"})[1] == "measured with torch 2.11, not 2.12"
+    assert campaign.reasons(VERSIONS)[1] == ""
+    store.file_away(tmp_path / "results", [replace(found[2], commit="later")])
+    assert campaign.reasons()[1] == "another run took the place of ladder two fp32"
+
+
+def test_what_a_second_buys_decides_what_is_measured_within_a_budget(tmp_path: pathlib.Path) -> None:
+    units = (
+        unit("cheap", seconds=1, value=1),
+        unit("dear", seconds=100, value=1000),
+        unit("rich", seconds=2, value=10),
+    )
+    campaign = Campaign(tmp_path, *units)
+    assert [state.unit.name for state in ordered(campaign.states())] == ["dear", "rich", "cheap"]
+    assert campaign.run(budget=50) == ["dear"]
+    assert [line.partition(":")[0] for line in campaign.said if " units left" in line] == ["rich", "cheap"]
+    assert campaign.run(budget=50) == ["dear"] and campaign.run() == []
+
+
+def test_a_campaign_that_is_stopped_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    stopped = True
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        yield [Record("ladder", "first", "fp32", "", 1, "escalade", "right")]
+        if stopped:
+            raise KeyboardInterrupt
+        yield [Record("ladder", "second", "fp32", "", 1, "escalade", "right")]
+
+    long = replace(unit("long"), measure=measure)
+    campaign = Campaign(tmp_path, unit("short", value=2), long)
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run()
+    assert campaign.reasons() == ["", "never measured"]
+    assert len(store.load(tmp_path / "h200/ladder.jsonl")) == 3
+    stopped = False
+    assert campaign.run() == [] and campaign.reasons() == ["", ""]
+
+
+def test_a_unit_that_fails_is_told_and_not_tried_again(tmp_path: pathlib.Path) -> None:
+    def broken(session: Session, say: Say) -> Iterator[list[Record]]:
+        raise RuntimeError("no memory")
+        yield []
+
+    campaign = Campaign(tmp_path, replace(unit("broken", value=2), measure=broken), unit("sound"))
+    assert campaign.run() == [] and campaign.reasons() == ["", ""]
+    assert [state.failure for state in campaign.states()] == ["no memory", ""]
+    assert "broken: no memory" in campaign.said
+
+
+def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = Scale(rung("right"), rung("wrong", "wrong_element", below="right"))
+    monkeypatch.setattr("escalade.ops.OPERATIONS", {"scale": operation})
+    (ladder, *_) = ladders.units()
+    campaign = Campaign(tmp_path, ladder)
+    campaign.run()
+    (found,) = [r for r in store.load(tmp_path / "h200/scale.jsonl") if r.rung == "right"]
+    assert found.sources == hashes([SOURCE])
+    assert campaign.reasons() == [""]
+
+
+def test_the_registry_has_every_kind_and_finds_names() -> None:
+    every = registry.units()
+    assert {one.kind for one in every.values()} >= {
+        "ladder",
+        "ablation",
+        "crossover",
+        "network",
+        "layers",
+    }
+    assert all(name == one.name and one.seconds > 0 and one.value > 0 for name, one in every.items())
+    assert all(
+        one.command.startswith("escalade ") and "--results" not in one.command for one in every.values()
+    )
+    assert WORKLOAD not in {one.kind for one in every.values()}
+    for pattern in ("ladder/relu", "network/*/fp16", "layers/input_gradient/"):
+        assert registry.named([pattern])
+    with pytest.raises(UnsupportedError, match="no unit 'ladders'; names begin with ladder,"):
+        registry.named(["ladders"])
