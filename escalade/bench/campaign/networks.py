@@ -15,13 +15,15 @@ from escalade.measure.records import Record
 
 BATCHES, LADDER = "batches", "op-times"
 """The part that is a unit for each batch, and the one that consists of a ladder's units."""
+COMPARED = {"score": COMPILE, "training": COMPILE, "training-step": COMPILE_DEFAULT}
+"""Parts that peers take part in, with the compiler that a ratio needs."""
 _NETWORKS = {"resnet18": 3.0, "resnet50": 2.0}
 _DTYPES = {"fp16": 1.0, "fp32": 0.6, "tf32": 0.5, "bf16": 0.5}
 _COMPILED, _QUICK, _PART = 80.0, 15.0, 20.0
 """What a batch is worth that is compared with all peers, one that is not, and another part."""
 _QUICK_SECONDS, _PART_SECONDS = 10.0, 18.0
 _COMPILE_SECONDS = {"resnet50": 210.0, "resnet34": 150.0, "resnet18": 100.0}
-_OTHER_COMPILE_SECONDS = 40.0
+_OTHER_COMPILE_SECONDS, _PART_COMPILE_SECONDS = 40.0, 70.0
 
 
 def units() -> Iterator[Unit]:
@@ -35,9 +37,9 @@ def units() -> Iterator[Unit]:
                     yield _part(workload, part, dtype)
 
 
-def _peers(workload: Workload, slow: bool) -> tuple[str, ...]:
-    """All but the compiler's default mode, which is never the best of them; the slow ones where they take part."""
-    return tuple(name for name in workload.peers if name != COMPILE_DEFAULT and (slow or name not in SLOW))
+def _peers(workload: Workload, compiler: str = "") -> tuple[str, ...]:
+    """The quick peers, and one of the compilers."""
+    return tuple(name for name in workload.peers if name == compiler or name not in SLOW)
 
 
 def _worth(workload: Workload, dtype: str) -> float:
@@ -51,7 +53,7 @@ def _command(workload: Workload, part: str, dtype: str, peers: Sequence[str], *m
 
 def _batch(workload: Workload, dtype: str, batch: int) -> Unit:
     slow = COMPILE in workload.peers and batch in (workload.slow_batches or workload.batches)
-    peers = _peers(workload, slow)
+    peers = _peers(workload, COMPILE if slow else "")
     compiling = _COMPILE_SECONDS.get(workload.name, _OTHER_COMPILE_SECONDS) if slow else 0.0
     return Unit(
         f"network/{workload.name}/{BATCHES}/b{batch}/{dtype}",
@@ -67,13 +69,14 @@ def _batch(workload: Workload, dtype: str, batch: int) -> Unit:
 
 
 def _part(workload: Workload, part: str, dtype: str) -> Unit:
-    peers = _peers(workload, slow=False)
+    compiler = COMPARED.get(part, "")
+    peers = _peers(workload, compiler)
     return Unit(
         f"network/{workload.name}/{part}/{dtype}",
         f"{part} of {workload.name}",
         _command(workload, part, dtype, peers),
-        _PART_SECONDS,
-        _worth(workload, dtype) * _PART,
+        _PART_SECONDS + (_PART_COMPILE_SECONDS if compiler else 0.0),
+        _worth(workload, dtype) * (_COMPILED if compiler else _PART),
         partial(_measure, workload, part, dtype, workload.batches, peers),
         peers,
         chooses=True,
