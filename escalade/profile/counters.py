@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from escalade.profile.readings import Reading
 
-_STALL, _ISSUE = "smsp__average_warps_issue_stalled_", "_per_issue_active"
-STALLS = f"regex:^{_STALL}[a-z_]*{_ISSUE}"
+_STALL, _ISSUE = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
+STALLS = f"regex:^{_STALL}[a-z_]*{_ISSUE.replace('.', '[.]')}$"
 """All reasons for which a warp does not issue, whichever the architecture has."""
 NO_STALL = ("selected", "not_selected")
 """States of a warp that could issue: it does, or another does in its place."""
@@ -108,9 +108,9 @@ def counters_of(reading: Reading) -> Counters:
 
 def _stalls(reading: Reading) -> dict[str, float]:
     found = {
-        name.removeprefix(_STALL).split(_ISSUE)[0]: value
+        name.removeprefix(_STALL).removesuffix(_ISSUE): value
         for name, value in reading.values.items()
-        if name.startswith(_STALL) and _ISSUE in name and "_not_issued" not in name
+        if name.startswith(_STALL) and name.endswith(_ISSUE) and "_not_issued" not in name
     }
     waiting = {reason: value for reason, value in found.items() if reason not in NO_STALL and value > 0}
     total = sum(waiting.values())

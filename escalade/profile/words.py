@@ -28,7 +28,7 @@ _WAITS = {
     "wait": "the latency of its own instructions",
     "no_instruction": "instructions to be fetched",
     "imc_miss": "constants to be fetched",
-    "branch_resolve": "branches",
+    "branch_resolving": "branches",
     "drain": "its last stores",
     "dispatch_stall": "the dispatcher",
     "sleeping": "its own sleep",

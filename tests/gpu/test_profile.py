@@ -35,6 +35,8 @@ def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path:
     if "no counters" in result.output:
         pytest.skip(result.output)
     (part,) = json.loads(out.read_text())["parts"]
-    read = sum(kernel["dram_read_bytes"] for kernel in part["kernels"])
-    assert read == pytest.approx(part["part"]["bytes"] / 2, rel=0.1), "a relu reads as much as it writes"
-    assert part["words"] and part["kernels"][0]["stalls"]
+    (kernel,) = part["kernels"]
+    must = part["part"]["bytes"] / 2
+    assert 0.9 * must < kernel["dram_read_bytes"] < 1.5 * must, "a relu reads as much as it writes"
+    assert kernel["us"] > 0 and kernel["registers"] and kernel["load_sectors"] >= 4
+    assert part["words"] and kernel["stalls"]

@@ -34,6 +34,8 @@ COLUMNS = {
     STALL.format("barrier"): ("inst", "2.9"),
     STALL.format("not_selected"): ("inst", "90"),
     STALL.format("membar"): ("inst", "0"),
+    STALL.format("barrier_not_issued"): ("inst", "2.8"),
+    STALL.format("barrier").replace("ratio", "max_rate"): ("inst", "16"),
 }
 
 

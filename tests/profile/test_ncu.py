@@ -10,7 +10,7 @@ import pytest
 
 from escalade.errors import UnsupportedError
 from escalade.profile import ncu
-from escalade.profile.counters import METRICS
+from escalade.profile.counters import METRICS, STALLS
 from escalade.profile.parts import Part
 
 PART = Part("naive", "conv2d", "8to8_9_k3s1_b1", "fp32", "naive", ["conv2d_naive"], 10, 100)
@@ -46,6 +46,7 @@ def test_counters_come_with_the_parts_that_were_launched(stand_in: pathlib.Path)
     called = (folder / "called").read_text()
     assert "--clock-control none" in called and "--profile-from-start off" in called
     assert all(names[0] in called for names in METRICS.values())
+    assert ncu.unknown_metrics(f"==ERROR== Failed to find metric {STALLS}", ["a.sum", STALLS]) == [STALLS]
 
 
 def test_metrics_that_ncu_does_not_have_are_left_out(stand_in: pathlib.Path) -> None:
