@@ -20,10 +20,12 @@ from escalade.ops.conv2d_input_gradient.op import is_worthwhile
 
 
 class Conv2dInputGradient(Operator):
-    """dx of y = conv(x, weight), from the gradient of y; zero where a `mask`, a ReLU's result, is not positive."""
+    """dx of y = conv(x, weight), from the gradient of y; zero where a `mask`, a ReLU's result, is not positive, or with
+    the gradient that x has from elsewhere added, a `residual`."""
 
     name = "conv2d_input_gradient"
-    values = ("gradient", "mask")
+    values = ("gradient", "mask", "residual")
+    takes_residual = True
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -52,7 +54,8 @@ class Conv2dInputGradient(Operator):
     def fuse_step(self, graph: Graph) -> None:
         """Takes the backward pass of a ReLU in front of the convolution."""
         for node in graph:
-            found = through_relu(node, graph) if self.matches(node) and "mask" not in node.inputs else None
+            is_free = self.matches(node) and not {"mask", "residual"} & node.inputs.keys()
+            found = through_relu(node, graph) if is_free else None
             if found is not None:
                 behind, mask = found
                 graph.nodes[behind.name] = replace(node.with_inputs(mask=mask), name=behind.name)
@@ -66,6 +69,8 @@ class Conv2dInputGradient(Operator):
             gradient, x, inputs["weight"], None, a["stride"], a["padding"], a["dilation"], False, [0, 0], a["groups"],
             [True, False, False],
         )[0]  # fmt: skip
+        if "residual" in inputs:
+            return dx + inputs["residual"]
         return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
@@ -73,8 +78,9 @@ class Conv2dInputGradient(Operator):
         if not is_worthwhile(a["stride"], a["groups"]):
             return None
         forward = convolution_of(
-            node, forms.value(node.name).shape, forms.sizes(node.inputs["weight"]), forms.dtype
-        )
+            node, forms.value(node.name).shape, forms.sizes(node.inputs["weight"]), forms.dtype,
+            residual="residual" in node.inputs,
+        )  # fmt: skip
         problem = Conv2dInputGradientProblem(forward, mask="mask" in node.inputs)
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 

@@ -1,8 +1,8 @@
 // dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that divides
 //
 // The foot of the ladder: one thread an element of dx, which gathers every term from global memory, so that nothing is
-// added by two threads. With HAS_MASK the gradient passes where the mask is positive, as through a ReLU; a transposed
-// convolution has a bias and an activation instead.
+// added by two threads. With HAS_MASK the gradient passes where the companion is positive, as through a ReLU, with
+// HAS_RESIDUAL the companion is added; a transposed convolution has a bias and an activation instead.
 // What bounds it: two loads for each multiply-add.
 //
 // Serves `direct`. Read mask.cuh for the mask.
@@ -18,7 +18,7 @@ __device__ __forceinline__ int met_by(int at, int tap, int pad, int dilation, in
 }
 
 extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient, const Element* weight,
-                                                        const Element* mask, const Element* bias, Element* y,
+                                                        const Element* companion, const Element* bias, Element* y,
                                                         ConvShape shape) {
     wait_for_previous_launch();
     const long long elements = 1LL * shape.batch * shape.channels * shape.height * shape.width;
@@ -60,6 +60,6 @@ extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient,
             }
         }
     }
-    if (HAS_MASK) sum = masked(sum, mask[at]);
-    y[at] = finish<HAS_BIAS, false, HAS_RELU, Element>(sum, bias, channel, nullptr, 0);
+    if (HAS_MASK) sum = masked(sum, companion[at]);
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, companion, at);
 }

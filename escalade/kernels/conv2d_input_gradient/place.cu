@@ -2,7 +2,8 @@
 //
 // Where a stride leaves every so many pixels of dx to a convolution of their own, its results are brought to their
 // places; a class of pixels that no tap meets has NO_SOURCE, and gets zeros. With HAS_MASK the gradient passes where the
-// mask, which lies as y does, is positive. A source that lies as y does too may be y itself.
+// companion, which lies as y does, is positive, with HAS_RESIDUAL the companion is added. A source that lies as y does
+// too may be y itself.
 // Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. What bounds it: memory.
 //
 // Serves `implicit_gemm`, `tensor_core`, `tensor_core_split` and `tma_wgmma`, which place nothing themselves; and for
@@ -17,7 +18,7 @@ struct Places {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.p
     int shift_h, shift_w, source_height, source_width;      // and in the source
 };
 
-extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* mask, Element* y,
+extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* companion, Element* y,
                                                        Places places) {
     wait_for_previous_launch();
     const int planes = NHWC ? 1 : places.channels;  // of an image, one behind another
@@ -40,11 +41,13 @@ extern "C" __global__ void conv2d_input_gradient_place(const Element* source, co
         } else {
             values = load_pack<Element, VECTOR>(source + (source_row + j + places.shift_w) * inside + c);
         }
-        if (HAS_MASK && !NO_SOURCE) {
-            const Pack<Element, VECTOR> masks = load_pack<Element, VECTOR>(mask + to);
+        if (HAS_RESIDUAL || (HAS_MASK && !NO_SOURCE)) {
+            const Pack<Element, VECTOR> others = load_pack<Element, VECTOR>(companion + to);
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                values.at[e] = from_float<Element>(masked(to_float(values.at[e]), masks.at[e]));
+            for (int e = 0; e < VECTOR; ++e) {
+                const float value = to_float(values.at[e]);
+                values.at[e] = from_float<Element>(HAS_MASK ? masked(value, others.at[e]) : value + to_float(others.at[e]));
+            }
         }
         store_pack(y + to, values);
     }

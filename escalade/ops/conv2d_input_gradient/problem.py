@@ -21,7 +21,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     backward pass would do.
 
     It is a transposed convolution of `gradient`, too, and the convolution's epilogue is that of the result: a bias for
-    each channel of x, and ReLU or another activation.
+    each channel of x, and ReLU or another activation; or a residual, the gradient of x from elsewhere, which is added.
     """
 
     mask: bool = False
@@ -29,14 +29,14 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
-        if f.residual or f.shortcut_channels or f.output or f.prologue or f.x_pitch or f.y_pitch:
+        if f.shortcut_channels or f.output or f.prologue or f.x_pitch or f.y_pitch:
             raise UnsupportedError(
                 f"{f.name} has another input, or a result of another form; conv2d_input_gradient takes a bias and an "
-                "activation at most"
+                "activation, or a residual, at most"
             )
-        if self.mask and self.has_epilogue:
+        if self.mask + self.has_epilogue + f.residual > 1:
             raise UnsupportedError(
-                f"{f.name} has an epilogue, and its result a mask; there is one of them at most"
+                f"{self.name} has two of an epilogue, a mask and a residual; there is one of them at most"
             )
 
     @staticmethod
@@ -55,6 +55,11 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         return self.forward.bias or self.forward.relu or bool(self.forward.activation)
 
     @property
+    def companion(self) -> str:
+        """The image of dx's shape that comes besides, `mask` or `residual`, if there is one."""
+        return "mask" if self.mask else "residual" if self.forward.residual else ""
+
+    @property
     def elements(self) -> int:
         """Elements of dx."""
         return self.forward.input_elements
@@ -64,7 +69,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         f = self.forward
         bias = f.channels if f.bias else 0
         return f.element_bytes * (
-            f.output_elements + f.weight_elements + self.elements * (1 + self.mask) + bias
+            f.output_elements + f.weight_elements + self.elements * (1 + bool(self.companion)) + bias
         )
 
     @property

@@ -33,8 +33,8 @@ def random_inputs(
     }
     if f.bias:
         inputs["bias"] = normal(f.channels, scale=0.5)
-    if p.mask:
-        inputs["mask"] = normal(f.batch, f.channels, f.height, f.width)
+    if p.companion:
+        inputs[p.companion] = normal(f.batch, f.channels, f.height, f.width)
     return inputs
 
 
@@ -71,6 +71,8 @@ def _convolve_back(
 def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:
     if "mask" in inputs:
         return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0)
+    if "residual" in inputs:
+        return dx + inputs["residual"].to(dx.dtype)
     if "bias" in inputs:
         dx = dx + inputs["bias"].to(dx.dtype).view(-1, 1, 1)
     return activation.apply(problem.forward, dx)

@@ -32,7 +32,8 @@ def test_names_and_sizes() -> None:
     ("name", "sentence"),
     [
         ("64to64", "the form is"),
-        ("8to8_9_k3s1_b1_res", "takes a bias and an activation at most"),
+        ("8to8_9_k3s1_b1_xpitch16", "takes a bias and an activation, or a residual, at most"),
+        ("8to8_9_k3s1_b1_res_mask", "one of them at most"),
         ("8to8_9_k3s1_b1_relu_mask", "one of them at most"),
     ],
 )

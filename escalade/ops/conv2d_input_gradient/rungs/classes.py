@@ -95,13 +95,14 @@ class PixelClass:
 
     @property
     def convolution(self) -> Conv2dProblem:
-        """The convolution of the output's gradient with the filter of this class, padded alike on both sides."""
+        """The convolution of the output's gradient with the filter of this class, padded alike on both sides,
+        without what is added to it."""
         f = self.forward
         return replace(
             f, channels=f.filters, height=f.output_height, width=f.output_width, filters=f.channels,
             filter_height=self.rows.taps, filter_width=self.columns.taps, stride=(1, 1),
             padding=(self.rows.padding, self.columns.padding),
-            dilation=(self.rows.dilation, self.columns.dilation),
+            dilation=(self.rows.dilation, self.columns.dilation), residual=False,
         )  # fmt: skip
 
     @property

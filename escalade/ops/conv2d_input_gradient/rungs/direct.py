@@ -31,6 +31,7 @@ class Direct(Rung[Conv2dInputGradientProblem]):
             "NHWC": problem.layout == "nhwc",
             "HAS_MASK": problem.mask,
             "HAS_BIAS": problem.forward.bias,
+            "HAS_RESIDUAL": problem.forward.residual,
             **activation.constants_of(problem.forward),
         }
         call = KernelCall(
@@ -40,7 +41,7 @@ class Direct(Rung[Conv2dInputGradientProblem]):
             (
                 Buffer("gradient"),
                 Buffer("weight"),
-                Buffer("mask", optional=True),
+                Buffer(problem.companion, optional=True),
                 Buffer("bias", optional=True),
                 Buffer("y"),
                 arguments.shape(problem.forward),

@@ -50,14 +50,16 @@ def flip(one: PixelClass, flipped: str, lane: int) -> KernelCall:
     )
 
 
-def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
-    """The results of a class to their places in dx, through the mask if there is one; zeros where no tap is met."""
+def place(problem: Conv2dInputGradientProblem, one: PixelClass, source: str, lane: int) -> KernelCall:
+    """The results of a class to their places in dx, through the mask or with the residual if there is one; zeros where
+    no tap is met."""
     f, nhwc = one.forward, one.forward.layout == "nhwc"
     vector = widest_vector(f.dtype, f.channels) if nhwc else 1
     constants: dict[str, Constant] = {
         "Element": element(f.dtype),
         "NHWC": nhwc,
-        "HAS_MASK": mask,
+        "HAS_MASK": problem.mask,
+        "HAS_RESIDUAL": f.residual,
         "NO_SOURCE": one.taps == 0,
         "VECTOR": vector,
     }
@@ -70,7 +72,7 @@ def place(one: PixelClass, source: str, mask: bool, lane: int) -> KernelCall:
         (along, at_once, 1),
         (
             Buffer(source, optional=one.taps == 0),
-            Buffer("mask", optional=True),
+            Buffer(problem.companion, optional=True),
             Buffer("y"),
             one.places,
         ),
@@ -155,7 +157,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
                 number, f"flipped{number}" if one.taps and self.flips(one, config) else "weight"
             )
             if not one.taps:
-                parts.append(Recipe((place(one, "", problem.mask, launches.lane),)))
+                parts.append(Recipe((place(problem, one, "", launches.lane),)))
                 continue
             if launches.weight != "weight":
                 room = Workspace(launches.weight, one.forward.element_bytes * one.weight_elements)
@@ -204,9 +206,11 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
     @staticmethod
     def moved(problem: Conv2dInputGradientProblem, one: PixelClass) -> int:
-        """Bytes of a class, by a launch that masks and places."""
+        """Bytes of a class, by a launch that masks or adds, and places."""
         f = one.forward
-        return f.element_bytes * (f.output_elements + one.weight_elements + (1 + problem.mask) * one.elements)
+        return f.element_bytes * (
+            f.output_elements + one.weight_elements + (1 + bool(problem.companion)) * one.elements
+        )
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """What the convolution's rung rounds beyond a plain sum is allowed here too."""
@@ -230,9 +234,11 @@ class AsConvolution(ByClasses):
     ) -> float | None:
         convolution = one.convolution
         us = self.inner.estimate(convolution, self._config_of(convolution, config))
-        if us is None or (one.whole and not problem.mask):
+        if us is None or (one.whole and not problem.companion):
             return us
-        return us + self.card.microseconds(0, one.forward.element_bytes * (2 + problem.mask) * one.elements)
+        return us + self.card.microseconds(
+            0, one.forward.element_bytes * (2 + bool(problem.companion)) * one.elements
+        )
 
     def part(
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
@@ -241,9 +247,9 @@ class AsConvolution(ByClasses):
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))
         result = "y" if one.whole else f"result{launches.number}"
         inner = launches.over(inner, y=result)
-        if one.whole and not problem.mask:
+        if one.whole and not problem.companion:
             return inner
-        steps = (*inner.steps, place(one, result, problem.mask, launches.lane))
+        steps = (*inner.steps, place(problem, one, result, launches.lane))
         if one.whole:
             return Recipe(steps, inner.workspaces)
         room = Workspace(result, convolution.element_bytes * convolution.output_elements)

@@ -45,7 +45,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
             Buffer("gradient"),
             Buffer("weight"),
             Buffer("bias", optional=True),
-            Buffer("mask", optional=True),
+            Buffer(problem.companion, optional=True),
             Buffer("y"),
             Buffer("places", optional=True),
         )

@@ -47,7 +47,7 @@ class ByJobs(ByClasses):
         self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
     ) -> Recipe:
         recipe = self.inner.job_recipe(_job(one, problem.mask), self._config_of(problem, one, config))
-        return launches.over(recipe, residual="mask")
+        return launches.over(recipe, residual=problem.companion or "mask")
 
 
 def _job(one: PixelClass, mask: bool) -> Job:

@@ -77,7 +77,7 @@ class Persistent(ByClasses):
             self.card,
             x="gradient",
             weight=launches.weight,
-            residual="mask",
+            residual=problem.companion or "mask",
             placement=one.placed,
             lane=launches.lane,
         )
