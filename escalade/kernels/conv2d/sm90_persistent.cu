@@ -8,13 +8,16 @@
 //             3: every other slab each, and add up at the end
 //   SWAPPED   filters are the rows of the product and pixels its columns: 64 filters then feed the tensor cores as well
 //             as 256 do, for it is the operand with the columns that is read again for every 64 rows
-//   BUFFERS   results go through so many panels of shared memory a warpgroup, by TMA (if PLACED, by all threads),
+//   BUFFERS   results go through so many panels of shared memory a warpgroup, by TMA (if PLACED or pooled, by
+//             all threads),
 //             and residuals come that way, under the mainloop; 0: straight from registers to y
 //   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
 //   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles (conv2d/shared_sum.cuh);
 //             PARTS_APART: parts come into shared memory of their own, else over the ring when all have done with it
 //   PROMOTED  the sums of every slab are added up by ordinary additions: in FP8 tensor cores keep about 14 bits
 //   PLACED    y is a part of a larger image: every so many pixels, every so many rows
+//   POOL_H, POOL_W  y has the maxima of windows of so many pixels side by side, with PLACES where they are, a byte each:
+//             those of a panel, whose 64 pixels are whole rows of windows, found by all threads
 //   MN_MAJOR  weights lie as [k][filters], taps backwards: those of the convolution whose gradient this one is
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
 //
@@ -40,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
                            const Bias* __restrict__ bias, const float* __restrict__ scale,
                            const float* __restrict__ scales, const Element* __restrict__ residual,
-                           Output* __restrict__ y, ConvShape shape, ShortcutShape shortcut_shape, Placement placement,
+                           Output* __restrict__ y, unsigned char* __restrict__ places, ConvShape shape, ShortcutShape shortcut_shape, Placement placement,
                            int weights_ready, int release_dependents, int y_pitch) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
@@ -94,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const Writer writer{finish, y, shape, placement, problem.pixels, y_pitch};
         PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
                                                               panels + consumer * BUFFERS * PANEL_BYTES,
-                                                              residual_barriers + consumer * BUFFERS * 8};
+                                                              residual_barriers + consumer * BUFFERS * 8, places};
         // Ping-pong: a warpgroup begins when the other has waited for all stages of the tile before. The first turn
         // is free: a barrier that nobody has arrived at passes for the parity before.
         u32 turn = consumer == 0;

@@ -1,7 +1,13 @@
 // The epilogue of a persistent block by TMA, through panels in shared memory, where residuals come first.
 #pragma once
 
+#include "common/placed_maximum.cuh"
 #include "conv2d/sm90_persistent_straight.cuh"
+
+constexpr int WINDOW = POOL_H * POOL_W;
+constexpr bool POOLED = WINDOW > 1;
+constexpr bool BY_THREADS = PLACED || POOLED;  // results leave panels without TMA
+static_assert(64 % WINDOW == 0 && !(PLACED && POOLED) && (BUFFERS > 0 || !POOLED), "windows that a panel has whole");
 
 // Registers to a panel, where residuals may lie already: bytes `filter` * sizeof(Output) of row `pixel`, 16-byte chunks
 // swizzled as TMA expects.
@@ -58,6 +64,7 @@ struct PanelWriter {
     const Writer& writer;
     const int consumer;
     const u32 panels, barriers;                  // of this warpgroup
+    unsigned char* const places;                 // of maxima
     const bool copier = threadIdx.x % 128 == 0;  // starts its copies
     u32 residual_parity = 0;
 
@@ -100,6 +107,42 @@ struct PanelWriter {
         }
     }
 
+    // The maxima of a panel's windows, 16 bytes a thread, and their places. Windows of a panel are whole rows of them. A
+    // template, since packs of e4m3 have no elements.
+    template <class Stored>
+    __device__ __forceinline__ void store_pooled(u32 panel, const Origin& at) const {
+        constexpr int CHUNK = 16 / sizeof(Stored), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
+        const int filter = threadIdx.x % CHUNKS * CHUNK, first = threadIdx.x % 128 / CHUNKS;
+        const int width = writer.shape.output_width, across = width / POOL_W;
+        if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
+#pragma unroll 1
+        for (int window = first; window < 64 / WINDOW; window += AT_ONCE) {
+            if (at.pixel + window * WINDOW >= writer.pixels) return;
+            const int corner = window / across * POOL_H * width + window % across * POOL_W;
+            Largest largest[CHUNK];
+#pragma unroll
+            for (int place = 0; place < WINDOW; ++place) {
+                const int pixel = corner + place / POOL_W * width + place % POOL_W;
+                const float4 loaded = load_shared_16(panel_address(panel, pixel, filter));
+                const Pack<Stored, CHUNK>& seen = reinterpret_cast<const Pack<Stored, CHUNK>&>(loaded);
+#pragma unroll
+                for (int e = 0; e < CHUNK; ++e) {
+                    if (place == 0) largest[e] = {to_float(seen.at[e]), 0};
+                    else if (PLACES) largest[e].meet(to_float(seen.at[e]), place);
+                    else largest[e].value = max_nan(largest[e].value, to_float(seen.at[e]));
+                }
+            }
+            Pack<Stored, CHUNK> results;
+            Pack<unsigned char, CHUNK> from;
+#pragma unroll
+            for (int e = 0; e < CHUNK; ++e)
+                results.at[e] = from_float<Stored>(largest[e].value), from.at[e] = stored_place<HAS_RELU>(largest[e]);
+            const int pooled = at.pixel / WINDOW + window;
+            store_pack(writer.y + writer.offset(pooled) + at.filter + filter, results);
+            if (PLACES) store_pack(places + 1LL * pooled * writer.shape.filters + at.filter + filter, from);
+        }
+    }
+
     // Before the products: residuals arrive under them.
     __device__ __forceinline__ void begin(int first_pixel, int first_filter) {
         if (HAS_COMPANION && copier)
@@ -116,23 +159,24 @@ struct PanelWriter {
                 barrier_wait(barriers + 8 * buffer, residual_parity);
                 if (buffer == BUFFERS - 1) residual_parity ^= 1;
             } else {
-                if (!PLACED && copier) tma_store_wait_read<BUFFERS - 1>();
+                if (!BY_THREADS && copier) tma_store_wait_read<BUFFERS - 1>();
                 warpgroup_sync(consumer);
             }
             const float* part = &sums[panel / PANELS_AN_ATOM][panel % PANELS_AN_ATOM * 32];
             if constexpr (sizeof(Output) == 2) write_matrices<Output>(part, here, finish, at.filter);
             else write_words(part, here, finish, at.filter);
-            if constexpr (PLACED) {
+            if constexpr (BY_THREADS) {
                 warpgroup_sync(consumer);
-                store_placed(here, at);
+                if constexpr (POOLED) store_pooled<Output>(here, at);
+                else store_placed(here, at);
             }
-            if (!PLACED || HAS_COMPANION) {  // what comes next is a copy
+            if (!BY_THREADS || HAS_COMPANION) {  // what comes next is a copy
                 fence_async_proxy();
                 warpgroup_sync(consumer);
             }
             if (copier) {
 #pragma unroll
-                for (int box = 0; box < (PLACED ? 0 : BOXES); ++box)
+                for (int box = 0; box < (BY_THREADS ? 0 : BOXES); ++box)
                     tma_store_2d(output_map, here + box * BOX_BYTES, at.filter + box * BOX_FILTERS, at.pixel);
                 if (HAS_COMPANION && panel + BUFFERS < PANELS)
                     fetch_residual(first_pixel, first_filter, panel + BUFFERS);

@@ -26,6 +26,7 @@ from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
+from escalade.ops.shared.images import spell_pair
 
 PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 """How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""
@@ -70,6 +71,8 @@ STRAIGHT = 1.4
 """How much longer that takes straight from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
 """Cycles in which the blocks of a cluster push their parts and add them up: so many, and for every result."""
+POOL_CYCLES_A_SUM = 0.04
+"""Cycles more for every result of which maxima are taken: a guess, for five instructions of one of 128 threads."""
 OVER_RING_CYCLES = 600.0
 """Cycles more where blocks wait for each other before they push their parts."""
 
@@ -221,6 +224,8 @@ def product(
     shortcut_weight: str = "shortcut_weight",
     placement: Ints = UNPLACED,
     y_pitch: int = 0,
+    pool: tuple[int, int] = (1, 1),
+    places: bool = False,
     lane: int = 0,
 ) -> KernelCall:
     """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels])."""
@@ -241,6 +246,9 @@ def product(
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
         "PITCHED": y_pitch > 0,
+        "POOL_H": pool[0],
+        "POOL_W": pool[1],
+        "PLACES": places,
         "MN_MAJOR": windows.mn_major is not None,
         "FILTERS_ALIGNED": filters % config.filters == 0,
         "FILTERS_EVEN": filters % 2 == 0,
@@ -262,6 +270,8 @@ def product(
             return (
                 pixel_map if buffer == "y" else windows.placed_map(Buffer(buffer), filters, placement, PANEL)
             )
+        if pool != (1, 1) and buffer == "y":
+            return pixel_map
         box = (ROW_BYTES // output_bytes, PANEL)
         strides = (y_pitch * output_bytes,) if y_pitch and buffer == "y" else ()
         return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box, strides=strides)
@@ -279,6 +289,7 @@ def product(
             Buffer("scales", optional=True),
             Buffer(residual, optional=True),
             Buffer("y"),
+            Buffer("places", optional=True),
             windows.shape(filters),
             shortcut_shape(shortcut),
             placement,
@@ -293,6 +304,16 @@ def product(
     )
 
 
+def _panels_have_windows(problem: Conv2dProblem) -> bool:
+    """Whether a panel's pixels, which follow each other in rows, are whole rows of windows, and no row is left over."""
+    rows, columns = problem.pool
+    return not (
+        PANEL % (rows * problem.output_width)
+        or problem.output_height % rows
+        or problem.output_width % columns
+    )
+
+
 @dataclass(frozen=True)
 class Persistent(HopperRung):
     candidates: tuple[PersistentConfig, ...] = ()
@@ -302,8 +323,17 @@ class Persistent(HopperRung):
     def takes_apart(self) -> tuple[str, ...]:
         return ("x", "y")
 
+    @property
+    def takes_pool(self) -> bool:
+        return all(one.buffers for one in self.candidates)
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         sentence = super().limits(problem)
+        if problem.pools and not _panels_have_windows(problem):
+            return (
+                f"{self.name} takes maxima of panels of {PANEL} pixels; rows of windows of {spell_pair(problem.pool)} "
+                f"over {problem.output_height}x{problem.output_width} pixels do not divide them"
+            )
         if problem.x_pitch and copied_channels(problem) != problem.channels:
             return f"{self.name} pads {problem.channels} channels by a copy, which takes x dense"
         if problem.y_pitch and problem.residual and not all(one.buffers for one in self.candidates):
@@ -344,6 +374,9 @@ class Persistent(HopperRung):
             p.output_pixels, p.filters, slabs_of(p), self.card,
             thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
         )  # fmt: skip
+        if p.pools:
+            rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
+            cost += rounds * config.pixels * config.filters * POOL_CYCLES_A_SUM
         if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
             return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
@@ -363,6 +396,8 @@ class Persistent(HopperRung):
             shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,
             shortcut_weight=prepared.shortcut_weight.name,
             y_pitch=p.y_pitch,
+            pool=p.pool,
+            places=p.places,
         )
         return Recipe((*prepared.steps, call), prepared.workspaces)
 

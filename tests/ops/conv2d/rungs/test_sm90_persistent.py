@@ -45,6 +45,8 @@ PROBLEMS = {
     "tf32_shortcut": half(1, 32, 5, 6, 64, 3, 3, padding=(1, 1), dtype="tf32", shortcut_channels=64),
     "fp8": half(2, 144, 6, 5, 128, 3, 3, padding=(1, 1), **FUSED, dtype="fp8", output="fp16"),
     "fp8_through": half(2, 256, 7, 5, 128, 1, 1, **FUSED, dtype="fp8"),
+    "pool": half(3, 64, 8, 8, 72, 3, 3, padding=(1, 1), bias=True, relu=True, pool=(2, 2), places=True),
+    "tf32_pool": half(1, 32, 8, 4, 64, 1, 1, residual=True, dtype="tf32", pool=(4, 2), places=True),
     "bf16": half(2, 64, 6, 5, 128, 3, 3, padding=(1, 1), **FUSED, dtype="bf16"),
 }
 
