@@ -16,12 +16,14 @@ from escalade.bench.networks.steps import step_records
 from escalade.commands.devices import engine_device
 from escalade.commands.networks import Model, network
 from escalade.commands.options import EngineOn
+from escalade.device.nvml import Watch
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.plan.program import KernelProgram
 from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
+from escalade.report import terminal
 
 
 def command(
@@ -63,6 +65,8 @@ def command(
         explanation = engine.explain(*inputs)
     explanation = replace(explanation, title=model)
     console.print(explanation)
+    if line := terminal.conditions_line([explanation.conditions]):
+        console.print(line, highlight=False)
     if json:
         files.replace(json, (explanation.to_json() + "\n").encode())
         console.print(f"wrote {escape(str(json))}")
@@ -78,5 +82,8 @@ def _timed(engine: Engine, inputs: tuple[torch.Tensor, ...]) -> Explanation:
     if not isinstance(program, KernelProgram):
         raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
     explanation = explain_plan(program.plan, ceilings.measure(engine.device).floor_us)
+    watch = Watch()
     times = {each.step.node.name: each.plan_us for each in time_steps(program, inputs, engine.device)}
-    return explanation.with_times(times, time_plan(program, inputs))
+    whole = time_plan(program, inputs)
+    watch.look()
+    return explanation.with_times(times, whole, watch.seen)

@@ -103,6 +103,11 @@ class Watch:
     def conditions(self) -> Conditions | None:
         return summed_up(self._states)
 
+    @property
+    def seen(self) -> dict[str, Any]:
+        """The conditions as records have them."""
+        return asdict(self.conditions) if self.conditions else {}
+
 
 class Nvml:
     """One GPU as the library knows it."""

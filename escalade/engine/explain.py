@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -84,6 +85,8 @@ class Explanation:
     title: str = "plan"
     device: str = "cuda"
     """`cuda` or `twin`, where Escalade's kernels run the plan, or `cpu`, where PyTorch computes every step."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """What the card was like while it was timed: see `escalade.device.nvml.Conditions`."""
 
     @property
     def in_kernels(self) -> bool:
@@ -114,10 +117,15 @@ class Explanation:
         floors = [step.floor_us for step in self.steps]
         return sum(f for f in floors if f is not None) if any(f is not None for f in floors) else None
 
-    def with_times(self, times: Mapping[str, float], whole: float | None = None) -> Explanation:
-        """Microseconds of the steps by name, and of the whole plan."""
+    def with_times(
+        self,
+        times: Mapping[str, float],
+        whole: float | None = None,
+        conditions: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Explanation:
+        """Microseconds of the steps by name and of the whole plan, and what the card was like."""
         steps = tuple(replace(step, time_us=times.get(step.name)) for step in self.steps)
-        return replace(self, steps=steps, time_us=whole)
+        return replace(self, steps=steps, time_us=whole, conditions=dict(conditions))
 
     def to_json(self) -> str:
         totals = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -36,6 +37,8 @@ class Ceilings:
     """Bytes read, by a sum."""
     tflops: dict[str, float]
     """TFLOP/s of the fastest of several matrix products, by dtype."""
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """What the card was like meanwhile: see `escalade.device.nvml.Conditions`."""
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
         """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling.
@@ -80,6 +83,7 @@ def measure(device: torch.device, seconds_each: float = 0.1) -> Ceilings:
         copied,
         read,
         tflops,
+        times["copy"].seen,
     )
 
 
@@ -148,7 +152,7 @@ def records(ceilings: Ceilings) -> list[Record]:
     ]
     mebibytes = _copy_bytes(ceilings.memory_bytes) >> 20
     passes = {"copy": ceilings.copy_gbps, "sum": ceilings.read_gbps}
-    return [
+    found = [
         *(
             Record(
                 "ceilings", f"{name}_{mebibytes}MiB", "fp32", "", 0, "torch", "", gbps=rate, timing="graph"
@@ -157,3 +161,4 @@ def records(ceilings: Ceilings) -> list[Record]:
         ),
         *found,
     ]
+    return [replace(record, conditions=ceilings.conditions) for record in found]

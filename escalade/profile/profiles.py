@@ -101,7 +101,7 @@ def profile(
         rate = part.dtype if part.dtype in ceilings.tflops else "fp32"  # of what multiplies nothing
         floor = ceilings.floor_us(part.flops, part.bytes, rate) if part.bytes else None
         profiled.append(Profiled(part, own, floor, said(part, own, floor)))
-    return Profile(title, how, profiled, watch.conditions.as_dict() if watch.conditions else {})
+    return Profile(title, how, profiled, watch.seen)
 
 
 def _figure(value: float | None, digits: int = 0, scale: float = 1.0) -> str:

@@ -40,4 +40,5 @@ def _record(
         timing="graph" if time is not None else "",
         median_us=time,
         floor_us=floor,
+        conditions=dict(explanation.conditions),
     )
