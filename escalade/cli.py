@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "A first look: this machine, a ladder, a network that is compared with PyTorch's, and one that learns.",
     "ladder": "The rungs of an operation, verified and then timed beside PyTorch and the card's ceilings.",
     "verify": "Every rung on every problem against the float64 reference. Fails if any result is wrong.",
+    "count": "What every rung asks of memory and of each unit, counted on the twin. Needs no GPU.",
     "precompile": "Compile the kernels of an operation into the cache, in parallel. Needs no GPU.",
     "tune": "Measure every rung and config for the steps of networks, or for problems, and remember the fastest.",
     "bench": "A network beside its peers, in one run: verified, then timed for every batch size and dtype.",

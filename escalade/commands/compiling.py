@@ -15,7 +15,11 @@ from escalade.measure import verification
 
 
 def compile_for(
-    planned: Sequence[verification.Job], device: torch.device, console: Console, checks: bool = False
+    planned: Sequence[verification.Job],
+    device: torch.device,
+    console: Console,
+    checks: bool = False,
+    counts: bool = False,
 ) -> None:
     """Compiles what the jobs run. What does not compile is reported by the run, rung by rung."""
     if device.type == "cuda":
@@ -24,7 +28,9 @@ def compile_for(
     wanted = verification.programs(planned)
     with progress_bar(console) as progress:
         task = progress.add_task("compiling for the twin", total=len(wanted))
-        precompilation.build_for_twin(wanted, checks, done=lambda program: progress.advance(task))
+        precompilation.build_for_twin(
+            wanted, checks, done=lambda program: progress.advance(task), counts=counts
+        )
 
 
 def compile_all(

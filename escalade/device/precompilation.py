@@ -116,18 +116,19 @@ def build_for_twin(
     checks: bool = False,
     workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
+    counts: bool = False,
 ) -> list[Failure]:
     """Builds many programs for the twin at once. Threads will do: the work is g++'s."""
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        waiting = {pool.submit(_build, program, checks): program for program in wanted}
+        waiting = {pool.submit(_build, program, checks, counts): program for program in wanted}
         return _gather(waiting, done)
 
 
-def _build(program: Program, checks: bool) -> str:
+def _build(program: Program, checks: bool, counts: bool) -> str:
     from escalade.device import twin
 
     try:
-        twin.build(program.text(), program.entry, name=program.source, checks=checks)
+        twin.build(program.text(), program.entry, name=program.source, checks=checks, counts=counts)
     except CompileError as error:
         return str(error)
     return ""

@@ -13,6 +13,7 @@ import torch
 from escalade.device import cuda, twin
 from escalade.device.arguments import ArgumentList, Pointers
 from escalade.device.graph import GraphNode
+from escalade.device.program import Program
 from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
 from escalade.device.turns import Copies, CudaTurns, Turns, TwinTurns
@@ -22,10 +23,11 @@ from escalade.errors import LaunchError, UnsupportedError
 
 @dataclass(frozen=True)
 class TwinOptions:
-    """How the twin runs a recipe: in which order, and whether every memory access is checked."""
+    """How the twin runs a recipe: in which order, and whether all that it does is checked, or counted."""
 
     order: twin.Order = twin.Order()
     checks: bool = False
+    counts: bool = False
     unwritten: tuple[str, ...] = ()
     """Tensors that the recipe must write before it reads them, as it must its workspaces; seen with checks."""
 
@@ -126,6 +128,11 @@ class Executable:
         for step in self._steps:
             step.point(self._addresses)
         return self
+
+    def counts(self) -> twin.Counts:
+        """What its launches were counted by in the last call; for options with counts, on the twin."""
+        launches = [step for step in self._steps if isinstance(step, _TwinLaunch)]
+        return sum((launch.counts for launch in launches), twin.Counts())
 
     def release(self) -> None:
         """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""
@@ -238,11 +245,10 @@ class _TwinLaunch:
         self._call = call
         self._options = options
         self._sizes = sizes  # of the executable, so always the current tensors
-        self._kernel = twin.build(
-            call.program.text(), call.program.entry, name=call.program.source, checks=options.checks
-        )
+        self._kernel = _build(call.program, options)
         self.arguments = ArgumentList(call.arguments, tensor_map.encode)
         self.unwritten: twin.Unwritten | None = None
+        self.counts = twin.Counts()
         self.what = f"running {call.program}{label} on the twin"
 
     @property
@@ -271,14 +277,21 @@ class _TwinLaunch:
             )
         except LaunchError as error:
             raise type(error)(f"{self.what}: {error}") from error
+        if self._options.counts:  # another launch of the recipe may be of the same kernel
+            self.counts = self._kernel.counts()
+
+
+def _build(program: Program, options: TwinOptions) -> twin.TwinKernel:
+    return twin.build(
+        program.text(), program.entry, name=program.source, checks=options.checks, counts=options.counts
+    )
 
 
 class _TwinConstantCopy:
     def __init__(self, copy: ConstantCopy, options: TwinOptions):
         self._copy = copy
         program = copy.program
-        kernel = twin.build(program.text(), program.entry, name=program.source, checks=options.checks)
-        self._target, room = kernel.constant(copy.symbol)
+        self._target, room = _build(program, options).constant(copy.symbol)
         if room < copy.bytes:
             raise LaunchError(
                 f"filling {copy.symbol} of {program}: {copy.bytes} bytes do not fit into {room}"

@@ -98,6 +98,8 @@ class Record:
     """Resident threads of an SM over the 2,048 it has room for."""
     workspace_bytes: int | None = None
     peak_bytes: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    """What the twin counted, or a profiler by the same names: see docs/twin.md."""
     failure: str = ""
     """Why there is no time: a wrong result, an error. A failed record has no times."""
     note: str = ""

@@ -18,6 +18,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
+from escalade.device.twin import Counts
 from escalade.errors import EscaladeError
 from escalade.measure.refusal import reason
 from escalade.ops.base.accuracy import relative_error
@@ -58,6 +59,8 @@ class Outcome:
     """Why the rung does not take the problem; such an outcome is skipped, neither passed nor failed."""
     failure: str = ""
     seconds: float = 0.0
+    counts: Counts | None = None
+    """What the twin counted, of a run with counts that passed."""
 
     @property
     def failed(self) -> bool:
@@ -106,14 +109,16 @@ class Case:
             inputs = self.inputs_in(layout)
             outputs, guards = self._outputs(problem)
             label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
-            bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)()
+            executable = bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)
+            executable()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
             reason(error)  # unless it was an interrupt
             self._require_healthy_device(rung, problem, error)
             return outcome(f"{type(error).__name__}: {error}")
-        return self._judge(inputs, outputs, guards, tolerance, outcome)
+        judged = self._judge(inputs, outputs, guards, tolerance, outcome)
+        return replace(judged, counts=executable.counts()) if options.counts and judged.passed else judged
 
     def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
         """Raises if the device no longer answers: after an illegal access every further call of the process fails, and

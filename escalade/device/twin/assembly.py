@@ -7,6 +7,8 @@ dynamic array by that).
 
 A function of the C library that ends the process, or stores through a pointer, is replaced by the runtime's of that
 name (runtime/library.cpp), which reports or tells the checks.
+
+A kernel that is counted gets a table of what each of its blocks of code computes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,19 @@ _STORING = (
     *("memcpy", "memmove", "memset"),
     *(name + suffix for name in ("frexp", "modf", "remquo", "sincos") for suffix in ("", "f")),
 )
+_BLOCK = re.compile(r"^\s+(?:bl|call)\s+__sanitizer_cov_trace_pc\b")
+_END_OF_FUNCTION = ".cfi_endproc"
+BLOCKS = "twin_blocks"
+_UNITS = (
+    re.compile(r"^\s+(?:fn?m(?:add|sub)|vfn?m(?:add|sub)\d+s[sd])\b"),
+    re.compile(r"^\s+(?:f(?:add|sub)\s+[sdh]|v?(?:add|sub)s[sd]\b)"),
+    re.compile(r"^\s+(?:fn?mul\s+[sdh]|v?muls[sd]\b)"),
+    re.compile(
+        r"^\s+(?:fdiv\s+[sdh]|fsqrt\s+[sdh]|v?(?:div|sqrt)s[sd]\b"
+        r"|(?:bl|call)\s+\*?(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|sin|cos|tan|tanh|pow|erf|erfc|sincos|sqrt)f?\b)"
+    ),
+)
+"""Instructions by what they are on the card: fused multiply-adds, additions, products, special functions."""
 _WAITING = "N4twin4wait"  # namespace twin::wait, mangled
 
 
@@ -33,6 +48,34 @@ def prepare(assembly: str, checks: bool = False) -> str:
     )
     weak = (f"\t.weak\t{name}\n" for name in sorted(_undefined(assembly)))
     return "".join([_with_gaps(assembly) if _SHARED in assembly else assembly, "\n", *weak])
+
+
+def with_blocks(assembly: str) -> str:
+    """The assembly with a table of its blocks of code: where each begins, and how many of `_UNITS` it has.
+
+    Blocks without any are left out.
+    """
+    lines: list[str] = []
+    found: list[list[int]] = []
+    inside = False
+    for line in assembly.splitlines():
+        lines.append(line)
+        if _BLOCK.match(line):
+            lines.append(f".Ltwin_block_{len(found)}:")
+            found.append([0] * len(_UNITS))
+            inside = True
+        elif _END_OF_FUNCTION in line:
+            inside = False
+        elif inside:
+            for unit, pattern in enumerate(_UNITS):
+                found[-1][unit] += bool(pattern.match(line))
+    rows = [
+        f"\t.quad\t.Ltwin_block_{number}, {', '.join(map(str, counts))}"
+        for number, counts in enumerate(found)
+        if any(counts)
+    ]
+    head = ["\t.data", "\t.balign\t8", f"\t.globl\t{BLOCKS}", f"\t.type\t{BLOCKS}, %object", f"{BLOCKS}:"]
+    return "\n".join([*lines, *head, *rows, f"\t.size\t{BLOCKS}, .-{BLOCKS}", ""])
 
 
 def _with_gaps(assembly: str) -> str:

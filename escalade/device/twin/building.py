@@ -26,12 +26,13 @@ def kernel_library(
     checks: bool = False,
     sanitize: bool = False,
     zeroed: bool = False,
+    counts: bool = False,
 ) -> pathlib.Path:
     """The shared library of one kernel, from the cache if it was built before.
 
     With `zeroed`, variables that are not set hold zeros, else, with checks, g++'s pattern.
     """
-    options = toolchain.kernel_options(checks, sanitize, zeroed)
+    options = toolchain.kernel_options(checks, sanitize, zeroed, counts)
     key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
 
     def make(path: pathlib.Path) -> None:
@@ -46,7 +47,8 @@ def kernel_library(
             warnings = prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), what, not zeroed)
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
-            text.write_text(assembly.prepare(compiled, checks) + flags)
+            prepared = assembly.prepare(compiled, checks)
+            text.write_text((assembly.with_blocks(prepared) if counts else prepared) + flags)
             libraries = toolchain.sanitizers() if sanitize else toolchain.LIBRARIES
             toolchain.run([*linking, library.result(), *libraries], f"the assembly of {entry}")
         text.unlink()

@@ -101,9 +101,9 @@ def _head(
 ) -> bytes:
     contents = elf.read(library)
     variables = contents.shared_variables
-    numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, waits(library), 1)
+    numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, waits(library), 1)
     head = struct.pack(
-        "=24IQ",
+        "=25I4xQ",
         *numbers,
         round(1000 * limit()),
         False,

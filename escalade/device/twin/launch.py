@@ -14,9 +14,10 @@ from functools import cache, partial
 from typing import Any
 
 from escalade import outside
-from escalade.device.twin import elf, toolchain
+from escalade.device.twin import assembly, counting, elf, toolchain
 from escalade.device.twin.building import kernel_library, may_read_unset, runtime_library, waits
-from escalade.errors import CompileError, LaunchError, TwinError
+from escalade.device.twin.counting import Counts
+from escalade.errors import CompileError, LaunchError, TwinError, UnsupportedError
 
 Size3 = tuple[int, int, int]
 
@@ -32,33 +33,6 @@ class Order:
 
 
 IN_TURN = Order()
-
-
-@dataclass(frozen=True)
-class AccessStatistics:
-    """The memory requests that one source line made, over all warps of a launch.
-
-    A transaction is a 32-byte sector of global memory, or a turn of the shared memory's banks.
-    """
-
-    place: str
-    memory: str
-    """The memory that is accessed: "global" or "shared"."""
-    write: bool
-    requests: int
-    transactions: int
-    bytes: int
-
-    @property
-    def per_request(self) -> float:
-        return self.transactions / self.requests
-
-    def __str__(self) -> str:
-        unit = "sectors" if self.memory == "global" else "turns of the banks"
-        verb = "write" if self.write else "read"
-        return (
-            f"{self.place} {self.memory} {verb}: {self.requests} requests, {self.per_request:.2f} {unit} each"
-        )
 
 
 _UNSET_BITS = b"\xfe\xfe"  # of g++'s -ftrivial-auto-var-init=pattern; in a float -1.7e38
@@ -124,7 +98,18 @@ class _Variable(ctypes.Structure):
 
 
 _COUNTS = (
-    *("shared_bytes", "seed", "late", "checks", "fibers", "workers", "limit_ms", "interruptible", "overlap"),
+    *(
+        "shared_bytes",
+        "seed",
+        "late",
+        "checks",
+        "counts",
+        "fibers",
+        "workers",
+        "limit_ms",
+        "interruptible",
+        "overlap",
+    ),
     *("variable_count", "static_bytes", "buffer_count", "parameter_count"),
     *("unwritten_count", "weights_ready_count"),
 )
@@ -150,7 +135,12 @@ class TwinKernel:
     """A kernel on the CPU. Made by `escalade.device.twin.building`."""
 
     def __init__(
-        self, path: pathlib.Path, entry: str, checks: bool, zeroed: Callable[[], TwinKernel] | None = None
+        self,
+        path: pathlib.Path,
+        entry: str,
+        checks: bool,
+        zeroed: Callable[[], TwinKernel] | None = None,
+        counted: bool = False,
     ) -> None:
         self._zeroed = zeroed  # the same kernel, where variables that are never set hold zeros
         self._may_read_unset = may_read_unset(path)
@@ -158,7 +148,8 @@ class TwinKernel:
         self.path = path
         self.entry = entry
         self.checks = checks
-        self._statistics: str = ""
+        self.counted = counted
+        self._counts: Counts | None = None
         self._runtime = _runtime()
         self._library = ctypes.CDLL(str(path))
         self._elf = elf.read(path)
@@ -212,6 +203,7 @@ class TwinKernel:
             order.seed,
             order.late,
             self.checks,
+            self.counted,
             self._waits,
             os.cpu_count() or 1,
             round(1000 * (limit() if limit_s is None else limit_s)),
@@ -241,8 +233,9 @@ class TwinKernel:
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
         if report:
             raise TwinError(f"{self.entry}: {self.source_places(report)}")
-        if self.checks:
-            self._statistics = self._take(self._runtime.twin_statistics())
+        if self.counted:
+            text = self._take(self._runtime.twin_counts())
+            self._counts = counting.parse(self.source_places(text), self._blocks())
         if self._zeroed and self._suspects(before, contents(buffers)):
             zeroed = self._zeroed()
             for name in self._filled:
@@ -304,17 +297,27 @@ class TwinKernel:
         self._filled.add(name)
         return self._base + found[0].value, found[0].size
 
-    def statistics(self) -> list[AccessStatistics]:
-        """How the last launch's loads and stores fell, by source line; needs a build with checks."""
-        self._need_checks("statistics")
-        totals: dict[tuple[str, str, bool], tuple[int, int, int]] = {}
-        for line in self.source_places(self._statistics).splitlines():
-            place, memory, verb, *numbers = line.split("\t")
-            key = (place, memory, verb == "write")
-            requests, transactions, size = map(int, numbers)
-            before = totals.get(key, (0, 0, 0))
-            totals[key] = (before[0] + requests, before[1] + transactions, before[2] + size)
-        return [AccessStatistics(*key, *value) for key, value in sorted(totals.items())]
+    def counts(self) -> Counts:
+        """What the last launch did with the memory of its buffers, with shared memory and with each unit.
+
+        Needs a build with counts.
+        """
+        if not self.counted:
+            raise LaunchError(
+                f"counts need a kernel that tells of all it does; build {self.entry} with counts=True"
+            )
+        if self._counts is None:
+            raise LaunchError(f"{self.entry} has not been launched yet, and there is nothing to count")
+        return self._counts
+
+    def _blocks(self) -> dict[int, tuple[int, ...]]:
+        """The operations of each block of code, by its offset in the library (see `assembly.with_blocks`)."""
+        symbol = self._elf.symbol(assembly.BLOCKS)
+        assert symbol is not None
+        columns = 1 + len(counting.OPERATIONS)
+        words = (ctypes.c_uint64 * (symbol.size // 8)).from_address(self._base + symbol.value)
+        rows = (words[at : at + columns] for at in range(0, len(words), columns))
+        return {address - self._base: tuple(operations) for address, *operations in rows}
 
     def unwritten(self, address: int, size: int, element_bytes: int = 1) -> list[int]:
         """Elements of a buffer with a byte that the last checked launch of this thread did not write."""
@@ -408,7 +411,7 @@ def plain_name(mangled: str) -> str:
 def _runtime() -> ctypes.CDLL:
     """Loaded once: a second copy would have a running thread of its own, which kernels know nothing of."""
     library = ctypes.CDLL(str(runtime_library()))
-    for function in (library.twin_launch, library.twin_statistics, library.twin_writer):
+    for function in (library.twin_launch, library.twin_counts, library.twin_writer):
         function.restype = ctypes.c_void_p
     library.twin_writer.argtypes = [ctypes.c_size_t]
     library.twin_mapped.restype = ctypes.c_bool
@@ -422,18 +425,23 @@ def _runtime() -> ctypes.CDLL:
 _kernels: dict[pathlib.Path, TwinKernel] = {}
 
 
-def build(source: str, entry: str, *, name: str = "kernel.cu", checks: bool = False) -> TwinKernel:
+def build(
+    source: str, entry: str, *, name: str = "kernel.cu", checks: bool = False, counts: bool = False
+) -> TwinKernel:
     """The kernel `entry` of a CUDA source, compiled for the CPU.
 
     `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's stand-ins first, then
-    to `escalade/kernels`. With `checks`, every load and store is followed: see `docs/twin.md`.
+    to `escalade/kernels`. With `checks`, every load and store is looked at, with `counts` it is counted:
+    see `docs/twin.md`.
     """
+    if checks and counts:
+        raise UnsupportedError(f"{entry} can be built with checks or with counts; build it twice for both")
     if not re.search(rf"\b{re.escape(entry)}\s*\(", source):
         raise CompileError(f"{name} does not define {entry}")
-    path = kernel_library(source, entry, name, checks)
+    path = kernel_library(source, entry, name, checks, counts=counts)
     if path not in _kernels:
         zeroed = partial(_zeroed, source, entry, name) if checks else None
-        _kernels[path] = TwinKernel(path, entry, checks, zeroed)
+        _kernels[path] = TwinKernel(path, entry, checks, zeroed, counts)
     return _kernels[path]
 
 

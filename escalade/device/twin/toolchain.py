@@ -62,7 +62,28 @@ def runtime_options() -> tuple[str, ...]:
     return (*_COMMON, "-O2", "-g1", *_includes())
 
 
-def kernel_options(checks: bool = False, sanitize: bool = False, zeroed: bool = False) -> tuple[str, ...]:
+# g++ puts a call in front of every load and store (runtime/hooks.cpp).
+_FOLLOWED = (
+    # Without scalar replacement a float4 moves as one access, as on the card.
+    *("-fsanitize=thread", "-fno-tree-sra", "-fno-tree-vectorize"),
+    *("--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"),
+    # g++ does not tell of what a call stores in place of its result, nor of an argument that it takes from memory.
+    # So a structure goes through a temporary, whose copy it tells of, and a pointer stays one.
+    *("-fno-elide-constructors", "-fno-ipa-sra"),
+    # The place of a last call.
+    "-fno-optimize-sibling-calls",
+)
+_COUNTED = (
+    "-DTWIN_COUNTS",
+    "-fsanitize-coverage=trace-pc",  # and one in front of each block of code
+    "-fno-reorder-blocks",  # in the source's order: runtime/counting.h builds on it
+    "-fexpensive-optimizations",  # without these a*b + c stays two operations
+)
+
+
+def kernel_options(
+    checks: bool = False, sanitize: bool = False, zeroed: bool = False, counts: bool = False
+) -> tuple[str, ...]:
     """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h).
 
     With checks, variables that are not set hold a pattern, or zeros if `zeroed`.
@@ -80,15 +101,13 @@ def kernel_options(checks: bool = False, sanitize: bool = False, zeroed: bool = 
         options += ["-mtls-dialect=trad", "-fno-section-anchors"]
     else:
         options += ["-mtls-dialect=gnu"]
+    if checks or counts:
+        options += _FOLLOWED
+    if counts:
+        options += _COUNTED
     if checks:
-        # Without scalar replacement a float4 moves as one access, as on the card.
-        options += ["-fsanitize=thread", "-DTWIN_CHECKS", "-fno-tree-sra", "-fno-tree-vectorize"]
-        options += ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
-        # g++ does not tell of what a call stores in place of its result, nor of an argument that it takes from memory.
-        # So a structure goes through a temporary, whose copy it tells of, and a pointer stays one.
-        options += ["-fno-elide-constructors", "-fno-ipa-sra"]
-        # An index outside a thread's own array, whose stores it does not tell of; and the place of a last call.
-        options += ["-fsanitize=bounds", "-fno-optimize-sibling-calls"]
+        # An index outside a thread's own array, whose stores it does not tell of.
+        options += ["-DTWIN_CHECKS", "-fsanitize=bounds"]
         # g++ would write out a call of memset, or one that checks its bounds, and not tell of it; the runtime's does.
         options += ["-fno-builtin-memset", "-U_FORTIFY_SOURCE"]
         if platform.machine() == "x86_64":  # the same of copies whose length is not known

@@ -2,6 +2,7 @@
 //
 // Asynchronous operations happen at once, or late: then a destination holds poison until the operation is
 // waited for. Both are legal orders.
+#include "counting.h"
 #include "units.h"
 
 namespace twin {
@@ -28,6 +29,7 @@ void copy_async(u32 shared, const void* global, u32 bytes, bool inside, Where wh
         if (inside) checks::touch_global(global, bytes, false, where);
         checks::begin_copy(self()->owner->rank, shared, bytes, where);
     }
+    if (is_counted()) counting::copy(inside ? global : nullptr, shared, bytes, where);
     const Copy copy{shared, bytes, mine().copy_group, inside ? global : nullptr, where};
     if (!settings().late) perform(copy);
     else std::memset(self()->owner->arena + shared, POISON, bytes);

@@ -13,9 +13,9 @@ using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<siz
 
 // change(old) is stored in one step; returns what was there. Works on the bits, so that any small type will do.
 template <class T, class Change>
-__attribute__((no_sanitize("thread"), noinline)) T atomic_update(T* address, Change change, Scope scope, Where where) {
+__attribute__((no_sanitize("thread"), no_sanitize_coverage, noinline)) T atomic_update(T* address, Change change, Scope scope, Where where) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
-#ifdef TWIN_CHECKS
+#if defined TWIN_CHECKS || defined TWIN_COUNTS
     atomic_access(address, sizeof(T), scope, where);
 #endif
     (void)scope, (void)where;

@@ -1,4 +1,5 @@
 // Where threads meet: the block's barriers and a warp's collectives.
+#include "counting.h"
 #include "state.h"
 
 namespace twin {
@@ -114,6 +115,7 @@ Gathering& arrive(int id, int threads, bool waits, Where where) {
     if (barrier.whole && checking() && !has_come(*self(), where)) self()->barriers.push_back(where);
     if (checking() && threads) check_round(barrier, id, waits, where);
     release(barrier.clock);
+    if (is_counted()) counting::barrier(where);
     ++barrier.arrived;
     return barrier;
 }
@@ -137,6 +139,7 @@ void remember_bypass(const Gathering& barrier, const Block& block) {
 
 void open(Gathering& barrier, const Block& block) {
     if (barrier.whole && block.returned && checking()) remember_bypass(barrier, block);
+    if (barrier.whole && is_counted()) counting::end_warps(block);
     barrier.result = barrier.votes;
     barrier.came = barrier.arrived;
     barrier.arrived = barrier.votes = 0;
@@ -171,6 +174,7 @@ namespace {
 void meet_if_all_came(Meeting& meeting, unsigned mask, unsigned returned) {
     if (!meeting.arrived || meeting.arrived != (mask & ~returned)) return;
     if (meeting.perform) meeting.perform(meeting.payloads, meeting.arrived, meeting.where);
+    if (is_counted() && !std::strncmp(meeting.operation, "__shfl", 6)) counting::shuffle();
     meeting.arrived = 0;
     acquire(meeting.clock);
     wake(meeting.sleepers, meeting.clock);

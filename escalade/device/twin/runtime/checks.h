@@ -1,4 +1,4 @@
-// The checks' own state: who touched which bytes last, and how memory requests of warps fell.
+// The checks' own state: who touched which bytes last.
 #pragma once
 
 #include "relocation.h"
@@ -13,7 +13,7 @@ namespace twin::checks {
 typedef uint32_t Site;
 
 constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2;
-constexpr uint8_t UNCOUNTED = 4;  // not a memory request of its own
+constexpr uint8_t UNCOUNTED = 4;  // not an access of its own
 constexpr uint8_t IN_BLOCK = 8;   // atomic for the threads of a block alone
 constexpr uint8_t VOLATILE = 16;
 
@@ -44,29 +44,14 @@ struct Access {
     Stamp stamp = {};
 };
 
-class Requests {  // requests.cpp
+class Visitors {  // of the places in a kernel, in this cluster
   public:
-    void count(const Access& access, bool shared, uintptr_t position);
-    bool made(Site site, const Thread& thread) const;  // in this cluster
-    void end_cluster();
-    std::string lines();  // one a site: place, memory, direction, requests, transactions
+    void add(Site site, const Thread& thread);
+    bool have(Site site, const Thread& thread) const;
+    void clear() { lanes.clear(); }
 
   private:
-    struct Request {
-        std::vector<uintptr_t> units;  // sectors of 32 bytes, or words of 4
-        unsigned lanes = 0;
-    };
-    struct Open {  // of one site and warp
-        uint32_t done[32] = {}, closed = 0;
-        std::deque<Request> requests;
-    };
-    struct Total {
-        bool shared, write;
-        uint64_t requests = 0, transactions = 0, bytes = 0;
-    };
-    void close(Site site, const Request& request);
-    std::unordered_map<uint64_t, Open> open;
-    std::map<Site, Total> totals;
+    std::unordered_map<uint64_t, uint32_t> lanes;  // by site and warp
 };
 
 struct Released {  // what fences published before an atomic
@@ -84,7 +69,7 @@ struct State {
     std::vector<Unwritten> unwritten;     // where the buffers are now
     std::vector<Range> weights_ready;     // likewise
     std::vector<Where> wheres;
-    Requests requests;
+    Visitors visitors;
 };
 
 // Of the launch that this operating-system thread runs, or has run last.

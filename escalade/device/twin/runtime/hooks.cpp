@@ -1,6 +1,7 @@
 // Every load and store of a kernel that was compiled with -fsanitize=thread: g++ puts a call before each, and
 // these are the called functions, in place of the sanitizer's runtime.
 #include "checks.h"
+#include "counting.h"
 
 namespace twin {
 
@@ -11,6 +12,10 @@ void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool
     const auto site = Site(reinterpret_cast<uintptr_t>(caller) - 1 - settings().library.start);
     if (faults::stack_nearly_full()) report(site, faults::overflow_text());
     if (machine->watch.asked_to_stop) report(site, faults::stop_text());
+    if (is_counted()) {
+        if (!(kind & UNCOUNTED)) counting::access(address, bytes, write, site);
+        return;
+    }
     if (aligned && address % bytes)
         report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
                           size_t(address), bytes));
@@ -68,6 +73,14 @@ void __tsan_vptr_update(void*, void*) {}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
+
+// -fsanitize-coverage=trace-pc, in front of each block of code
+void __sanitizer_cov_trace_pc() {
+    if (!twin::here) return;
+    const auto site = uint32_t(reinterpret_cast<uintptr_t>(CALLER) - twin::settings().library.start);
+    if (twin::machine->watch.asked_to_stop) twin::checks::report(site, twin::faults::stop_text());
+    twin::counting::enter_block(site, __builtin_frame_address(0));
+}
 
 // -fsanitize=bounds
 void __ubsan_handle_out_of_bounds(const twin::checks::Stray* stray, uintptr_t index) {

@@ -1,4 +1,5 @@
 // mma, ldmatrix and stmatrix: the last lane to come does the work of the warp.
+#include "counting.h"
 #include "units.h"
 
 namespace twin {
@@ -41,6 +42,7 @@ void multiply_lanes(void* const* lanes, unsigned mask, Where where) {
     float a[16][32], b[32][8], d[16][8];
     const Element element = static_cast<const Multiplication*>(lanes[0])->element;
     const int depth = depth_of(element), each = depth / 8;
+    if (is_counted()) counting::product(16 * 8 * depth);
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Multiplication*>(lanes[lane]);
         const int group = lane / 4, member = lane % 4;
@@ -73,6 +75,14 @@ struct Matrices {
     bool transposed;
 };
 
+// Their rows are counted, all of the warp's together.
+void count_rows(void* const* lanes, bool write, Where where) {
+    if (!is_counted()) return;
+    u32 rows[32];
+    for (int lane = 0; lane < 32; ++lane) rows[lane] = static_cast<const Matrices*>(lanes[lane])->row;
+    counting::matrices(rows, static_cast<const Matrices*>(lanes[0])->count, write, where);
+}
+
 // Element e of lane's register of a matrix, by the row addresses that the lanes gave.
 u16* element_at(void* const* lanes, int lane, int matrix, int e, bool transposed) {
     const int major = lane / 4, minor = 2 * (lane % 4) + e;
@@ -83,6 +93,7 @@ u16* element_at(void* const* lanes, int lane, int matrix, int e, bool transposed
 
 void load_lanes(void* const* lanes, unsigned mask, Where where) {
     need_all_lanes(mask, "ldmatrix", where);
+    count_rows(lanes, false, where);
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
         for (int matrix = 0; matrix < mine.count; ++matrix)
@@ -93,6 +104,7 @@ void load_lanes(void* const* lanes, unsigned mask, Where where) {
 
 void store_lanes(void* const* lanes, unsigned mask, Where where) {
     need_all_lanes(mask, "stmatrix", where);
+    count_rows(lanes, true, where);
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = *static_cast<const Matrices*>(lanes[lane]);
         for (int matrix = 0; matrix < mine.count; ++matrix)

@@ -1,4 +1,5 @@
 // mbarriers (arrivals and bytes, by phases), the cluster's barrier, and other blocks' shared memory.
+#include "counting.h"
 #include "units.h"
 
 namespace twin {
@@ -228,6 +229,7 @@ void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
     visit(rank, stamp, where);
     if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);
     use_shared(rank, address, 16, true, false, "st.async", where, stamp);
+    if (is_counted()) counting::push(16, where);
     const Push push{value, barrier, where, self()};
     if (!settings().late) return perform(address, rank, push);
     std::memset(machine->blocks[rank].arena + address, POISON, 16);

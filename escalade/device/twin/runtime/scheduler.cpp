@@ -1,5 +1,6 @@
 // One cluster of blocks at a time on each operating-system thread: its CUDA threads are fibers that run
 // until they wait.
+#include "counting.h"
 #include "relocation.h"
 #include "state.h"
 
@@ -69,6 +70,7 @@ void run_block_in_turn() {
     for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
     if (settings().seed) std::shuffle(order.begin(), order.end(), machine->generator);
     const Request& request = settings();
+    uint32_t done = 0;
     for (uint32_t number : order) {
         set_place(thread, *thread.owner, number);
         if (request.checks) thread.clock.at.assign(thread.clock.at.size(), 0), thread.clock.at[thread.slot] = 1;
@@ -77,6 +79,8 @@ void run_block_in_turn() {
         checks::check_stray();
         machine->watch.returned = machine->watch.returned + 1;
         units::exit_thread(thread);
+        // In turn, a warp is complete with its last lane.
+        if (request.counts && !request.seed && (++done % 32 == 0)) counting::end_warp(*thread.owner, done / 32 - 1);
     }
     thread.done = true;
     hand_over();
@@ -143,6 +147,7 @@ void prepare_cluster(uint3 first) {
     }
     units::begin_cluster();
     if (launch.request.checks) checks::begin_cluster();
+    if (launch.request.counts) counting::begin_cluster();
 }
 
 void check_guards(const Block& block) {
@@ -187,6 +192,8 @@ void run_cluster(uint3 first) {
     if (error.empty() && std::any_of(machine->threads.begin(), machine->threads.end(), waits))
         error = "deadlock: nothing can run." + thread_states();
     if (error.empty()) units::end_cluster();
+    if (error.empty() && is_counted())
+        for (const Block& block : machine->blocks) counting::end_warps(block);
     for (const Block& block : machine->blocks) check_guards(block);
 }
 
@@ -285,8 +292,9 @@ std::string run(const Request& request, Relocation* relocation) {
     launch.relocation = relocation;
     const faults::Handlers handlers(request.interruptible);
     if (request.checks) checks::begin_launch(launch);
+    if (request.counts) counting::begin_launch();
     std::vector<std::thread> helpers;
-    const size_t workers = std::min<size_t>(request.checks ? 1 : request.workers, launch.order.size());
+    const size_t workers = std::min<size_t>(request.checks || request.counts ? 1 : request.workers, launch.order.size());
     for (size_t i = 1; i < workers; ++i) helpers.emplace_back(work, std::ref(launch));
     work(launch);
     for (std::thread& helper : helpers) helper.join();

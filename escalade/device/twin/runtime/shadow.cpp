@@ -3,6 +3,7 @@
 // Two accesses race if they touch the same bytes, one writes, not both are atomic, and no barrier orders
 // them. Vector clocks say what is ordered, so the finding does not depend on the order that was run.
 #include "checks.h"
+#include "counting.h"
 
 namespace twin {
 
@@ -212,9 +213,9 @@ void access_global(const Access& access) {
 // the first time now, after the barrier, it has gone around it.
 void check_bypass(const Access& access) {
     const Bypass* bypass = self()->bypass.get();
-    if (!bypass || state->requests.made(access.site, *self())) return;
+    if (!bypass || state->visitors.have(access.site, *self())) return;
     for (const Thread* other : bypass->without)
-        if (state->requests.made(access.site, *other))
+        if (state->visitors.have(access.site, *other))
             report(access.site, text("does after the __syncthreads of %s what %s did without it: not all threads of the "
                                      "block come to that barrier", twin::place(bypass->barrier).c_str(),
                                      name(*other).c_str()));
@@ -285,7 +286,8 @@ void access(const Access& access) {
         if (offset >= state->launch->layout.room_bytes) continue;
         check_bypass(access);
         access_shared(block.rank, offset, access);
-        return state->requests.count(access, true, offset);
+        if (!access.kind) state->visitors.add(access.site, *self());
+        return;
     }
     if (is_own(access.address)) {
         if (machine->follows_registers) registers::touch(access.address, access.bytes, access.site);
@@ -293,9 +295,25 @@ void access(const Access& access) {
     }
     check_bypass(access);
     access_global(access);
-    // The card's allocations are aligned to more than a sector, the host's need not be.
-    const Range* buffer = buffer_of(access.address);
-    state->requests.count(access, false, access.address - (buffer ? buffer->start : 0));
+    if (!access.kind) state->visitors.add(access.site, *self());
+}
+
+// ------------------------------------------------------------------ who was where
+
+namespace {
+
+uint64_t key(Site site, const Thread& thread) {  // of the site and the warp
+    const uint32_t warps = (machine->launch->block_threads() + 31) / 32;
+    return uint64_t(site) << 16 | (thread.owner->rank * warps + thread.number / 32);
+}
+
+}  // namespace
+
+void Visitors::add(Site site, const Thread& thread) { lanes[key(site, thread)] |= 1u << thread.number % 32; }
+
+bool Visitors::have(Site site, const Thread& thread) const {
+    const auto found = lanes.find(key(site, thread));
+    return found != lanes.end() && found->second >> thread.number % 32 & 1;
 }
 
 // ------------------------------------------------------------------ called by the other parts
@@ -317,7 +335,7 @@ void begin_launch(const Launch& launch) {
 }
 
 void begin_cluster() {
-    state->requests.end_cluster();
+    state->visitors.clear();
     state->shared.resize(machine->blocks.size());
     for (auto& cells : state->shared) cells.assign(state->launch->layout.arena_bytes / 2, {});
     state->shared_halves.clear();
@@ -331,7 +349,6 @@ void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to) {
 }
 
 void end_launch() {  // the cells stay, for what is asked about them afterwards
-    state->requests.end_cluster();
     state->launch = nullptr;
     one_launch.unlock();
 }
@@ -415,6 +432,7 @@ void volatile_access(const Access& access) {
 void atomic_access(void* pointer, unsigned bytes, Scope scope, Where where) {
     using namespace checks;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
+    if (is_counted()) return counting::atomic(address, bytes, where);
     access({address, bytes, true, uint8_t(scope == Scope::block ? ATOMIC | IN_BLOCK : ATOMIC), site_of(where)});
     self()->clock.join(seen_at(address, scope));
     publish_at(address, scope);

@@ -45,7 +45,8 @@ struct Request {  // filled by launch.py, in this order
     uint32_t shared_bytes;  // dynamic
     uint32_t seed;          // 0: in turn; otherwise threads, warps and blocks in an order of that seed
     uint32_t late;          // asynchronous operations as late as allowed, else at once
-    uint32_t checks;        // the kernel tells of every load and store
+    uint32_t checks;        // the kernel tells of every load and store, and each is looked at
+    uint32_t counts;        // it tells of them and of its blocks of code, and they are counted
     uint32_t fibers;        // 0: the kernel never waits
     uint32_t workers;       // operating-system threads
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
@@ -292,5 +293,6 @@ void check_stray();  // ends the run if the running thread has used an index out
 }  // namespace checks
 
 inline bool checking() { return settings().checks; }
+inline bool is_counted() { return settings().counts; }
 
 }  // namespace twin

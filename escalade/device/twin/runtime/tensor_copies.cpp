@@ -1,5 +1,6 @@
 // TMA: boxes of a tensor, or the pixels of a convolution, to and from shared memory. Late, a load lands only
 // when no thread can run, and a store reads its source only when its issuer waits for it.
+#include "counting.h"
 #include "units.h"
 
 namespace twin {
@@ -72,12 +73,14 @@ void for_each_chunk(const MapFields& map, u32 row_start, Move move) {
 }
 
 void tell_global(const MapFields& map, const int* at, const u16* taps, bool write, Where where, Stamp stamp = {}) {
-    if (!checking()) return;
+    if (is_counted()) counting::bulk(write);
+    if (!checking() && !is_counted()) return;
     const Bounds bounds = inner_bounds(map, at[0]);
     for_each_row(map, at, taps, [&](u32, const unsigned char* row) {
-        if (row && bounds.high > bounds.low)
-            checks::touch_global(row + (long long)at[0] * map.element_bytes + bounds.low, bounds.high - bounds.low,
-                                 write, where, stamp);
+        if (!row || bounds.high <= bounds.low) return;
+        const unsigned char* first = row + (long long)at[0] * map.element_bytes + bounds.low;
+        if (is_counted()) counting::bulk_row(first, bounds.high - bounds.low, write);
+        if (checking()) checks::touch_global(first, bounds.high - bounds.low, write, where, stamp);
     });
 }
 

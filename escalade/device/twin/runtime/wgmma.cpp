@@ -2,6 +2,7 @@
 // from it; the k-th wgmma of all its threads must agree. Late, that happens only when its group is waited for.
 //
 // A product is added up in fp32 and then to the accumulator; the card's rounding inside differs.
+#include "counting.h"
 #include "units.h"
 
 namespace twin {
@@ -200,6 +201,7 @@ Fragment issue(const Product& wanted, float* d, bool accumulate, const u32* rows
     const Fragment fragment{d, wanted.n / 2, number, accumulate, mine().product_group, mine().wgmma_fence, where};
     registers::begin(fragment, rows);
     if (checking() && !lane()) tell_operands(wanted, {uint16_t(agent_at(group.agent)), u32(number + 1)});
+    if (is_counted() && !lane()) counting::product(16 * wanted.n * DEPTH_BYTES / bytes_of(wanted.element));
     return fragment;
 }
 

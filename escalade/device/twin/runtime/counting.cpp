@@ -1,0 +1,300 @@
+#include "counting.h"
+
+#include <unordered_map>
+
+namespace twin::counting {
+namespace {
+
+constexpr uint32_t IS_WHERE = 1u << 31, SECTOR_BYTES = 32, WORD_BYTES = 4, BANKS = 32, PAGE_BYTES = 4096;
+
+struct Event {
+    uint64_t position;  // in memory; of a block of code, how far its frame lies above the end of the stack
+    uint32_t site;
+    uint16_t bytes;
+    Kind kind;
+};
+
+struct Total {  // of the requests of one place
+    uint64_t requests = 0, transactions = 0, least = 0, bytes = 0;
+};
+
+class Bytes {  // that somebody has touched
+  public:
+    void add(uintptr_t address, uint32_t bytes) {
+        for (uint32_t i = 0; i < bytes; ++i) {
+            const uintptr_t at = address + i, number = at / PAGE_BYTES;
+            if (!last || number != last_number) last = &pages[number], last_number = number;
+            uint64_t& word = last->words[at % PAGE_BYTES / 64];
+            const uint64_t bit = 1ull << at % 64;
+            count += !(word & bit);
+            word |= bit;
+        }
+    }
+    uint64_t count = 0;
+
+  private:
+    struct Page {
+        uint64_t words[PAGE_BYTES / 64] = {};
+    };
+    std::unordered_map<uintptr_t, Page> pages;
+    Page* last = nullptr;
+    uintptr_t last_number = 0;
+};
+
+struct Lanes {  // of one access of a warp
+    unsigned count = 0;
+    const Event* of[32];
+};
+
+struct State {
+    std::vector<std::vector<Event>> threads;  // by slot: what they did since all were at one place
+    std::map<std::pair<uint32_t, Kind>, Total> totals;
+    std::unordered_map<uint32_t, uint64_t> blocks;  // of code: how often threads have come to each
+    std::vector<Where> wheres;
+    Bytes read, written;
+    uint64_t products = 0, multiplications = 0, shuffles = 0, atomics = 0;
+    uint64_t bulk_copies[2] = {}, bulk_sectors[2] = {};  // loads and stores
+};
+
+thread_local std::unique_ptr<State> state;
+
+uint32_t site_of(Where where) {
+    auto& wheres = state->wheres;
+    for (size_t i = wheres.size(); i-- > 0;)
+        if (wheres[i].line == where.line && wheres[i].file == where.file) return IS_WHERE | uint32_t(i);
+    wheres.push_back(where);
+    return IS_WHERE | uint32_t(wheres.size() - 1);
+}
+
+void note(Kind kind, uint64_t position, uint32_t bytes, uint32_t site) {
+    state->threads[self()->slot].push_back({position, site, uint16_t(bytes), kind});
+}
+
+// ------------------------------------------------------------------ where an address is
+
+// The card's allocations are aligned to more than a sector, the host's need not be: so a position counts from its
+// buffer's start, and each buffer has a range of its own.
+bool global_position(uintptr_t address, uint64_t& position) {
+    const Request& request = settings();
+    const Range* end = request.buffers + request.buffer_count;
+    const Range* next = std::upper_bound(request.buffers, end, address,
+                                         [](uintptr_t value, const Range& range) { return value < range.start; });
+    if (next == request.buffers || address - next[-1].start >= next[-1].bytes) return false;
+    position = uint64_t(next - request.buffers) << 44 | (address - next[-1].start);
+    return true;
+}
+
+const Block* block_with(uintptr_t address, uint64_t& position) {
+    for (const Block& block : machine->blocks) {
+        position = address - reinterpret_cast<uintptr_t>(block.arena);
+        if (position < machine->launch->layout.room_bytes) return &block;
+    }
+    return nullptr;
+}
+
+// ------------------------------------------------------------------ requests
+
+unsigned distinct(std::vector<uint64_t>& units) {
+    std::sort(units.begin(), units.end());
+    units.erase(std::unique(units.begin(), units.end()), units.end());
+    return unsigned(units.size());
+}
+
+// As many turns as the busiest bank has words to give.
+unsigned bank_turns(const std::vector<uint64_t>& words) {
+    unsigned banks[BANKS] = {}, most = 0;
+    for (uint64_t word : words) most = std::max(most, ++banks[word % BANKS]);
+    return most;
+}
+
+void close(const Lanes& lanes) {
+    const Event& first = *lanes.of[0];
+    Total& total = state->totals[{first.site, first.kind}];
+    static thread_local std::vector<uint64_t> units;
+    units.clear();
+    const bool shared = first.kind >= Kind::shared_load && first.kind <= Kind::shared_copy;
+    const uint32_t unit = shared ? WORD_BYTES : SECTOR_BYTES;
+    for (unsigned i = 0; i < lanes.count; ++i) {
+        const Event& event = *lanes.of[i];
+        total.bytes += event.bytes;
+        for (uint64_t at = event.position / unit; event.bytes && at <= (event.position + event.bytes - 1) / unit; ++at)
+            units.push_back(at);
+    }
+    const unsigned found = distinct(units);
+    ++total.requests;
+    total.transactions += shared ? bank_turns(units) : found;
+    total.least += shared ? (found + BANKS - 1) / BANKS : found;
+}
+
+// Lanes do the same accesses in a block of code; one that has ended early has no more.
+void close_block(const std::vector<std::pair<const Event*, const Event*>>& ranges) {
+    for (size_t i = 0;; ++i) {
+        Lanes lanes[size_t(Kind::barrier) + 1];
+        bool any = false;
+        for (const auto& [from, to] : ranges) {
+            if (size_t(to - from) <= i) continue;
+            Lanes& own = lanes[size_t(from[i].kind)];
+            own.of[own.count++] = from + i;
+            any = true;
+        }
+        if (!any) return;
+        for (const Lanes& each : lanes)
+            if (each.count) close(each);
+    }
+}
+
+bool goes_before(const Event& one, const Event& other) {
+    return one.position != other.position ? one.position < other.position : one.site < other.site;
+}
+
+}  // namespace
+
+void end_warp(const Block& block, unsigned warp) {
+    const unsigned threads = machine->launch->block_threads(), first = 32 * warp, last = std::min(threads, first + 32);
+    const Event* at[32];
+    const Event* ends[32];
+    const unsigned lanes = last - first;
+    std::vector<std::pair<const Event*, const Event*>> ranges;
+    const auto is_block = [](const Event& event) { return event.kind == Kind::block; };
+    for (unsigned lane = 0; lane < lanes; ++lane) {  // what is left of the block of code that a barrier was in
+        const auto& events = state->threads[block.rank * threads + first + lane];
+        at[lane] = events.data(), ends[lane] = events.data() + events.size();
+        const Event* next = std::find_if(at[lane], ends[lane], is_block);
+        ranges.emplace_back(at[lane], next);
+        at[lane] = next;
+    }
+    close_block(ranges);
+    while (true) {
+        const Event* chosen = nullptr;
+        for (unsigned lane = 0; lane < lanes; ++lane)
+            if (at[lane] != ends[lane] && (!chosen || goes_before(*at[lane], *chosen))) chosen = at[lane];
+        if (!chosen) break;
+        const Event here = *chosen;
+        ranges.clear();
+        for (unsigned lane = 0; lane < lanes; ++lane) {
+            if (at[lane] == ends[lane] || at[lane]->site != here.site || at[lane]->position != here.position) continue;
+            const Event* next = std::find_if(at[lane] + 1, ends[lane], is_block);
+            ranges.emplace_back(at[lane] + 1, next);
+            at[lane] = next;
+        }
+        state->blocks[here.site] += ranges.size();
+        close_block(ranges);
+    }
+    for (unsigned lane = 0; lane < lanes; ++lane) state->threads[block.rank * threads + first + lane].clear();
+}
+
+void end_warps(const Block& block) {
+    for (unsigned warp = 0; warp < block.warps.size(); ++warp) end_warp(block, warp);
+}
+
+// ------------------------------------------------------------------ what threads do
+
+void enter_block(uint32_t site, const void* frame) {
+    note(Kind::block, static_cast<const char*>(frame) - self()->stack, 0, site);
+}
+
+void access(uintptr_t address, uint32_t bytes, bool write, uint32_t site) {
+    uint64_t position;
+    Kind kind;
+    if (const Block* block = block_with(address, position)) {
+        kind = write ? Kind::shared_store : Kind::shared_load;
+        if (block != self()->owner) kind = write ? Kind::cluster_store : Kind::cluster_load;
+    } else if (global_position(address, position)) {
+        kind = write ? Kind::global_store : Kind::global_load;
+        (write ? state->written : state->read).add(address, bytes);
+    } else {
+        return;  // a thread's own, or a constant
+    }
+    constexpr uint32_t MOST = 16;  // of an instruction: a larger structure takes several
+    for (uint32_t done = 0; done < bytes; done += MOST) note(kind, position + done, std::min(MOST, bytes - done), site);
+}
+
+void atomic(uintptr_t address, uint32_t bytes, Where where) {
+    uint64_t position;
+    ++state->atomics;
+    if (block_with(address, position)) return note(Kind::shared_atomic, position, bytes, site_of(where));
+    if (!global_position(address, position)) return;
+    state->written.add(address, bytes);
+    note(Kind::global_atomic, position, bytes, site_of(where));
+}
+
+void copy(const void* global, uint32_t shared, uint32_t bytes, Where where) {
+    const auto address = reinterpret_cast<uintptr_t>(global);
+    const uint32_t site = site_of(where);
+    uint64_t position = 0;
+    const bool read = global && global_position(address, position);
+    if (read) state->read.add(address, bytes);
+    note(Kind::global_copy, position, read ? bytes : 0, site);
+    note(Kind::shared_copy, shared, bytes, site);
+}
+
+void push(uint32_t bytes, Where where) { note(Kind::cluster_store, 0, bytes, site_of(where)); }
+
+void barrier(Where where) { note(Kind::barrier, 0, 0, site_of(where)); }
+
+void matrices(const uint32_t* rows, int count, bool write, Where where) {
+    Total& total = state->totals[{site_of(where), write ? Kind::shared_store : Kind::shared_load}];
+    ++total.requests;
+    total.bytes += count * 128;
+    total.least += count;
+    for (int matrix = 0; matrix < count; ++matrix) {
+        std::vector<uint64_t> words;
+        for (int row = 0; row < 8; ++row)
+            for (int word = 0; word < 4; ++word) words.push_back(rows[8 * matrix + row] / WORD_BYTES + word);
+        distinct(words);
+        total.transactions += bank_turns(words);
+    }
+}
+
+void product(uint64_t multiplications) {
+    ++state->products;
+    state->multiplications += multiplications;
+}
+
+void shuffle() { ++state->shuffles; }
+
+void bulk(bool write) { ++state->bulk_copies[write]; }
+
+void bulk_row(const void* address, uint32_t bytes, bool write) {
+    const auto start = reinterpret_cast<uintptr_t>(address);
+    uint64_t position;
+    if (!bytes || !global_position(start, position)) return;
+    (write ? state->written : state->read).add(start, bytes);
+    state->bulk_sectors[write] += (position + bytes - 1) / SECTOR_BYTES - position / SECTOR_BYTES + 1;
+}
+
+// ------------------------------------------------------------------ called by the scheduler
+
+void begin_launch() { state = std::make_unique<State>(); }
+
+void begin_cluster() {
+    state->threads.resize(machine->launch->cluster_threads());
+    for (auto& events : state->threads) events.clear();
+}
+
+// The counts of this thread's last counted launch, a line each; the caller frees them.
+extern "C" char* twin_counts() {
+    static const char* const names[] = {"", "global\tload", "global\tstore", "global\tatomic", "global\tcopy",
+                                        "shared\tload", "shared\tstore", "shared\tatomic", "shared\tcopy",
+                                        "cluster\tload", "cluster\tstore", "block\tbarrier"};
+    if (!state) return strdup("");
+    std::string lines;
+    const auto number = [](uint64_t value) { return "\t" + std::to_string(value); };
+    for (const auto& [key, total] : state->totals) {
+        const auto [site, kind] = key;
+        const std::string where = site & IS_WHERE ? place(state->wheres[site & ~IS_WHERE]) : text("[+%#x]", site);
+        lines += "request\t" + where + "\t" + names[size_t(kind)] + number(total.requests) + number(total.transactions)
+                 + number(total.least) + number(total.bytes) + "\n";
+    }
+    for (const auto& [site, threads] : state->blocks) lines += "code" + number(site) + number(threads) + "\n";
+    const std::pair<const char*, uint64_t> others[] = {
+        {"unique_read_bytes", state->read.count},           {"unique_written_bytes", state->written.count},
+        {"tensor_instructions", state->products},    {"tensor_multiplications", state->multiplications},
+        {"shuffles", state->shuffles},               {"atomics", state->atomics},
+        {"bulk_loads", state->bulk_copies[0]},       {"bulk_stores", state->bulk_copies[1]},
+        {"bulk_load_sectors", state->bulk_sectors[0]}, {"bulk_store_sectors", state->bulk_sectors[1]}};
+    for (const auto& [name, value] : others) lines += std::string("total\t") + name + number(value) + "\n";
+    return strdup(lines.c_str());
+}
+
+}  // namespace twin::counting

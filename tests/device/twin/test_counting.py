@@ -1,0 +1,105 @@
+"""What the twin counts: how requests of warps fall, whatever way their lanes take, and the work of each unit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.device.twin import Counts, Order, build
+from escalade.errors import LaunchError, UnsupportedError
+from tests.device.twin.support import launch
+
+MOVES = r"""
+extern "C" __global__ void moves(const float* x, const float4* v, float* y, float4* w, int stride) {
+    __shared__ float tile[32 * 33];
+    const int i = threadIdx.x;
+    tile[i * stride] = x[i * stride];
+    __syncthreads();
+    y[i] = tile[i * stride];
+    w[i] = v[i];
+}
+"""
+PARTING = r"""
+__noinline__ __device__ float larger(const float* x, int i) {
+    float most = x[i];
+    for (int step = 1; step <= i % 3; ++step) most = fmaxf(most, x[i + step]);
+    return most;
+}
+extern "C" __global__ void parting(const float* x, const float* w, float* y, int* hits, int n, int taps) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float sum = 0.f;
+    for (int tap = 0; tap < taps; ++tap) {
+        const int at = i + tap - taps / 2;
+        if (at >= 0 && at < n) sum += x[at] * w[tap];
+    }
+    if (i % 2) sum += __expf(larger(x, i));
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (sum > -1e30f) atomicAdd(hits, 1);
+    y[i] = sum;
+}
+"""
+
+
+def counted(
+    source: str, entry: str, grid: int, block: int, values: list[object], **options: object
+) -> Counts:
+    kernel = build(source, entry, counts=True)
+    launch(kernel, grid, block, values, **options)
+    return kernel.counts()
+
+
+@pytest.mark.parametrize(("stride", "sectors", "turns"), [(1, 4, 1), (2, 8, 2), (32, 32, 32), (33, 32, 1)])
+def test_sectors_of_global_memory_and_turns_of_the_banks(stride: int, sectors: int, turns: int) -> None:
+    x, v, y, w = torch.randn(1056), torch.randn(128), torch.zeros(32), torch.zeros(128)
+    found = counted(MOVES, "moves", 1, 32, [x, v, y, w, stride])
+    assert torch.equal(y, x[::stride][:32]) and torch.equal(w, v)
+    lines = {(line.memory, line.operation, line.place): line for line in found.lines}
+    assert lines["global", "load", "kernel.cu:5"].per_request == sectors
+    assert lines["global", "store", "kernel.cu:7"].per_request == 4
+    wide = lines["global", "load", "kernel.cu:8"]
+    assert (wide.requests, wide.transactions, wide.bytes) == (1, 16, 512), (
+        "sixteen bytes a lane are one request"
+    )
+    for operation in ("load", "store"):
+        shared = found.of("shared", operation)
+        assert (shared.transactions, shared.conflicts) == (turns, turns - 1)
+    assert found.conflicts == 2 * (turns - 1) and found.barriers == 1
+    assert "kernel.cu:5 global load: 1 requests" in str(lines["global", "load", "kernel.cu:5"])
+    assert found.unique_read_bytes == 4 * 32 + 512 == found.unique_written_bytes
+
+
+@pytest.mark.parametrize("order", [Order(), Order(seed=5)])
+def test_lanes_that_part_meet_again_behind_the_branch(order: Order) -> None:
+    """By hand: a warp asks once for each tap of which any lane is inside, and in a call once a step that any takes."""
+    n, taps, warps = 250, 5, 8
+    x, w, y = torch.randn(260), torch.randn(taps), torch.zeros(256)
+    hits = torch.zeros(1, dtype=torch.int32)
+    found = counted(PARTING, "parting", 2, 128, [x, w, y, hits, n, taps], order=order)
+    loads = {line.place: line for line in found.lines if line.operation == "load"}
+    inside = sum(0 <= i + tap - taps // 2 < n for i in range(n) for tap in range(taps))
+    assert loads["kernel.cu:13"].requests == 2 * taps * warps, "the image and the filter"
+    assert loads["kernel.cu:13"].bytes == 2 * 4 * inside
+    assert found.fma == inside and found.special == n // 2 and found.shuffles == warps
+    assert loads["kernel.cu:3"].requests == warps
+    assert loads["kernel.cu:4"].requests == 2 * warps
+    atomics = found.of("global", "atomic")
+    assert (found.atomics, atomics.requests, atomics.transactions) == (n, warps, warps) and int(hits) == n
+
+
+def test_counts_of_launches_add_up_by_line() -> None:
+    x, v, y, w = torch.randn(1056), torch.randn(128), torch.zeros(32), torch.zeros(128)
+    one = counted(MOVES, "moves", 1, 32, [x, v, y, w, 1])
+    both = one + counted(MOVES, "moves", 1, 32, [x, v, y, w, 2])
+    assert len(both.lines) == len(one.lines) and both.barriers == 2
+    assert both.figures()["global_load_sectors"] == 4 + 8 + 2 * 16
+    assert both.read_bytes == 32 * (4 + 8 + 2 * 16) and both.written_bytes == 32 * (4 + 4 + 2 * 16)
+
+
+def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
+    with pytest.raises(LaunchError, match="build moves with counts=True"):
+        build(MOVES, "moves").counts()
+    with pytest.raises(UnsupportedError, match="checks or with counts; build it twice"):
+        build(MOVES, "moves", checks=True, counts=True)
+    with pytest.raises(LaunchError, match="has not been launched"):
+        build(MOVES + "\n", "moves", counts=True).counts()
