@@ -85,7 +85,7 @@ def command(
 
 
 def _first_of_each_rung(planned: list[verification.Job]) -> list[verification.Job]:
-    """Of each problem and layout, every rung in the first dtype that it takes: the others differ in bytes alone."""
+    """Every rung on each problem and layout, in the first dtype that it takes: the others differ in bytes alone."""
     kept: dict[tuple[str, str, str], verification.Job] = {}
     for job in planned:
         key = (job.problem.name, job.problem.layout, job.rung.name)

@@ -62,7 +62,10 @@ def command(
     console = Console()
     where = kernel_device(device)
     if where.type != "cuda":
-        raise UnsupportedError("profile reads a GPU's counters and times, and there is none here")
+        raise UnsupportedError(
+            "profile reads a GPU's counters and times, and there is none here; `escalade count` has the twin count what "
+            "a rung does"
+        )
     asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
     found = _counted(asked, where, console) if counters else None
     if found is None or trace is not None:

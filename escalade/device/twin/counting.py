@@ -27,7 +27,7 @@ class Requests:
     least: int = 0
     """Turns without a conflict; of other memories as many as there were transactions."""
     bytes: int = 0
-    """Those that threads asked for: as often as they did."""
+    """The bytes that threads asked for, as often as they did."""
     place: str = ""
 
     @property
@@ -70,17 +70,17 @@ class Counts:
     barriers: int = 0
     """Warps that came to a barrier of their block, a named one too."""
     shuffles: int = 0
-    """By warps."""
+    """Shuffles of warps."""
     atomics: int = 0
-    """By threads."""
+    """Atomics of threads."""
     fma: int = 0
-    """Fused multiply-adds, by threads, as all arithmetic outside the tensor cores is counted."""
+    """Fused multiply-adds of threads, as all arithmetic outside the tensor cores is counted."""
     add: int = 0
     multiply: int = 0
     special: int = 0
     """Divisions, roots, exponentials and their like: on the card each is an approximation and operations around it."""
     tensor_instructions: int = 0
-    """By warps: an mma, or a warp's part of a wgmma."""
+    """An mma of a warp, or its part of a wgmma."""
     tensor_multiplications: int = 0
     """Multiply-adds in the tensor cores."""
     bulk_loads: int = 0
@@ -141,9 +141,9 @@ def parse(text: str, blocks: Mapping[int, tuple[int, ...]]) -> Counts:
         match line.split("\t"):
             case ["request", _, "block", "barrier", requests, *_]:
                 numbers["barriers"] += int(requests)
-            case ["request", place, memory, operation, *counts]:
-                requests, transactions, least, size = map(int, counts)
-                lines.append(Requests(memory, operation, requests, transactions, least, size, place))
+            case ["request", place, memory, operation, *numerals]:
+                asked, transactions, least, size = map(int, numerals)
+                lines.append(Requests(memory, operation, asked, transactions, least, size, place))
             case ["code", site, threads]:
                 for name, count in zip(OPERATIONS, blocks.get(int(site), ()), strict=False):
                     numbers[name] += count * int(threads)
