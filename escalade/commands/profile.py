@@ -63,8 +63,8 @@ def command(
     where = kernel_device(device)
     if where.type != "cuda":
         raise UnsupportedError(
-            "profile reads a GPU's counters and times, and there is none here; `escalade count` has the twin count what "
-            "a rung does"
+            "profile reads a GPU's counters and times, and there is none here; "
+            "`escalade count` has the twin count what rungs do"
         )
     asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
     found = _counted(asked, where, console) if counters else None
