@@ -59,7 +59,8 @@ def command(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: accuracy, batches; training-step (ResNets, autoencoder); phases, stream (ResNets); "
+            help="Only these: accuracy, batches; training-step (ResNets, autoencoder), "
+            "training-ablation (autoencoder); phases, stream (ResNets); "
             "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),

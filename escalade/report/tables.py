@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import (
+    ablation_pages,
     coverage_pages,
     gaps,
     gpu_tests,
@@ -27,7 +28,10 @@ PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
     "measuring.md": {gpu_tests.PART: gpu_tests.block, gaps.PART: gaps.block},
-    training_pages.PAGE: {training_pages.PART: training_pages.block},
+    training_pages.PAGE: {
+        training_pages.PART: training_pages.block,
+        ablation_pages.PART: ablation_pages.block,
+    },
 }
 """Pages that are generated in part: what stands between their markers."""
 
