@@ -15,6 +15,7 @@ from escalade.report import (
     ladder_pages,
     layer_pages,
     network_pages,
+    peer_pages,
     step_pages,
     training_pages,
 )
@@ -27,11 +28,8 @@ NETWORKS = "networks"
 PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
-    "measuring.md": {gpu_tests.PART: gpu_tests.block, gaps.PART: gaps.block},
-    training_pages.PAGE: {
-        training_pages.PART: training_pages.block,
-        ablation_pages.PART: ablation_pages.block,
-    },
+    "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, gaps)},
+    training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages)},
 }
 """Pages that are generated in part: what stands between their markers."""
 
