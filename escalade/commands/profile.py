@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -10,16 +11,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import files
+from escalade import files, ops
 from escalade.commands.devices import kernel_device
 from escalade.commands.options import InputSeed, KernelsOn
-from escalade.commands.profiled import Asked, launch, target_of
+from escalade.commands.profiled import Asked, chosen, launch, target_of, works_of
+from escalade.commands.progress import status
+from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
-from escalade.measure import ceilings
-from escalade.profile import ncu
+from escalade.measure import ceilings, records
+from escalade.profile import agreement, ncu, twin
+from escalade.profile.parts import Part
 from escalade.profile.profiles import Profile, counted, profile
 from escalade.profile.trace import REPEATS, traced
-from escalade.report import terminal
+from escalade.report import counts, terminal
 
 
 def command(
@@ -55,35 +59,85 @@ def command(
     trace: Annotated[
         pathlib.Path | None, typer.Option(help="Write a trace of some runs to this file, for Perfetto.")
     ] = None,
+    beside_twin: Annotated[
+        bool,
+        typer.Option("--beside-twin", help="Of a rung: count what the twin counts too, and show both."),
+    ] = False,
     seed: InputSeed = 0,
     json: Annotated[pathlib.Path | None, typer.Option(help="Write the profile to this file too.")] = None,
+    results: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="With --beside-twin: file the counts under this folder, as FOLDER/<gpu>/<operation>_counts.jsonl."
+        ),
+    ] = None,
 ) -> None:
     """What the kernels of a rung, a network or a step of training do: counters or times, and what they say."""
     console = Console()
     where = kernel_device(device)
-    if where.type != "cuda":
-        raise UnsupportedError(
-            "profile reads a GPU's counters and times, and there is none here; "
-            "`escalade count` has the twin count what rungs do"
-        )
     asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
-    found = _counted(asked, where, console) if counters else None
+    if beside_twin and (where.type != "cuda" or target not in ops.OPERATIONS or not counters):
+        raise UnsupportedError(
+            "--beside-twin compares ncu's counters of a rung with the twin's; it takes a GPU"
+        )
+    if results is not None and not beside_twin:
+        raise UnsupportedError("--results files counts that --beside-twin compares; give both, or --json")
+    if where.type != "cuda":
+        if trace is not None:
+            raise UnsupportedError(
+                "--trace is of a GPU; on the twin kernels are counted, and times mean nothing"
+            )
+        _count(asked, console, json)
+        return
+    found = _counted(asked, where, console, beside_twin) if counters else None
+    if beside_twin and found is None:
+        raise UnsupportedError("without counters there is nothing to compare the twin's with")
     if found is None or trace is not None:
         timed = _timed(asked, where, trace, console)
         found = found or timed
     console.print(found.table())
-    for each in found.parts:
-        if each.words:
-            console.print(f"[bold]{escape(each.part.name)}[/] {escape(each.words)}", highlight=False)
+    _say_words(console, [(each.part, each.words) for each in found.parts])
     console.print(f"{len(found.parts)} parts take {found.us:.1f} µs together.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):
         console.print(line, highlight=False)
+    if beside_twin:
+        _compare(asked, where, found, results, console)
     if json:
-        files.replace(json, (found.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        _write(console, json, found.to_json())
 
 
-def _counted(asked: Asked, device: torch.device, console: Console) -> Profile | None:
+def _count(asked: Asked, console: Console, json: pathlib.Path | None) -> None:
+    """What the twin counts of each part."""
+    title, works = works_of(asked)
+    if not works:
+        raise UnsupportedError(f"PyTorch does all of {title}: there are no kernels of Escalade's to count")
+    programs = list(dict.fromkeys(program for work in works for program in work.recipe.programs))
+    with status(console) as say:
+        say(f"compiling {len(programs)} kernels for the twin")
+        build_for_twin(programs, counts=True)
+        parts = []
+        for work in works:
+            say(f"counting {work.part.name}")
+            parts.append(twin.counted(work.part, work.count(asked.seed)))
+    for table in counts.terminal_tables(twin.records(title, parts), console.width):
+        console.print(table)
+    _say_words(console, [(each.part, each.words) for each in parts])
+    if json:
+        _write(console, json, twin.to_json(title, parts))
+
+
+def _say_words(console: Console, parts: Sequence[tuple[Part, str]]) -> None:
+    for part, words in parts:
+        if words:
+            console.print(f"[bold]{escape(part.name)}[/] {escape(words)}", highlight=False)
+
+
+def _write(console: Console, path: pathlib.Path, text: str) -> None:
+    files.replace(path, (text + "\n").encode())
+    console.print(f"wrote {escape(str(path))}")
+
+
+def _counted(asked: Asked, device: torch.device, console: Console, like_twin: bool) -> Profile | None:
     """The profile by Nsight Compute; without it, or where it may not count, a word on why there is none."""
     program = ncu.find()
     if program is None:
@@ -92,12 +146,34 @@ def _counted(asked: Asked, device: torch.device, console: Console) -> Profile | 
     console.print("counting, then measuring the card's ceilings")
     try:
         title, parts, readings = ncu.profiled(
-            program, f"{launch.__module__}.{launch.__name__}", asked.to_json()
+            program, f"{launch.__module__}.{launch.__name__}", asked.to_json(), like_twin
         )
     except ncu.NoCounters as error:
         console.print(f"[yellow]There are times and no counters: {escape(str(error))}[/]")
         return None
     return counted(title, parts, readings, ceilings.measure(device))
+
+
+def _compare(
+    asked: Asked, device: torch.device, found: Profile, results: pathlib.Path | None, console: Console
+) -> None:
+    """The counts of a rung's one call by both, and a record of the card's."""
+    choice = chosen(asked, device)
+    (work,) = twin.of_rung(ops.operation(asked.target), choice)
+    (part,) = found.parts
+    card = agreement.summed(part.kernels)
+    both = agreement.pairs(card, work.count(asked.seed).figures())
+    console.print(agreement.table(both))
+    console.print(agreement.said(both), highlight=False)
+    if results is None:
+        return
+    problem = choice.problem
+    record = records.Record(
+        f"{asked.target}_counts", problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
+        choice.rung.name, config=choice.config.as_dict(), timing="ncu", counts=card, note=agreement.said(both),
+    )  # fmt: skip
+    for path in records.file_away(results, [record.stamped(records.provenance(device))]):
+        console.print(f"wrote {escape(str(path))}")
 
 
 def _timed(asked: Asked, device: torch.device, trace: pathlib.Path | None, console: Console) -> Profile:

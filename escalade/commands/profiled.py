@@ -10,20 +10,23 @@ from typing import Any
 
 import torch
 
-from escalade import models, ops, parsing
+from escalade import ops, parsing
 from escalade.commands.networks import network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
 from escalade.engine.plan.program import KernelProgram
 from escalade.engine.training.program import KernelStep
+from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
 from escalade.ops.choose.choice import Choice, choose
-from escalade.profile import ncu
+from escalade.profile import ncu, twin
 from escalade.profile.parts import Target
 from escalade.profile.targets import of_network, of_rung, of_training
 from escalade.train.data import synthetic
+from escalade.train.settings import Settings
 from escalade.train.steps import optimizer_of
-from escalade.train.tasks import TASKS, settings, task_of
+from escalade.train.tasks import TASKS, task_of
+from escalade.train.tasks import settings as settings_of
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ def target_of(asked: Asked) -> Target:
         operation = ops.operation(asked.target)
         choice = chosen(asked, device)
         return of_rung(operation, choice.problem, choice.rung, choice.config, device, asked.seed)
-    on = "twin" if asked.device == "cpu" else asked.device
-    engine, inputs = network(asked.target, asked.batch, asked.dtype, on)
+    engine, inputs = network(asked.target, asked.batch, asked.dtype, asked.device)
     program = engine.program(*inputs)
     if not isinstance(program, KernelProgram):
         raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
@@ -96,32 +98,50 @@ def chosen(asked: Asked, device: torch.device) -> Choice:
     raise refusal
 
 
+def works_of(asked: Asked) -> tuple[str, list[twin.Work]]:
+    """What the twin runs for a target, and its title. Plans are those of the CPU: nothing is compiled for them."""
+    device = torch.device("cpu")
+    if asked.training:
+        step, _, settings = _step(asked, device)
+        return _training_title(asked, settings), twin.of_plan(step.plan)
+    if asked.target in ops.OPERATIONS:
+        choice = chosen(asked, device)
+        problem = choice.problem
+        title = f"{asked.target} {problem.name} {problem.dtype} {problem.layout}"
+        return title, twin.of_rung(ops.operation(asked.target), choice)
+    engine, inputs = network(asked.target, asked.batch, asked.dtype, "cpu")
+    return f"{asked.target}, batch {asked.batch}, {engine.dtype}", twin.of_plan(engine.plan(*inputs))
+
+
 def _training(asked: Asked, device: torch.device) -> Target:
-    """A step as `escalade train` takes it, on images that are made up."""
-    task = task_of(asked.target)
-    given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
-    wanted = settings(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
-    images = synthetic.make(wanted.batch, wanted.side, wanted.seed, "profile")
-    assert images.labels is not None
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(models.registry.SEED)
-        model = task.make(wanted, images).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    x = images.pixels.to(device).float().div_(255).permute(0, 3, 1, 2)
-    target = task.target(x, images.labels.to(device))
-    optimizer = optimizer_of(wanted.optimizer, model, wanted.lr, wanted.weight_decay)
-    step = training_step(
-        model,
-        task.loss,
-        optimizer,
-        (x, target),
-        dtype=wanted.dtype,
-        device="twin" if device.type == "cpu" else None,
-    )
-    step(x, target)
+    step, batch, settings = _step(asked, device)
+    step(*batch)  # takes over the optimiser's state
     program = step.program
     if not isinstance(program, KernelStep):
         raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
-    return of_training(f"a step of {asked.target}, batch {asked.batch}, {wanted.dtype}", program, device)
+    return of_training(_training_title(asked, settings), program, device)
+
+
+def _training_title(asked: Asked, settings: Settings) -> str:
+    return f"a step of {asked.target}, batch {asked.batch}, {settings.dtype}"
+
+
+def _step(
+    asked: Asked, device: torch.device
+) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], Settings]:
+    """A step as `escalade train` takes it, a batch of images that are made up, and the settings."""
+    task = task_of(asked.target)
+    given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
+    wanted = settings_of(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
+    images = synthetic.make(wanted.batch, wanted.side, wanted.seed, "profile")
+    assert images.labels is not None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(wanted.seed)
+        model = task.make(wanted, images).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    x = images.pixels.to(device).float().div_(255).permute(0, 3, 1, 2)
+    batch = x, task.target(x, images.labels.to(device))
+    optimizer = optimizer_of(wanted.optimizer, model, wanted.lr, wanted.weight_decay)
+    return training_step(model, task.loss, optimizer, batch, dtype=wanted.dtype), batch, wanted
 
 
 def launch() -> None:

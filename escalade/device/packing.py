@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.device.recipe import Recipe
-from escalade.device.run import Executable
+from escalade.device.run import Executable, TwinOptions
 
 
 class Prepared:
@@ -26,11 +26,13 @@ class Prepared:
         *,
         weights_stay: bool,
         behind: Recipe | None = None,
+        options: TwinOptions = TwinOptions(),
     ) -> None:
         """`behind` is the recipe that is launched next; a measurement launches the same one again."""
         self._recipe = recipe
         self._device = device
         self._label = label
+        self._options = options
         self.packs = weights_stay and bool(recipe.packing.steps)
         """Whether there is anything to be done once."""
         comes_early = behind is not None and (behind.may_come_early if weights_stay else behind.begins_early)
@@ -38,6 +40,7 @@ class Prepared:
             recipe.after_packing if weights_stay else recipe,
             device,
             label,
+            options,
             weights_ready=weights_stay,
             release_dependents=comes_early,
         )
@@ -50,7 +53,7 @@ class Prepared:
             if workspace.name not in complete:
                 complete[workspace.name] = workspace.allocate(self._device)
         if self.packs:
-            Executable(self._recipe.packing, self._device, self._label).bind(complete)()
+            Executable(self._recipe.packing, self._device, self._label, self._options).bind(complete)()
         return complete
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:

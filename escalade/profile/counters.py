@@ -34,6 +34,26 @@ METRICS = {
 """What Nsight Compute calls each figure: names that one version or architecture has and another has not are
 alternatives."""
 
+_GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
+_TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
+COUNTS = {
+    **{
+        f"global_{count}_{unit}": (_GLOBAL.format(unit, operation),)
+        for count, operation in (("load", "ld"), ("store", "st"), ("copy", "ldgsts"))
+        for unit in ("requests", "sectors")
+    },
+    "shared_load_requests": ("smsp__inst_executed_op_shared_ld.sum", "smsp__inst_executed_op_ldsm.sum"),
+    "shared_store_requests": ("smsp__inst_executed_op_shared_st.sum",),
+    **{
+        f"shared_{count}_{unit}": (metric.format(operation),)
+        for count, operation in (("load", "ld"), ("store", "st"))
+        for unit, metric in (("turns", _TURNS), ("conflicts", _CONFLICTS))
+    },
+    "fma": ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",),
+}
+"""The metrics that add up to what the twin counts, by the twin's names."""
+
 
 @dataclass(frozen=True)
 class Counters:
@@ -63,6 +83,8 @@ class Counters:
     """Turns of the banks of shared memory that would not have been needed without conflicts, in percent of all."""
     stalls: dict[str, float] = field(default_factory=dict)
     """Shares of the warps that waited, by reason, the largest first; together 1."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What the twin counts too, by its names (docs/twin.md)."""
 
     @property
     def dram_bytes(self) -> float | None:
@@ -103,6 +125,11 @@ def counters_of(reading: Reading) -> Counters:
         store_sectors=ratio("store_sectors", "store_requests"),
         conflicts_pct=ratio("shared_conflicts", "shared_turns", 100.0),
         stalls=_stalls(reading),
+        counts={
+            name: round(sum(reading.values[metric] for metric in metrics))
+            for name, metrics in COUNTS.items()
+            if all(metric in reading.values for metric in metrics)
+        },
     )
 
 

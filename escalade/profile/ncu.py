@@ -16,7 +16,7 @@ import torch
 
 from escalade import files, outside
 from escalade.errors import EscaladeError, UnsupportedError
-from escalade.profile.counters import METRICS, STALLS
+from escalade.profile.counters import COUNTS, METRICS, STALLS
 from escalade.profile.parts import Part, Target
 from escalade.profile.readings import Reading, parse
 
@@ -62,15 +62,21 @@ def command(program: str, metrics: Sequence[str], log: pathlib.Path) -> list[str
     return [program, "--csv", *(word for option in options.items() for word in option)]
 
 
-def profiled(program: str, function: str, asked: str) -> tuple[str, list[Part], list[Reading]]:
+def profiled(
+    program: str, function: str, asked: str, counts: bool = False
+) -> tuple[str, list[Part], list[Reading]]:
     """The title of what `function` launches in a process under Nsight Compute, its parts, and what was counted.
+
+    With `counts` what the twin counts is among that.
 
     The function finds what is asked in `sys.argv`, and calls `launch`. In the place of metrics that
     this version or architecture does not have come others, or none.
     """
     known = [*METRICS.values(), (STALLS,)]
+    if counts:
+        known += [(name,) for names in COUNTS.values() for name in names]
     while True:
-        wanted = [names[0] for names in known if names]
+        wanted = list(dict.fromkeys(names[0] for names in known if names))
         said, told = _run(program, wanted, function, asked)
         unknown = unknown_metrics(said, wanted)
         if not unknown:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from escalade.device.packing import Prepared
+from escalade.device.recipe import Recipe
 from escalade.engine.explain import ExplainedStep, explain_plan
-from escalade.engine.plan.plan import Step
+from escalade.engine.plan.plan import Plan, Step
 from escalade.engine.plan.program import KernelProgram, Kernels
 from escalade.engine.step_times import fill
 from escalade.engine.training.program import KernelStep
@@ -31,17 +32,22 @@ def of_rung(
     prepared = Prepared(recipe, device, title, weights_stay=operation.weights_stay)
     tensors = {**operation.inputs(problem, device, seed), **outputs_of(operation, problem, device)}
     call = prepared.bind(tensors)
-    part = Part(
+    part = part_of_rung(operation, problem, rung, prepared.executable.recipe)
+    return Target(f"{title} ({config})" if config.as_dict() else title, device, lambda: iter([(part, call)]))
+
+
+def part_of_rung(operation: Operation[Any], problem: Any, rung: Rung[Any], recipe: Recipe) -> Part:
+    """A call of a rung, of which `recipe` is launched."""
+    return Part(
         rung.name,
         operation.name,
         problem.name,
         problem.dtype,
         rung.name,
-        entries(prepared.executable.recipe),
+        entries(recipe),
         problem.flops,
         problem.bytes,
     )
-    return Target(f"{title} ({config})" if config.as_dict() else title, device, lambda: iter([(part, call)]))
 
 
 def of_network(
@@ -75,15 +81,15 @@ def of_training(title: str, program: KernelStep, device: torch.device) -> Target
 def _steps(kernels: Kernels) -> Iterator[tuple[Part, Call]]:
     explained = {each.name: each for each in explain_plan(kernels.plan).steps}
     for step, call in kernels.one_by_one():
-        yield _part(kernels, step, explained[step.node.name]), call
+        yield part_of_step(kernels.plan, step, explained[step.node.name]), call
 
 
-def _part(kernels: Kernels, step: Step, said: ExplainedStep) -> Part:
+def part_of_step(plan: Plan, step: Step, said: ExplainedStep) -> Part:
     """A step as the plan names it."""
     name = f"{said.number} {said.operation}" + (f" {said.source}" if said.source else "")
-    dtype = said.dtype if step.lowered else kernels.plan.dtype
+    dtype = said.dtype if step.lowered else plan.dtype
     launched = None
     if step.recipe is not None:
-        ready = step.has_weights_ready(kernels.plan.graph.constants)
+        ready = step.has_weights_ready(plan.graph.constants)
         launched = entries(step.recipe.after_packing if ready else step.recipe)
     return Part(name, said.operation, said.problem, dtype, said.rung, launched, said.flops, said.bytes)

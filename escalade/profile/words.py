@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from escalade.device.twin import Counts
 from escalade.profile.counters import Counters
 from escalade.profile.parts import Part
 
@@ -15,6 +16,7 @@ WIDEST_REQUEST = 16.0
 """Sectors that a warp touches whose threads load 16 bytes each, one behind the other: more are scattered."""
 CONFLICTS_PCT = 10.0
 FEW_WARPS_PCT = 25.0
+_CONFLICTING = "{:.0f}% of the turns of shared memory are bank conflicts"
 _WAITS = {
     "long_scoreboard": "memory",
     "short_scoreboard": "shared memory or special functions",
@@ -91,7 +93,7 @@ def _scattered(one: Counters) -> str:
 def _conflicts(one: Counters) -> str:
     if one.conflicts_pct is None or one.conflicts_pct < CONFLICTS_PCT:
         return ""
-    return f"{one.conflicts_pct:.0f}% of the turns of shared memory are bank conflicts"
+    return _CONFLICTING.format(one.conflicts_pct)
 
 
 def _few_warps(one: Counters) -> str:
@@ -105,3 +107,19 @@ def _few_warps(one: Counters) -> str:
     return f"{one.occupancy_pct:.0f}% of the warps that fit are there" + (
         f", with {' and '.join(takes)}" if takes else ""
     )
+
+
+def said_of_counts(counts: Counts) -> str:
+    """One line on what the twin counted: bytes that are asked for again, scattered requests, conflicts."""
+    sentences = []
+    if counts.unique_read_bytes:
+        times = counts.read_bytes / counts.unique_read_bytes
+        sentences.append(f"asks for each byte that it reads {times:.1f} times")
+    for kind in ("load", "store"):
+        requests = counts.of("global", kind)
+        if requests.per_request > WIDEST_REQUEST:
+            sentences.append(f"a {kind} touches {requests.per_request:.0f} sectors")
+    turns = sum(line.transactions for line in counts.lines if line.memory == "shared")
+    if turns and 100 * counts.conflicts / turns >= CONFLICTS_PCT:
+        sentences.append(_CONFLICTING.format(100 * counts.conflicts / turns))
+    return "; ".join(sentences)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import pytest
 import torch
 
-from escalade.commands.profiled import Asked, chosen
+from escalade.commands.profiled import Asked, chosen, works_of
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
+from tests.commands.support import run
 
 
 def asked(target: str, **changed: object) -> Asked:
@@ -38,3 +42,29 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
 def test_it_says_what_it_takes(target: str, changed: dict[str, object], sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
         chosen(asked(target, **changed), torch.device("cpu"))
+
+
+def test_without_a_gpu_the_twin_counts(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "profile.json"
+    command = ("profile", "softmax", "--problem", "33_b5", "--dtype", "fp32", "--device", "twin")
+    result = run(*command, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert (
+        "softmax 33_b5 fp32 flat, counted on the twin" in result.output
+        and "asks for each byte" in result.output
+    )
+    (part,) = json.loads(out.read_text())["parts"]
+    assert part["counts"]["unique_read_bytes"] == 33 * 5 * 4 and part["part"]["kernels"]
+    for option, sentence in (
+        (("--trace", str(tmp_path / "trace.json")), "--trace is of a GPU"),
+        (("--beside-twin",), "it takes a GPU"),
+        (("--results", str(tmp_path)), "give both, or --json"),
+    ):
+        result = run(*command, *option)
+        assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)
+
+
+def test_the_steps_of_a_plan_are_counted_one_by_one() -> None:
+    title, works = works_of(asked("spectral_autoencoder", batch=2))
+    assert title == "spectral_autoencoder, batch 2, fp16"
+    assert [work.part.operation for work in works] == ["mlp"] and works[0].weights_stay

@@ -8,6 +8,8 @@ import pathlib
 import pytest
 import torch
 
+from escalade import outside
+from escalade.measure.records import load
 from escalade.profile import ncu
 from tests.commands.support import run
 
@@ -40,3 +42,17 @@ def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path:
     assert 0.9 * must < kernel["dram_read_bytes"] < 1.5 * must, "a relu reads as much as it writes"
     assert kernel["us"] > 0 and kernel["registers"] and kernel["load_sectors"] >= 4
     assert part["words"] and kernel["stalls"]
+
+
+def test_the_twin_counts_what_the_card_counts(cuda: torch.device, tmp_path: pathlib.Path) -> None:
+    if ncu.find() is None or outside.find("g++") is None:
+        pytest.skip("needs ncu, and g++ for the twin")
+    rung = ("conv2d", "--problem", "16to16_14_k3s1_b2", "--rung", "padded_tile", "--dtype", "fp32")
+    result = run("profile", *rung, "--beside-twin", "--results", str(tmp_path))
+    if "without counters" in str(result.exception):
+        pytest.skip(result.output)
+    assert result.exit_code == 0, result.output
+    (record,) = load(next(tmp_path.rglob("conv2d_counts.jsonl")))
+    assert record.counts["global_load_requests"] > 0 and "counts agree within" in record.note
+    close, _, _ = record.note.partition(" counts")[0].partition(" of ")
+    assert int(close) >= 4, result.output

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from escalade.device.twin import Counts, Requests
 from escalade.errors import EscaladeError
+from escalade.profile import agreement
 from escalade.profile.counters import METRICS, Counters, counters_of
 from escalade.profile.parts import Part
 from escalade.profile.readings import parse
-from escalade.profile.words import said
+from escalade.profile.words import said, said_of_counts
 
 PART = Part("naive", "conv2d", "64to64_56_k3s1_b8", "fp32", "naive", ["conv2d_naive"], 10**9, 1_000_000)
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -72,6 +74,12 @@ def test_readings_become_figures_in_one_unit() -> None:
         shared_bytes=99_328,
         load_sectors=32.0,
         conflicts_pct=25.0,
+        counts={
+            "global_load_requests": 1000,
+            "global_load_sectors": 32_000,
+            "global_store_requests": 0,
+            "global_store_sectors": 0,
+        },
         stalls={"long_scoreboard": 7.1 / 10.0, "barrier": 2.9 / 10.0},
     )
     assert {name for names in METRICS.values() for name in names} >= {*COLUMNS} - {
@@ -104,3 +112,35 @@ def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
         "waits on odd reason"
     )
     assert said(PART, [Counters("k")], 1.0) == ""
+
+
+def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
+    lines = (
+        Requests("global", "load", 10, 300, 300, 1200),
+        Requests("global", "store", 10, 40, 40, 1280),
+        Requests("shared", "load", 10, 20, 15, 1280),
+    )
+    assert said_of_counts(Counts(lines, unique_read_bytes=3200)).split("; ") == [
+        "asks for each byte that it reads 3.0 times",
+        "a load touches 30 sectors",
+        "25% of the turns of shared memory are bank conflicts",
+    ]
+    assert said_of_counts(Counts()) == ""
+
+
+def test_counts_of_card_and_twin_are_compared_by_name() -> None:
+    one = Counters("a", counts={"global_load_requests": 60, "global_load_sectors": 960, "fma": 0})
+    other = Counters("b", counts={"global_load_requests": 40, "global_load_sectors": 40})
+    card = agreement.summed([one, other])
+    assert card == {"global_load_requests": 100, "global_load_sectors": 1000}, (
+        "not all launches have the others"
+    )
+    found = agreement.pairs(
+        {**card, "fma": 0}, {"global_load_requests": 96, "global_load_sectors": 900, "add": 3}
+    )
+    assert [(pair.name, round(pair.off, 3)) for pair in found] == [
+        ("global_load_requests", 0.04),
+        ("global_load_sectors", 0.1),
+    ]
+    assert agreement.said(found) == "1 of 2 counts agree within 5%."
+    assert agreement.summed([]) == {}
