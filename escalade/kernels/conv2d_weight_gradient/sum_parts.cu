@@ -2,8 +2,9 @@
 //
 // A thread takes a pack of VECTOR elements and every LANES-th part of them; where parts are many, LANES threads share a
 // pack, and their sums meet in shared memory: always in the same order, so that every run gives the same bits. Nobody
-// may have asked for the bias gradient's values. SCALED: x and the gradient were multiplied by 2^exponents[0] and [1], which
-// is undone (common/halves.cuh). What bounds it: L2, where the parts have just been written.
+// may have asked for the bias gradient's values. SCALED: each channel of x was multiplied by 2^exponents[channel], each of
+// the gradient by 2^exponents[channels + filter], which is undone (common/halves.cuh). What bounds it: L2, where the
+// parts have just been written.
 //
 // Serves `direct`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split` and `window_split` alike.
 #include "common/elements.cuh"
@@ -20,7 +21,8 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_weight_gradient_sum_parts(const float* parts, Element* y, Element* bias_gradient, const int* exponents,
-                                     int count, int bias_count, long long weights, long long elements) {
+                                     int count, int bias_count, long long weights, long long elements,
+                                     int channels, int filter_elements) {
     __shared__ Sums others[LANES][PACKS];
     wait_for_previous_launch();
     const int lane = threadIdx.x / PACKS, pack = threadIdx.x % PACKS;
@@ -40,10 +42,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (lane > 0 || at >= elements) return;
     if (SCALED) {
-        const float2 of_x = undoing_factors(at < weights ? exponents[0] : 0), of_gradient = undoing_factors(exponents[1]);
+        const bool is_weight = at < weights;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e)
+        for (int e = 0; e < VECTOR; ++e) {
+            const long long filter = is_weight ? (at + e) / filter_elements : at + e - weights;
+            const float2 of_x = undoing_factors(is_weight ? exponents[(at + e) % channels] : 0);
+            const float2 of_gradient = undoing_factors(exponents[channels + filter]);
             sums.at[e] = sums.at[e] * (of_x.x * of_gradient.x) * (of_x.y * of_gradient.y);
+        }
     }
     Pack<Element, VECTOR> results;
     from_floats(results, sums.at);

@@ -44,14 +44,14 @@ def total(
     problem: Conv2dWeightGradientProblem, parts: int, bias_parts: int | None = None, scaled: bool = False
 ) -> KernelCall:
     """The launch that adds up so many parts, of the bias gradient those at the front. If x and the gradient were
-    multiplied by powers of two, the buffer `exponents` has them."""
+    multiplied by powers of two, one for each channel, the buffer `exponents` has them."""
     elements, weights = problem.part_elements, problem.forward.weight_elements
     vector = 4 if elements % 4 == 0 and weights % 4 == 0 else 1
     lanes = next(lanes for most, lanes in _SUM_LANES if parts <= most)
     arguments: tuple[Argument, ...] = (
         Buffer(PARTS), Buffer("y"), Buffer("bias_gradient", optional=True),
         Buffer(EXPONENTS, optional=True), parts, parts if bias_parts is None else bias_parts,
-        Int64(weights), Int64(elements),
+        Int64(weights), Int64(elements), problem.forward.channels, weights // problem.forward.filters,
     )  # fmt: skip
     return KernelCall(
         Program.of(

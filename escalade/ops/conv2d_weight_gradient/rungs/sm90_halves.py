@@ -19,8 +19,7 @@ PACK = 8
 THREADS = 256
 ROUNDS = 4
 """Packs that a thread has under way."""
-BLOCKS_PER_SM = 4
-SEEN_BYTES = 8
+BLOCKS_PER_SM = 3
 PAIRS = {
     "fp32": (("upper", "lower"), ("upper", "upper"), ("lower", "upper")),
     "tf32": (("upper", "upper"),),
@@ -31,6 +30,16 @@ three."""
 
 def _halved(problem: Conv2dWeightGradientProblem) -> Conv2dWeightGradientProblem:
     return replace(problem, dtype="fp16")
+
+
+def _sizes(problem: Conv2dWeightGradientProblem) -> dict[str, int]:
+    """Elements of what is cut."""
+    return {"x": problem.forward.input_elements, "gradient": problem.forward.output_elements}
+
+
+def _columns(problem: Conv2dWeightGradientProblem) -> int:
+    """Blocks that a row of all channels takes, or of all filters."""
+    return ceil_div(max(problem.forward.channels, problem.forward.filters), PACK * THREADS)
 
 
 @dataclass(frozen=True)
@@ -77,26 +86,31 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
             .steps
         )
         bias_parts = count * min(len(pairs), 2)
-        sizes = {"x": f.input_elements, "gradient": f.output_elements}
         halves = ("upper", "lower")[: min(len(pairs), 2)]
+        both = f.channels + f.filters
+        tickets = 2 * _columns(problem)
         return Recipe(
             (
-                *(self._cut(problem, sizes, attempt) for attempt in (0, 1)),
+                *(self._cut(problem, attempt) for attempt in (0, 1)),
                 *products,
                 parts.total(problem, count * len(pairs), bias_parts, scaled=True),
             ),
             (
                 parts.workspace(problem, count * len(pairs)),
-                *(Workspace(f"{half}_{name}", 2 * size) for name, size in sizes.items() for half in halves),
-                Workspace("seen", SEEN_BYTES * len(sizes), zeroed=True),
-                Workspace(parts.EXPONENTS, 4 * len(sizes)),
+                *(
+                    Workspace(f"{half}_{name}", 2 * size)
+                    for name, size in _sizes(problem).items()
+                    for half in halves
+                ),
+                Workspace("seen", 4 * (both + tickets), zeroed=True),
+                Workspace(parts.EXPONENTS, 2 * 4 * both),
             ),
         )
 
-    def _cut(self, problem: Conv2dWeightGradientProblem, sizes: dict[str, int], attempt: int) -> KernelCall:
+    def _cut(self, problem: Conv2dWeightGradientProblem, attempt: int) -> KernelCall:
+        f, sizes = problem.forward, _sizes(problem)
         lower = len(PAIRS[problem.dtype]) > 1
-        packs = {name: size // PACK for name, size in sizes.items()}
-        wanted = ceil_div(max(packs.values()), THREADS * ROUNDS)
+        wanted = ceil_div(max(sizes.values()), PACK * THREADS * ROUNDS)
         rooms = (
             Buffer(f"{half}_{name}", optional=half == "lower")
             for name in sizes
@@ -106,13 +120,13 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
             Program.of(
                 "conv2d_weight_gradient/sm90_halves.cu",
                 "conv2d_weight_gradient_sm90_halves",
-                {"THREADS": THREADS, "ROUNDS": ROUNDS, "HAS_LOWER": lower},
+                {"THREADS": THREADS, "BLOCKS_PER_SM": BLOCKS_PER_SM, "ROUNDS": ROUNDS, "HAS_LOWER": lower},
             ),
-            (min(wanted, BLOCKS_PER_SM * self.card.multiprocessors), len(sizes), 1),
+            (min(wanted, BLOCKS_PER_SM * self.card.multiprocessors), len(sizes), _columns(problem)),
             (THREADS, 1, 1),
             (
                 *(Buffer(name) for name in sizes), *rooms, Buffer("seen"), Buffer(parts.EXPONENTS), attempt,
-                *(Int64(count) for count in packs.values()),
+                Int64(f.input_elements // f.channels), Int64(f.output_elements // f.filters), f.channels, f.filters,
             ),
             overlap=True,
         )  # fmt: skip
@@ -128,8 +142,9 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
 # Predictions for 64to64_56_k3s1 at batch 256 in fp32, 59 GFLOP.
 WGMMA_SPLIT = Halves(
     "wgmma_split",
-    "fp32 and TF32: x and the gradient are cut into fp16 halves in memory, and wgmma makes the gradient of three pairs "
-    "of them (of TF32, of the upper halves); the sums of all are added up; an infinity becomes NaN",
+    "fp32 and TF32: x and the gradient are cut into fp16 halves in memory, with a power of two for each channel, and "
+    "wgmma makes the gradient of three pairs of them (of TF32, of the upper halves); the sums of all are added up; an "
+    "infinity becomes NaN",
     below="direct",
     # direct: two loads a product, 30 G of them in 8 ms. 822 MB of numbers and halves are 200 us; three times 148 us.
     predicted_gain=12.5,
