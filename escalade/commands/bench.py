@@ -17,6 +17,7 @@ from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload as named_workload
 from escalade.bench.peers import registry
+from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.network import Budget
 from escalade.commands.devices import network_device
 from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
@@ -59,7 +60,8 @@ def command(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: accuracy, batches; training-step (ResNets, autoencoder); phases, stream (ResNets); "
+            help="Only these: accuracy, batches; training-step (ResNets, autoencoder), "
+            "training-ablation (autoencoder); phases, stream (ResNets); "
             "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),
@@ -105,9 +107,9 @@ def command(
             f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch's operators run the plan, without "
             "kernels, graphs or peers. [yellow]Times are this CPU's.[/]"
         )
-    if slow_batches and any(name in registry.SLOW for name in beside):
+    if slow_batches and any(name in SLOW for name in beside):
         console.print(
-            f"{', '.join(registry.SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
+            f"{', '.join(SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
             "slow to make; with --batch it takes part at those that are named."
         )
     if chosen.notice():

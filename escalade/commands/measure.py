@@ -17,6 +17,7 @@ from escalade.bench.campaign import registry
 from escalade.bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade.bench.campaign.staleness import State, states
 from escalade.bench.campaign.units import Session
+from escalade.bench.peers.catalogue import PEERS
 from escalade.commands.progress import Say
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
@@ -104,6 +105,9 @@ def _measure(stale: list[State], limit: float | None, results: pathlib.Path, con
     session = Session(device)
     failed: list[Record] = []
     _summary(stale, console)
+    for peer in PEERS:
+        if peer.refusal:
+            console.print(f"[yellow]without {escape(peer.title)}:[/] {escape(peer.refusal)}")
 
     def keep(records: Sequence[Record]) -> None:
         failed.extend(record for record in records if record.failure and not record.is_peer)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from escalade.bench.peers.catalogue import TITLES
 from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device, required
 from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.markdown import table
 
 SYSTEMS = {
-    "torch-eager": "PyTorch eager",
-    "torch-graph": "PyTorch, CUDA graph",
-    "torch-compile-default": "torch.compile, default mode",
-    "torch-compile": "torch.compile max-autotune",
-    "jax": "JAX",
+    name: TITLES[name]
+    for name in ("torch-eager", "torch-graph", "torch-compile-default", "torch-compile", "jax")
 }
+"""The peers of whole networks, in the order of their columns."""
 DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
 Figures = dict[str, Callable[[Record], str]]
 """Further columns of our own record, by heading."""

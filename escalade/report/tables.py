@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import (
+    ablation_pages,
     coverage_pages,
     gaps,
     gpu_tests,
     ladder_pages,
     layer_pages,
     network_pages,
+    peer_pages,
     step_pages,
     training_pages,
 )
@@ -26,8 +28,8 @@ NETWORKS = "networks"
 PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
-    "measuring.md": {gpu_tests.PART: gpu_tests.block, gaps.PART: gaps.block},
-    training_pages.PAGE: {training_pages.PART: training_pages.block},
+    "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, gaps)},
+    training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages)},
 }
 """Pages that are generated in part: what stands between their markers."""
 

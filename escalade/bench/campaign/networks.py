@@ -10,7 +10,8 @@ from functools import partial
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade.bench.networks.workload import Workload
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
+from escalade.bench.peers.catalogue import SLOW
+from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT
 from escalade.measure.records import Record
 
 BATCHES, LADDER = "batches", "op-times"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from escalade import models
-from escalade.bench.networks import parts, training_step
+from escalade.bench.networks import ablation, parts, training_step
 from escalade.bench.networks.resnets import images
 from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Workload
@@ -13,6 +13,7 @@ from escalade.bench.peers import registry
 from escalade.train.tasks import mean_squared_error
 
 _SIZE, _SMALLEST = 32, 4
+_TRAINING = Training(mean_squared_error, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
 
 
 def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
@@ -31,9 +32,8 @@ AUTOENCODER = Workload(
     parts={
         "accuracy": Part(parts.accuracy),
         "batches": Part(parts.batches),
-        "training-step": training_step.part(
-            Training(mean_squared_error, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
-        ),
+        "training-step": training_step.part(_TRAINING),
+        "training-ablation": ablation.part(_TRAINING),
     },
     smallest=_SMALLEST,
     small_batches=(4,),

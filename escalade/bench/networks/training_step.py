@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +21,9 @@ from escalade.bench.peers.comparison import TRAINING_STEP
 from escalade.bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
 from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
 from escalade.engine import training_step
+from escalade.engine.explain import Explanation
 from escalade.engine.training.step import TrainingStep
+from escalade.engine.training.techniques import GRAPH
 from escalade.measure.records import Record
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
@@ -51,22 +54,29 @@ def part(training: Training) -> Part:
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
-    workload = setting.name + TRAINING_STEP
-    for batch in setting.among(training.batches):
+    for case, lesson in cases(training, setting, TRAINING_STEP, training.batches, say):
+        makers: dict[str, Maker] = {
+            "escalade": lambda _, lesson=lesson: [escalade(lesson)],  # type: ignore[misc]
+            **setting.peers_at(case.batch, torch_steps.makers(lesson)),
+        }
+        yield compare(case, makers, say)
+        free(setting.device)
+
+
+def cases(
+    training: Training, setting: Setting, suffix: str, batches: tuple[int, ...], say: Say
+) -> Iterator[tuple[Case, Lesson]]:
+    """What is known beforehand of each batch and dtype of a run, and what is learned there."""
+    workload = setting.name + suffix
+    for batch in setting.among(batches):
         x = setting.inputs(batch, _BATCH_NUMBER)
         target = training.target(x, setting.seed)
         model = trainable(setting.model).to(setting.device)
         for dtype in setting.dtypes:
             lesson = Lesson(model, training.loss, x, target, dtype, training.rate, training.scale)
             say(f"{workload} batch {batch} {dtype}: float64")
-            task = Task(setting.model, x, dtype)
-            case = Case(workload, task, standard(lesson, training.most), setting.seconds)
-            makers: dict[str, Maker] = {
-                "escalade": lambda _, lesson=lesson: [escalade(lesson)],  # type: ignore[misc]
-                **setting.peers_at(batch, torch_steps.makers(lesson)),
-            }
-            yield compare(case, makers, say)
-            free(setting.device)
+            known = standard(lesson, training.most)
+            yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
 
 
 def trainable(model: nn.Module) -> nn.Module:
@@ -108,8 +118,9 @@ def _errors(
     return found
 
 
-def escalade(lesson: Lesson) -> NetworkPeer:
-    """Our own step. Its memory is all that is allocated at most from the model's copy on, planning included."""
+def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
+    """Our own step, or one without some techniques. Its memory is all that is allocated at most from the model's copy
+    on, planning included."""
     x, target = lesson.batch("nhwc")
     lesson.model_in("nhwc")
 
@@ -117,7 +128,7 @@ def escalade(lesson: Lesson) -> NetworkPeer:
         pupil = Pupil(lesson, "nhwc")
         step = training_step(
             pupil.model, lesson.loss, pupil.optimizer, (x, target), dtype=lesson.dtype,
-            loss_scale=lesson.scale if lesson.dtype == "fp16" else None,
+            loss_scale=lesson.scale if lesson.dtype == "fp16" else None, without=without,
         )  # fmt: skip
         step(x, target)
         return pupil, step
@@ -132,13 +143,21 @@ def escalade(lesson: Lesson) -> NetworkPeer:
         step.program.run()
         return loss.clone()
 
+    plan = step.explain()
+    is_graph = lesson.device.type == "cuda" and GRAPH not in without
     replay = Replay(
         pupil.restart, step.program.run, (), [loss],
         lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
     )  # fmt: skip
     return NetworkPeer(
-        "escalade", "nhwc", call,
+        system, "nhwc", call,
         lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
-        waiting(lesson.device), replay if lesson.device.type == "cuda" else None, pupil.restart, peak_bytes,
-        config=summary(step.explain()),
+        waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
+        config=summary(plan) | {"plan": _digest(plan)},
     )  # fmt: skip
+
+
+def _digest(plan: Explanation) -> str:
+    """A name that plans of the same steps have in common."""
+    steps = [(step.operation, step.problem, step.dtype, step.rung) for step in plan.steps]
+    return hashlib.sha256(repr(steps).encode()).hexdigest()[:12]

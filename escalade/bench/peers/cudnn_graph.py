@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from escalade.bench.peers.catalogue import CUDNN_FRONTEND
 from escalade.bench.peers.layer import AGREEMENT, Inputs, LayerPeer
 from escalade.device.timing import Subject, time_interleaved
 from escalade.errors import LaunchError, UnsupportedError
@@ -46,10 +47,10 @@ Execution = Callable[[Inputs, torch.Tensor], None]
 def frontend() -> Any:
     """The package, whatever is wrong with it said in one sentence."""
     try:
-        return importlib.import_module("cudnn")
+        return importlib.import_module(CUDNN_FRONTEND.name)
     except Exception as error:  # it loads libraries of its own, which fail in ways of their own
         raise UnsupportedError(
-            f"{SYSTEM} needs the package nvidia-cudnn-frontend (pip install nvidia-cudnn-frontend): {error}"
+            f"{SYSTEM} needs the package nvidia-cudnn-frontend ({CUDNN_FRONTEND.install}): {error}"
         ) from error
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from escalade.bench.peers.catalogue import JAX
 from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 
@@ -24,12 +25,12 @@ def jitted(task: Task) -> list[NetworkPeer]:
         import jax
         import jax.numpy as jnp
     except ImportError as error:
-        raise Unavailable(f"jax is not here ({error}); pip install 'jax[cuda13]' brings it") from error
+        raise Unavailable(f"jax is not here ({error}); {JAX.install} brings it") from error
     wanted = "gpu" if task.device.type == "cuda" else "cpu"
     if jax.default_backend() != wanted:
         raise Unavailable(
             f"jax runs on {jax.default_backend()} here, and the comparison is made on {wanted}; "
-            "pip install 'jax[cuda13]' brings JAX for GPUs"
+            f"{JAX.install} brings JAX for GPUs"
         )
     if not isinstance(task.model, ResNet):
         raise Unavailable(f"a {type(task.model).__name__} in JAX is not written; there are ResNets")

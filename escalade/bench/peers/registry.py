@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from escalade.bench.peers import torch_network, torch_training
+from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.cudnn_graph import cudnn_graph_peer
 from escalade.bench.peers.jax_network import jitted
 from escalade.bench.peers.layer import LayerPeer
@@ -19,9 +20,6 @@ from escalade.ops.base.operation import Operation
 Known = TypeVar("Known")
 COMPILE = torch_network.compile_system(torch_network.MAX_AUTOTUNE)
 COMPILE_DEFAULT = torch_network.compile_system(torch_network.DEFAULT)
-SLOW = (COMPILE, COMPILE_DEFAULT)
-"""Peers that take up to two minutes and more for every batch size and dtype, so they take part only when they are
-named."""
 
 
 def operator_peers(operation: Operation[Any], problem: Any) -> tuple[LayerPeer, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import OPERATORS
+from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import narrow_layers
@@ -65,34 +67,66 @@ def for_batch(
     return graph
 
 
+def _sentence(apply: Callable[..., None]) -> str:
+    """What a pass does, as its docstring has it, on one line."""
+    return " ".join((inspect.getdoc(apply) or "").split())
+
+
+def _epilogues(graph: Graph) -> None:
+    """Has layers apply functions of single elements, and add values, on the way out."""
+    fuse_expressions(graph)
+    fuse_residuals(graph)
+    fuse_expressions(graph)
+    fuse_operands(graph)
+    fuse_expressions(graph)
+
+
+_STEP: tuple[tuple[str, Callable[[Graph], None]], ...] = (
+    ("casts", narrow_layers),
+    ("pointwise", join_recognised),
+    ("epilogues", _epilogues),
+    *(
+        (operator.name, operator.fuse_step)
+        for operator in OPERATORS
+        if type(operator).fuse_step is not Operator.fuse_step
+    ),
+    ("pointwise", join_neighbours),
+    *(
+        (operator.name, operator.fuse_joined)
+        for operator in OPERATORS
+        if type(operator).fuse_joined is not Operator.fuse_joined
+    ),
+)
+"""What makes the graph of a training step faster, in order, by the name of the technique."""
+_MAXIMA = "maxima"
+STEP_TECHNIQUES: Mapping[str, str] = {
+    **{name: _sentence(apply) for name, apply in _STEP},
+    _MAXIMA: _sentence(take_maxima),
+}
+"""The techniques of `optimise_step`, and what each does."""
+
+
 def optimise_step(
     graph: Graph,
     given_as: Mapping[str, str],
     returned: Mapping[str, str],
     dtype: str = "fp32",
     card: Card | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> Graph:
     """The graph that a plan of a training step is made for: weights are values in it, so nothing goes into them, and
     what gradients read is written. Images are `given_as` they lie, and `returned` in these layouts. What pays at some
-    sizes only is done for a card, if kernels run, with fp32 multiplied as `dtype` says."""
+    sizes only is done for a card, if kernels run, with fp32 multiplied as `dtype` says. `without` names techniques
+    that are left out."""
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
-    narrow_layers(graph)
-    join_recognised(graph)
-    fuse_expressions(graph)
-    fuse_residuals(graph)
-    fuse_expressions(graph)
-    fuse_operands(graph)
-    fuse_expressions(graph)
-    for operator in OPERATORS:
-        operator.fuse_step(graph)
-    join_neighbours(graph)
-    for operator in OPERATORS:
-        operator.fuse_joined(graph)
+    for technique, apply in _STEP:
+        if technique not in without:
+            apply(graph)
     assign_layouts(graph, given_as, returned)
     graph.remove_dead_code()
-    if card is not None:
+    if card is not None and _MAXIMA not in without:
         take_maxima(graph, dtype, Estimates(card))
     return graph
 

@@ -17,11 +17,13 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.passes import optimise_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
+from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.training.optimisers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
+from escalade.engine.training.techniques import GRAPH, RUNGS
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 
@@ -43,8 +45,10 @@ class Planned:
         scale: torch.Tensor | None,
         dtype: str,
         on_twin: bool,
+        without: frozenset[str],
     ) -> None:
-        """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does."""
+        """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does; `without` names
+        techniques that are left out."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.stepping([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
@@ -76,10 +80,16 @@ class Planned:
         device = own[0].device
         constants = Constants(dtype, device, typed=True)
         by_kernels = device.type != "cpu" or on_twin
-        graph = optimise_step(graph, given_as, returned, dtype, Card.of(device) if by_kernels else None)
-        planned = partial(make_plan, graph, dtype, device, formats, bound=True)
+        card = Card.of(device) if by_kernels else None
+        graph = optimise_step(graph, given_as, returned, dtype, card, without)
+        fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
+        planned = partial(make_plan, graph, dtype, device, formats, fusion=fusion, bound=True)
+        ready = partial(
+            KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
+            as_graph=GRAPH not in without,
+        )  # fmt: skip
         self.program: StepProgram = (
-            _by_kernels(planned, lambda plan: KernelStep(plan, constants, device, bound, self._casts.run))
+            _by_kernels(planned, ready)
             if by_kernels
             else ReferenceStep(planned(), constants, bound, self._casts.run)
         )

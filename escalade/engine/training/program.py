@@ -42,6 +42,8 @@ class KernelStep(Kernels):
         device: torch.device,
         bound: Mapping[str, torch.Tensor],
         prepare: Work,
+        *,
+        as_graph: bool = True,
     ) -> None:
         prepare()
         super().__init__(plan, constants, device, bound)
@@ -49,6 +51,7 @@ class KernelStep(Kernels):
         """What is done in front of the plan, as part of every run."""
         self.finish: Work = _nothing
         """What is done behind it."""
+        self._as_graph = as_graph
         self._graph: RecordedGraph | None = None
 
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -59,7 +62,7 @@ class KernelStep(Kernels):
         self._graph = None
 
     def run(self) -> None:
-        if self._side is None:
+        if self._side is None or not self._as_graph:
             self._all()
             return
         if self._graph is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.training.optimisers import Stepped, require_known, step_together, stepped_by
 from escalade.engine.training.planned import Planned
 from escalade.engine.training.program import StepProgram
+from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
 
 _AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -38,6 +39,7 @@ def training_step(
     dtype: str = "fp32",
     loss_scale: float | None = None,
     device: torch.device | str | None = None,
+    without: Collection[str] = (),
 ) -> TrainingStep:
     """A step of training as one call: `step(x, target)` steps the model's own parameters and returns the loss.
 
@@ -46,6 +48,7 @@ def training_step(
     products are those of autocast. Gradients in fp16 are of the loss times a scale, which begins as `loss_scale` and
     changes as `torch.amp.GradScaler` changes it; a step whose gradients are not finite is left out. The model is
     captured in the modes that its modules have now. `device` is the model's own, or "twin" for kernels on the CPU.
+    `without` names techniques that are left out, to see what they bring (docs/training-steps.md).
 
     The optimiser is torch.optim's SGD, Adam or AdamW. Its settings are read at each call, and its state is what the
     step updates; a failing call changes nothing.
@@ -73,7 +76,8 @@ def training_step(
         raise UnsupportedError(
             f"a training step takes the model itself, not {type(model).__name__}, which runs other code between steps"
         )
-    return TrainingStep(model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN)
+    left_out = required_known(without)
+    return TrainingStep(model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out)
 
 
 class TrainingStep:
@@ -88,11 +92,12 @@ class TrainingStep:
         dtype: str,
         loss_scale: float | None,
         on_twin: bool,
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
         self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = [module.training for module in model.modules()]
-        self._on_twin = on_twin
+        self._on_twin, self._without = on_twin, without
         if on_twin and self._home.type != "cpu":
             raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._home}")
         self._scale: torch.Tensor | None = None
@@ -219,7 +224,7 @@ class TrainingStep:
         )  # fmt: skip
         taken = {one for group in self._optimizer.param_groups for one in group["params"]}
         products = "tf32" if self.dtype == "tf32" else "fp32"
-        return Planned(joint, self._model, taken, near, self._scale, products, self._on_twin)
+        return Planned(joint, self._model, taken, near, self._scale, products, self._on_twin, self._without)
 
     def _regroup(self, planned: Planned) -> None:
         """Takes over the optimiser's groups and state as they are now."""

@@ -1,0 +1,65 @@
+"""Techniques of a training step left out one by one: all variants are right, and none is told more than another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade import models, training_step
+from escalade.bench.networks import ablation
+from escalade.bench.networks.measurement import Case
+from escalade.bench.networks.training_step import standard
+from escalade.bench.peers.network import Task
+from escalade.bench.peers.torch_training_step import Lesson
+from escalade.engine.training.techniques import TECHNIQUES
+from escalade.errors import UnsupportedError
+from escalade.measure.records import Record
+from escalade.report import ablation_pages
+from escalade.train.tasks import mean_squared_error
+
+
+def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 8, 8)
+    lesson = Lesson(models.ConvAutoencoder(2).train(), mean_squared_error, x, x, "fp32", 1e-2, 1.0)
+    case = Case("steps", Task(lesson.model, x, "fp32"), standard(lesson, 4.0), 0.0)
+    variants = [(), tuple(TECHNIQUES), ("batch_norm_training",)]
+    records = ablation._compared(case, lesson, variants, lambda text: None)
+    assert [r.rung for r in records] == ["all", "none", "without batch_norm_training"]
+    assert all(not r.failure and r.system == "escalade" and r.wall_us for r in records)
+    used = ablation._used(records)
+    assert "epilogues" in used and "graph" in used and "batch_norm_training" not in used
+    first, *_, last = TECHNIQUES
+    assert ablation.name_of([name for name in TECHNIQUES if name != last]) == f"only {last}"
+    assert ablation.name_of((first, last)) == f"without {first} and {last}"
+
+
+def test_an_unknown_technique_is_refused() -> None:
+    model, x = models.ConvAutoencoder(2).train(), torch.rand(1, 3, 4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for wrong in (("magic",), "graph"):
+        with pytest.raises(UnsupportedError, match="without any of rungs, casts"):
+            training_step(model, mean_squared_error, optimizer, (x, x), without=wrong)
+
+
+def _record(rung: str, us: float, plan: str) -> Record:
+    return Record(
+        "autoencoder_training_ablation", "32_b64", "fp16", "nhwc", 64, "escalade", rung, {"plan": plan}, "graph",
+        median_us=us, wall_us=us + 10, gpu="NVIDIA H200", commit="abc", date="2026-01-02T03:04:05+00:00",
+    )  # fmt: skip
+
+
+def test_techniques_and_pairs_become_tables() -> None:
+    records = [
+        _record("all", 100.0, "a"), _record("none", 1000.0, "n"), _record("only epilogues", 800.0, "o"),
+        _record("without epilogues", 150.0, "e"), _record("without pointwise", 120.0, "p"),
+        _record("without casts", 101.0, "a"), _record("without pointwise and epilogues", 160.0, "b"),
+    ]  # fmt: skip
+    text = ablation_pages.block(records)
+    assert "### autoencoder, batch 64, fp16, on an NVIDIA H200" in text
+    assert "| **all** |  | 110.0 | 10.00× |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| `epilogues` |"))
+    assert row.endswith("| 810.0 | 1.25× | 160.0 | 1.50× |")
+    assert "| `casts` |" not in text, "its plan is that of the whole"
+    assert "| `pointwise` | `epilogues` | 1 | 1.07× | 1.33× | 1.60× | 1.13 |" in text
+    assert "not been measured yet" in ablation_pages.block([])
