@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.sequences import of_sequences
@@ -68,9 +68,19 @@ class AdaptiveAvgPool2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    @classmethod
+    def is_mean_of_nhwc(cls, node: Node) -> bool:
+        """Whether a node is the mean over a whole image, which lies in NHWC."""
+        a = node.attributes
+        return cls.matches(node) and a["output"] == (1, 1) and a.get("layout", "nhwc") == "nhwc"
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        form = forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = AdaptiveAvgPool2dProblem(
-            batch, channels, height, width, node.attributes["output"], forms.stored, "nhwc"
+            batch, channels, height, width, node.attributes["output"], forms.stored, form.layout
         )
         return Lowered(ADAPTIVE_AVG_POOL2D, problem)

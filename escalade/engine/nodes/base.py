@@ -219,7 +219,7 @@ class Operator(ABC):
 
     def takes_image_type(self, dtype: torch.dtype, storage: torch.dtype) -> bool:
         """Whether its kernels read an image of this type in a plan that stores values in `storage`."""
-        return True
+        return dtype is storage
 
     def normalises(self, node: Node) -> bool:
         """Whether it does what `normalize=` asks for, so that x may be of uint8."""

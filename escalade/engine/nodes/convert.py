@@ -47,6 +47,9 @@ class Convert(Operator):
         apart = {} if source.layout == "nchw" else _APART  # whose pixels lie one behind the other
         return Lowered(CONVERT, problem, {"scale": FP32, "shift": FP32}, pitches=apart)
 
+    def takes_image_type(self, dtype: torch.dtype, storage: torch.dtype) -> bool:
+        return True
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, node.attributes["layout"])
 

@@ -166,7 +166,7 @@ def fuse_pooled(graph: Graph, dtype: str) -> None:
     The layer reads what the pool read, which lies in NHWC; it runs where it did.
     """
     for node in graph:
-        if not AdaptiveAvgPool2d.matches(node) or node.attributes["output"] != (1, 1):
+        if not AdaptiveAvgPool2d.is_mean_of_nhwc(node):
             continue
         image = graph.shape_of(node.inputs["x"])
         rows = graph.only_user(node.name)

@@ -10,7 +10,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     IMAGE,
@@ -96,11 +96,15 @@ class Pad2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        form = forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = Pad2dProblem(
-            batch, channels, height, width, a["pads"], a["mode"], a["value"], forms.stored, "nhwc"
+            batch, channels, height, width, a["pads"], a["mode"], a["value"], forms.stored, form.layout
         )
         return Lowered(PAD2D, problem)
 

@@ -8,7 +8,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -57,10 +57,14 @@ class PixelShuffle(Operator):
             return {RESULT: (batch, channels * factor**2, height // factor, width // factor)}
         return {RESULT: (batch, channels // factor**2, height * factor, width * factor)}
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        form = forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = PixelShuffleProblem(
-            batch, channels, height, width, a["factor"], a["down"], forms.stored, "nhwc"
+            batch, channels, height, width, a["factor"], a["down"], forms.stored, form.layout
         )
         return Lowered(PIXEL_SHUFFLE, problem)

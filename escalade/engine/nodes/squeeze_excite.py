@@ -96,7 +96,7 @@ class _Gate:
 
 def _find(graph: Graph, pool: Node) -> _Gate | None:
     """The gate that begins with the mean over an image."""
-    if not AdaptiveAvgPool2d.matches(pool) or pool.attributes["output"] != (1, 1):
+    if not AdaptiveAvgPool2d.is_mean_of_nhwc(pool):
         return None
     layers: list[Node] = []
     between: list[Node] = []

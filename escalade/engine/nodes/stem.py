@@ -51,6 +51,9 @@ class Stem(Operator):
     def takes_image_as_it_comes(self, node: Node, image: Input) -> bool:
         return True
 
+    def takes_image_type(self, dtype: torch.dtype, storage: torch.dtype) -> bool:
+        return True
+
     def normalises(self, node: Node) -> bool:
         return "scale" in node.inputs
 

@@ -12,7 +12,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node, Shape
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, with_channels
+from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
 from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
@@ -111,11 +111,16 @@ class Upsample2d(Operator):
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         return with_channels(node, channels)
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts.of_all(given)
+
     def lower(self, node: Node, forms: Forms) -> Lowered:
         a = node.attributes
-        batch, channels, height, width = forms.value(node.inputs["x"]).shape
+        form = forms.value(node.inputs["x"])
+        batch, channels, height, width = form.shape
         problem = Upsample2dProblem(
-            batch, channels, height, width, a["output"], a["mode"], a["corners"], a["factors"], forms.stored, "nhwc"
+            batch, channels, height, width, a["output"], a["mode"], a["corners"], a["factors"], forms.stored,
+            form.layout,
         )  # fmt: skip
         return Lowered(UPSAMPLE2D, problem)
 

@@ -133,7 +133,8 @@ def _leads_to_nhwc(graph: Graph, node: Node) -> bool:
     while ahead:
         name = ahead.pop()
         for reader in users.get(name, []):
-            if len(graph.shape_of(name)) == 4 and _wants_nhwc(reader, name):
+            shape = graph.shape_of(name)
+            if len(shape) == 4 and not _is_same_in_both(shape) and _wants_nhwc(reader, name):
                 return True
             if reader.name not in seen and _layouts(reader, name, "nchw").written == "nchw":
                 seen.add(reader.name)

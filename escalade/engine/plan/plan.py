@@ -231,8 +231,11 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
         return Form(given.shape, dtype, format.layout)  # type: ignore[arg-type]
     if dtype.is_floating_point and len(given.shape) == 4:
         readers = graph.users().get(given.name, [])
-        known = all(operator_of(node).takes_image_type(format.dtype, storage) for node in readers)
-        own = format.dtype if known else torch.float32
+
+        def takes(type: torch.dtype) -> bool:
+            return all(operator_of(node).takes_image_type(type, storage) for node in readers)
+
+        own = next((type for type in (format.dtype, torch.float32) if takes(type)), storage)
         layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else graph.images
         return Form(given.shape, own, layout)  # type: ignore[arg-type]
     return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]

@@ -3,21 +3,11 @@
 // A thread takes VECTOR channels of one output: one element, or in NHWC 16 bytes where they divide. What bounds it:
 // memory; with single elements the divisions that find an output's place.
 //
-// Serves `naive` and `vectorised`, which has a larger VECTOR.
+// Serves `naive` and `vectorised`, which has a larger VECTOR. beyond.cuh has what stands beyond the image.
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
-
-constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular: as in escalade/ops/pad2d/problem.py
-
-// The pixel of x, among `size`, that stands at `at`, which is less than a whole image beyond; -1: none does.
-__device__ __forceinline__ int source(int at, int size) {
-    if (at >= 0 && at < size) return at;
-    if (MODE == CONSTANT) return -1;
-    if (MODE == REFLECT) return at < 0 ? -at : 2 * (size - 1) - at;
-    if (MODE == REPLICATE) return at < 0 ? 0 : size - 1;
-    return at < 0 ? at + size : at - size;
-}
+#include "pad2d/beyond.cuh"
 
 extern "C" __global__ void pad2d_copies(const Element* x, Element* y, PoolShape shape, int top, int left,
                                         float value) {

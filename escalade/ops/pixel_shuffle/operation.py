@@ -9,6 +9,7 @@ from escalade.ops.pixel_shuffle import reference
 from escalade.ops.pixel_shuffle.problem import PixelShuffleProblem
 from escalade.ops.pixel_shuffle.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.pixel_shuffle.rungs.naive import NAIVE
+from escalade.ops.pixel_shuffle.rungs.runs import RUNS
 from escalade.ops.pixel_shuffle.rungs.vectorised import VECTORISED
 from escalade.ops.shared.images import LAYOUTS
 
@@ -17,14 +18,14 @@ class PixelShuffle(Operation[PixelShuffleProblem]):
     name = "pixel_shuffle"
     problem = PixelShuffleProblem
     in_pytorch = reference
-    ladder = Ladder("pixel_shuffle", (NAIVE, VECTORISED))
+    ladder = Ladder("pixel_shuffle", (NAIVE, RUNS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
 
     def preferred(self, problem: PixelShuffleProblem) -> tuple[str, ...]:
-        return ("vectorised", "naive")
+        return ("vectorised", "runs", "naive")
 
 
 PIXEL_SHUFFLE = PixelShuffle()

@@ -119,7 +119,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
         nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 3)), (8, 5, 5), in_step=True
     ),
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
-    "squeeze_excite": lambda: Example(_gate(), (16, 5, 5), "fp16"),
+    "squeeze_excite": lambda: Example(nn.Sequential(nn.Conv2d(16, 16, 3), _gate()), (16, 5, 5), "fp16"),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),

@@ -38,7 +38,7 @@ class Gated(nn.Module):
 
 def _operators(model: nn.Module, batch: int, dtype: str = "fp16") -> list[str]:
     graph = capture(model.eval(), (torch.randn(batch, CHANNELS, 6, 5),))
-    return [node.op for node in for_batch(optimise(graph, dtype), dtype, batch)]
+    return [node.op for node in for_batch(optimise(graph, dtype, images="nhwc"), dtype, batch)]
 
 
 @pytest.mark.parametrize("linear", [False, True])

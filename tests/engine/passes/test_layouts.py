@@ -13,6 +13,7 @@ import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
+from escalade.models.layers import LAYERS
 from tests.engine.graphs import ops
 
 CHANNELS = 8
@@ -112,6 +113,16 @@ def test_images_that_come_in_nhwc_are_returned_so_and_never_converted() -> None:
     steps = {format: engine.plan(given).steps for format, given in (("nchw", x), ("nhwc", last))}
     converted = {f: sum(s.node.op == "convert" and not s.is_alias for s in steps[f]) for f in steps}
     assert converted == {"nchw": 2, "nhwc": 0}
+
+
+@pytest.mark.parametrize("name", ["squeeze_excite", "pad_reflect"])
+def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: str) -> None:
+    """Whatever lies behind them: gates read the mean over an image, which is the same in both."""
+    model = LAYERS[name]().eval()
+    x = torch.randn(2, 64, 4, 6, generator=torch.Generator().manual_seed(0))
+    engine = escalade.compile(model, x, dtype="fp16", device="twin")
+    assert "convert" not in [step.node.op for step in engine.plan(x).steps]
+    torch.testing.assert_close(engine(x), model(x).detach(), rtol=3e-3, atol=3e-3)
 
 
 def test_what_needs_no_layout_leaves_the_callers() -> None:

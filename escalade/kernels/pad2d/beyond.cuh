@@ -1,0 +1,13 @@
+// What stands beyond an image, along one dimension.
+#pragma once
+
+constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular: as in escalade/ops/pad2d/problem.py
+
+// The pixel of x, among `size`, that stands at `at`, which is less than a whole image beyond; -1: none does.
+__device__ __forceinline__ int source(int at, int size) {
+    if (at >= 0 && at < size) return at;
+    if (MODE == CONSTANT) return -1;
+    if (MODE == REFLECT) return at < 0 ? -at : 2 * (size - 1) - at;
+    if (MODE == REPLICATE) return at < 0 ? 0 : size - 1;
+    return at < 0 ? at + size : at - size;
+}
