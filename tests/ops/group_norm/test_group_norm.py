@@ -75,10 +75,11 @@ def test_what_does_not_fit_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "rung"),
     [
-        ("256_56_b32_g32", "in_registers"),
+        ("512_7_b32_g32", "in_registers"),
+        ("256_56_b32_g32", "clustered"),
         ("64_256_b8_g64", "split"),
         ("64_56_b32_g1", "split"),
-        ("2048_8_b1_g1", "split"),
+        ("2048_8_b1_g1", "clustered"),
         ("5001_2_b1_g1", "naive"),
     ],
 )

@@ -7,6 +7,7 @@ from math import gcd, lcm
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -23,6 +24,13 @@ _SEGMENT_BYTES = 64
 """Bytes of a pixel that blocks read side by side where there are blocks enough: two sectors."""
 _MERGED = 4096
 """Pairs at most that a block of the second launch merges: a few for each thread."""
+_RESIDENT_THREADS = 1024
+"""Threads of a multiprocessor at once, with some 64 registers each."""
+_PAUSE_US, _EXCHANGE_US = 5.0, 1.5
+"""Microseconds from a block's last load to its first store and from its end to the loads of the next, by 139 µs for
+2,048 blocks of 64 KB on an H200; and what an exchange between the blocks of a cluster takes."""
+_FIRST = 0.4
+"""The part of a pause that a launch takes longer whose blocks all run at once."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +178,14 @@ class Split(Rung[GroupNormProblem]):
                 offered += [SplitConfig(threads, packs, span.groups, splits) for packs in (4, 2)]
         return tuple(dict.fromkeys(offered))
 
+    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
+        """Counts x twice, for both launches read it."""
+        return self.card.microseconds(0, 1.5 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
+
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
         p = _seen(problem)
-        span = next(span for span in Span.every(p) if span.groups == config.groups)
+        span = _span(p, config)
         per_split = ceil_div(p.pixels, config.splits)
         splits = ceil_div(p.pixels, per_split)
         grid, block = (p.batch * splits, span.across, 1), (config.threads, 1, 1)
@@ -236,10 +248,15 @@ class InRegisters(Rung[GroupNormProblem]):
                     offered.append((few, bytes if few else -bytes, SpanConfig(threads, packs, span.groups)))
         return tuple(config for _, _, config in sorted(offered, key=lambda one: one[:2]))
 
+    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
+        assert isinstance(config, SpanConfig)
+        p = _seen(problem)
+        return _held_us(self.card, p, _span(p, config), p.batch, config.threads, _PAUSE_US)
+
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SpanConfig)
         p = _seen(problem)
-        span = next(span for span in Span.every(p) if span.groups == config.groups)
+        span = _span(p, config)
         call = KernelCall(
             Program.of(
                 "group_norm/in_registers.cu", "group_norm_in_registers",
@@ -251,6 +268,82 @@ class InRegisters(Rung[GroupNormProblem]):
             overlap=True,
         )  # fmt: skip
         return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class ClusterConfig(SpanConfig):
+    blocks: int
+    """Blocks of a cluster, which share the pixels of an image."""
+
+
+@dataclass(frozen=True)
+class Clustered(Rung[GroupNormProblem]):
+    """The blocks of a cluster have all pixels of their groups in registers."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    def supports(self, problem: GroupNormProblem) -> str | None:
+        if self.configs(problem):
+            return None
+        return (
+            f"groups of {problem.group_channels} channels of {problem.pixels} pixels do not fit into the registers of "
+            "a cluster; the rung `split` takes any"
+        )
+
+    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+        """Offers of each span and number of threads the fewest blocks."""
+        offered, p = [], _seen(problem)
+        for span in Span.every(p):
+            for threads in _THREADS[:-1]:
+                if not span.fits(threads):
+                    continue
+                for blocks in range(2, len(self.card.clusters) + 1):
+                    packs = ceil_div(ceil_div(p.pixels, blocks), threads // span.packs)
+                    if packs * span.vector <= MOST_VALUES:
+                        offered.append(ClusterConfig(threads, packs, span.groups, blocks))
+                        break
+        return tuple(sorted(offered, key=lambda config: self.estimate(problem, config)))
+
+    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
+        assert isinstance(config, ClusterConfig)
+        p = _seen(problem)
+        pause = _PAUSE_US + _EXCHANGE_US
+        return _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads, pause)
+
+    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, ClusterConfig)
+        p = _seen(problem)
+        span = _span(p, config)
+        call = KernelCall(
+            Program.of(
+                "group_norm/clustered.cu", "group_norm_clustered",
+                span.constants(problem, config.threads, config.packs),
+            ),
+            (p.batch * config.blocks, span.across, 1),
+            (config.threads, 1, 1),
+            (_X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), ceil_div(p.pixels, config.blocks), float(p.epsilon)),
+            cluster=(config.blocks, 1, 1),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+def _span(problem: GroupNormProblem, config: SpanConfig) -> Span:
+    return next(span for span in Span.every(problem) if span.groups == config.groups)
+
+
+def _held_us(
+    card: Card, problem: GroupNormProblem, span: Span, blocks: int, threads: int, pause: float
+) -> float:
+    """The bytes, and what blocks wait for that others beside them do not hide. Narrow segments of pixels take longer
+    (16 bytes of them five times as long, on an H200)."""
+    bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
+    narrow = max(1.0, _SEGMENT_BYTES / bytes) if problem.channels > span.packs * span.vector else 1.0
+    beside = max(1, _RESIDENT_THREADS // threads)
+    turns = blocks * span.across / (card.multiprocessors * beside)
+    return card.rates.launch_us + card.passing(narrow * problem.bytes) + pause * max(_FIRST, turns / beside)
 
 
 # Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
@@ -271,5 +364,14 @@ IN_REGISTERS = InRegisters(
     "a group lies in the registers of a block, and is read once",
     below="split",
     # 103 MB, 24.5 us, and no second launch; against 37.
+    predicted_gain=1.5,
+)
+
+CLUSTERED = Clustered(
+    "clustered",
+    "the blocks of a cluster share a group, so that larger ones are read once and whole pixels lie under a block",
+    below="in_registers",
+    # Groups of 8 channels are 16 bytes of a pixel, half of a sector, which two blocks read and write: 50 us and more.
+    # Whole pixels: 24.5 us, and 8 blocks on each multiprocessor whose pauses of 6.5 us four others hide in part.
     predicted_gain=1.5,
 )
