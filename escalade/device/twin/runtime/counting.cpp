@@ -5,7 +5,7 @@
 namespace twin::counting {
 namespace {
 
-constexpr uint32_t IS_WHERE = 1u << 31, SECTOR_BYTES = 32, WORD_BYTES = 4, BANKS = 32, PAGE_BYTES = 4096;
+constexpr uint32_t IS_WHERE = 1u << 31, SECTOR_BYTES = 32, WORD_BYTES = 4, BANKS = 32, BUFFER_SHIFT = 44;
 
 struct Event {
     uint64_t position;  // in memory; of a block of code, how far its frame lies above the end of the stack
@@ -18,27 +18,24 @@ struct Total {  // of the requests of one place
     uint64_t requests = 0, transactions = 0, least = 0, bytes = 0;
 };
 
-class Bytes {  // that somebody has touched
+class Bytes {  // of the buffers, that somebody has touched
   public:
-    void add(uintptr_t address, uint32_t bytes) {
-        for (uint32_t i = 0; i < bytes; ++i) {
-            const uintptr_t at = address + i, number = at / PAGE_BYTES;
-            if (!last || number != last_number) last = &pages[number], last_number = number;
-            uint64_t& word = last->words[at % PAGE_BYTES / 64];
+    void add(uint64_t position, uint32_t bytes) {
+        const size_t buffer = position >> BUFFER_SHIFT;
+        if (marks.size() <= buffer) marks.resize(buffer + 1);
+        auto& own = marks[buffer];
+        const uint64_t first = position & ((1ull << BUFFER_SHIFT) - 1), end = first + bytes;
+        if (own.size() <= (end - 1) / 64) own.resize(std::max<size_t>(2 * own.size(), (end - 1) / 64 + 1));
+        for (uint64_t at = first; at < end; ++at) {
             const uint64_t bit = 1ull << at % 64;
-            count += !(word & bit);
-            word |= bit;
+            count += !(own[at / 64] & bit);
+            own[at / 64] |= bit;
         }
     }
     uint64_t count = 0;
 
   private:
-    struct Page {
-        uint64_t words[PAGE_BYTES / 64] = {};
-    };
-    std::unordered_map<uintptr_t, Page> pages;
-    Page* last = nullptr;
-    uintptr_t last_number = 0;
+    std::vector<std::vector<uint64_t>> marks;  // by buffer, a bit for each byte
 };
 
 struct Lanes {  // of one access of a warp
@@ -80,7 +77,7 @@ bool global_position(uintptr_t address, uint64_t& position) {
     const Range* next = std::upper_bound(request.buffers, end, address,
                                          [](uintptr_t value, const Range& range) { return value < range.start; });
     if (next == request.buffers || address - next[-1].start >= next[-1].bytes) return false;
-    position = uint64_t(next - request.buffers) << 44 | (address - next[-1].start);
+    position = uint64_t(next - request.buffers) << BUFFER_SHIFT | (address - next[-1].start);
     return true;
 }
 
@@ -201,7 +198,7 @@ void access(uintptr_t address, uint32_t bytes, bool write, uint32_t site) {
         if (block != self()->owner) kind = write ? Kind::cluster_store : Kind::cluster_load;
     } else if (global_position(address, position)) {
         kind = write ? Kind::global_store : Kind::global_load;
-        (write ? state->written : state->read).add(address, bytes);
+        (write ? state->written : state->read).add(position, bytes);
     } else {
         return;  // a thread's own, or a constant
     }
@@ -214,7 +211,7 @@ void atomic(uintptr_t address, uint32_t bytes, Where where) {
     ++state->atomics;
     if (block_with(address, position)) return note(Kind::shared_atomic, position, bytes, site_of(where));
     if (!global_position(address, position)) return;
-    state->written.add(address, bytes);
+    state->written.add(position, bytes);
     note(Kind::global_atomic, position, bytes, site_of(where));
 }
 
@@ -223,7 +220,7 @@ void copy(const void* global, uint32_t shared, uint32_t bytes, Where where) {
     const uint32_t site = site_of(where);
     uint64_t position = 0;
     const bool read = global && global_position(address, position);
-    if (read) state->read.add(address, bytes);
+    if (read) state->read.add(position, bytes);
     note(Kind::global_copy, position, read ? bytes : 0, site);
     note(Kind::shared_copy, shared, bytes, site);
 }
@@ -259,7 +256,7 @@ void bulk_row(const void* address, uint32_t bytes, bool write) {
     const auto start = reinterpret_cast<uintptr_t>(address);
     uint64_t position;
     if (!bytes || !global_position(start, position)) return;
-    (write ? state->written : state->read).add(start, bytes);
+    (write ? state->written : state->read).add(position, bytes);
     state->bulk_sectors[write] += (position + bytes - 1) / SECTOR_BYTES - position / SECTOR_BYTES + 1;
 }
 
