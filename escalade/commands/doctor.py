@@ -66,7 +66,7 @@ def examine() -> Report:
     twin = _looked("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
     findings = (
         Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        torch_found, gpu, driver, compiler, headers, host, twin,
+        torch_found, gpu, driver, compiler, headers, host, twin, _profiler(),
         _looked("cache", _cache, "Set ESCALADE_CACHE_DIR to a folder that can be written to"),
     )  # fmt: skip
     on_gpu = bool(gpu.good and compiler.good and headers.good)
@@ -182,6 +182,21 @@ def _twin() -> str:
     if not torch.equal(y, 2 * torch.arange(32.0)):
         raise RuntimeError(f"a kernel ran, but gave {y.tolist()}")
     return "builds and runs a kernel"
+
+
+def _profiler() -> Finding:
+    """Nsight Compute, which nothing but `profile` has a use for."""
+    try:
+        from escalade.profile import ncu
+
+        found = ncu.find()
+    except Exception as error:
+        return Finding("Nsight Compute", str(error))
+    return Finding(
+        "Nsight Compute",
+        found or "not here: escalade profile has times, and no counters",
+        True if found else None,
+    )
 
 
 def _cache() -> str:

@@ -73,7 +73,9 @@ def target_of(asked: Asked) -> Target:
     engine, inputs = network(asked.target, asked.batch, asked.dtype, asked.device)
     program = engine.program(*inputs)
     if not isinstance(program, KernelProgram):
-        raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
+        raise UnsupportedError(
+            "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
+        )
     return of_network(f"{asked.target}, batch {asked.batch}, {engine.dtype}", program, inputs, device)
 
 

@@ -23,6 +23,7 @@ def test_the_doctor_looks_at_everything_and_raises_nothing() -> None:
         "CUDA headers",
         "g++",
         "twin",
+        "Nsight Compute",
         "cache",
     }
     assert all(finding.value for finding in report.findings)
