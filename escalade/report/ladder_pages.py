@@ -1,54 +1,30 @@
-"""Every rung of every ladder in docs/ladder.md, from the records in results/."""
+"""The ladders at a glance in docs/ladder.md: ceilings, the climb, and of each problem the fastest rung and peer."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
-from escalade.report.commits import commits_of, newest
-from escalade.report.markdown import origin, table
+from escalade.report.markdown import table
+from escalade.report.operation_pages import (
+    DTYPES,
+    FOLDER,
+    fastest,
+    is_timed,
+    ladder_order,
+    of_workload,
+    problems,
+    shown,
+    workloads,
+)
 
 CLIMB_PROBLEM = "64to64_56_k3s1_b256"
 PLOT = pathlib.Path("docs/images/ladder.svg")
-_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _HOME_DTYPES = ("fp32", "fp16", "tf32", "bf16", "fp8")
 """Dtypes in which the climb shows a rung: fp32 if it can, then what tensor cores are made for."""
-
-
-_LADDERS = {name + suffix for name in OPERATIONS for suffix in ("", "_ablation", "_crossover")}
-"""The workloads whose records this page shows."""
-
-
-def _workload(records: Iterable[Record], workload: str) -> list[Record]:
-    return [record for record in records if record.workload == workload]
-
-
-def _problems(records: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(record.problem for record in records))
-
-
-def _is_timed(record: Record) -> bool:
-    return record.median_us is not None
-
-
-def _fastest(records: Iterable[Record]) -> Record | None:
-    return min(filter(_is_timed, records), key=lambda record: record.time, default=None)
-
-
-def _shown(records: Sequence[Record], workload: str, problem: str) -> list[Record]:
-    """The records of one problem's table: what belongs together, with gains over what is in it and nothing else."""
-    own = newest([r for r in records if r.workload == workload and r.problem == problem])
-    if workload not in OPERATIONS:
-        return own
-    ladder = OPERATIONS[workload].ladder
-    known = {rung.name for rung in ladder} | {""}
-    bare = [replace(r, gain=None, gain_over="", peer_gain=None, peer="") for r in own if r.rung in known]
-    return with_gains(bare, ladder)
 
 
 def _climb_section(records: Sequence[Record]) -> str:
@@ -65,24 +41,20 @@ def _climb_section(records: Sequence[Record]) -> str:
 
 def climb(records: Sequence[Record]) -> list[Record]:
     """The peers and rungs of the climb's problem: each rung once, in its home dtype."""
-    own = [r for r in _shown(records, "conv2d", CLIMB_PROBLEM) if _is_timed(r)]
-    rungs = [rung for rung in _ladder_order() if any(r.rung == rung for r in own)]
+    own = [r for r in shown(records, "conv2d", CLIMB_PROBLEM) if is_timed(r)]
+    rungs = [rung for rung in ladder_order("conv2d") if any(r.rung == rung for r in own)]
     found = []
     for rung in rungs:
         dtype = next(d for d in _HOME_DTYPES if any(r.rung == rung and r.dtype == d for r in own))
-        best = _fastest(r for r in own if r.rung == rung and r.dtype == dtype)
+        best = fastest(r for r in own if r.rung == rung and r.dtype == dtype)
         if best:
             found.append(best)
     peers = [
         peer
         for dtype in dict.fromkeys(record.dtype for record in found)
-        if (peer := _fastest(r for r in own if r.system != "escalade" and r.dtype == dtype))
+        if (peer := fastest(r for r in own if r.system != "escalade" and r.dtype == dtype))
     ]
     return peers + found
-
-
-def _ladder_order(operation: str = "conv2d") -> list[str]:
-    return [rung.name for rung in OPERATIONS[operation].ladder]
 
 
 def _summary(record: Record) -> str:
@@ -121,16 +93,15 @@ def ladder_page(records: dict[str, list[Record]], preferred: str) -> str:
     ]
     if not records:
         parts.append("\nThere are no records yet. On a machine with a GPU: "
-                     "`escalade ladder conv2d --tune --results results`, then `escalade tables`.\n")  # fmt: skip
+                     "`escalade measure`, then `escalade tables`.\n")  # fmt: skip
     for gpu in sorted(records, key=lambda name: (name != preferred, name)):
         parts.append(_gpu_section(records[gpu]))
     return "".join(parts)
 
 
 def _gpu_section(records: Sequence[Record]) -> str:
-    own = [record for record in records if record.workload in _LADDERS]
-    parts = [f"\n## {records[0].gpu}\n\n", origin(own or records)]
-    ceilings = _workload(records, "ceilings")
+    parts = [f"\n## {records[0].gpu}\n"]
+    ceilings = of_workload(records, "ceilings")
     if ceilings:
         rows = [
             (r.problem, r.dtype, "" if r.tflops is None else f"{r.tflops:.1f}", cells.whole(r.gbps))
@@ -138,80 +109,33 @@ def _gpu_section(records: Sequence[Record]) -> str:
         ]
         parts += ["\n### Ceilings\n\n", table(("what", "dtype", "TFLOP/s", "GB/s"), rows, left=2)]
     parts.append(_climb_section(records))
-    sections: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
-        ("", "", _problem_table),
-        ("_ablation", "One idea switched off: ", _ablation_table),
-    )
-    for operation in OPERATIONS:
-        for suffix, title, make in sections:
-            for problem in _problems(_workload(records, operation + suffix)):
-                shown = _shown(records, operation + suffix, problem)
-                parts.append(f"\n### {title}{operation} `{problem}`\n\n")
-                parts.append(f"Commit {commits_of(shown)}, {shown[0].date[:10]}.\n\n{make(shown)}")
-        sweep = newest(_workload(records, f"{operation}_crossover"))
-        if sweep:
-            parts.append(f"\n### Which algorithm wins as the filter grows: {operation}\n\n")
-            parts.append(_crossover_table(sweep))
+    measured = [name for name in OPERATIONS if any(r.workload in workloads(name) for r in records)]
+    if measured:
+        parts.append(
+            "\n### Every ladder\n\nOf each problem and dtype the fastest rung, beside the fastest of PyTorch's; all "
+            "rungs, configs and commits are on the pages of the operations.\n"
+        )
+    for name in measured:
+        parts.append(f"\n#### [{name}]({FOLDER}/{name}.md)\n\n{_overview(name, records)}")
     return "".join(parts)
 
 
-def _problem_table(records: Sequence[Record]) -> str:
-    header = (
-        "dtype", "layout", "rung", "config", "µs", "p20–p80", "GFLOP/s", "% of ceiling", "GB/s", "× floor", "gain",
-        "predicted", "over", "vs PyTorch", "error", "registers", "occupancy",
-    )  # fmt: skip
-    order = {name: position for position, name in enumerate(_ladder_order(records[0].workload))}
-    ordered = sorted(
-        records,
-        key=lambda r: (
-            _DTYPES.index(r.dtype),
-            r.system == "escalade",
-            r.layout,
-            order.get(r.rung, -1),
-            r.system,
-        ),
-    )
-    return table(header, [_problem_row(record) for record in ordered], left=4)
-
-
-def _problem_row(r: Record) -> Sequence[str]:
-    who = cells.who(r)
-    if r.failure:
-        failed = "refused" if r.is_peer else "failed"
-        return (r.dtype, r.layout, who, f"{failed}: {r.failure.splitlines()[0]}", *[""] * 13)
-    spread = "" if r.p20_us is None or r.p80_us is None else f"{r.p20_us:.4g}–{r.p80_us:.4g}"
-    spilled = f" ({r.spill_bytes} B spilled)" if r.spill_bytes else ""
-    return (
-        r.dtype, r.layout, who, cells.config(r), cells.microseconds(r), spread, cells.gflops(r),
-        cells.percent(r.peak_pct), cells.whole(r.gbps), cells.over_floor(r), cells.times(r.gain),
-        cells.times(r.predicted_gain), r.gain_over, cells.times(r.peer_gain), cells.error(r.error),
-        cells.integer(r.registers) + spilled, cells.share(r.occupancy),
-    )  # fmt: skip
-
-
-def _ablation_table(records: Sequence[Record]) -> str:
-    header = ("dtype", "layout", "rung", "µs", "GFLOP/s", "the idea's gain", "error")
-    rows = [
-        (r.dtype, r.layout, r.rung, cells.microseconds(r) or f"failed: {r.failure.splitlines()[0]}", cells.gflops(r),
-         cells.times(r.gain), cells.error(r.error))
-        for r in records
-    ]  # fmt: skip
-    return table(header, rows, left=3)
-
-
-def _crossover_table(records: Sequence[Record]) -> str:
-    """A row for each problem of the sweep: PyTorch's and every rung's best layout in µs, and who is the fastest."""
-    operation = records[0].workload.removesuffix("_crossover")
-    order = {name: position for position, name in enumerate(_ladder_order(operation))}
-    rungs = sorted({r.rung for r in records if r.rung}, key=lambda rung: order.get(rung, -1))
+def _overview(operation: str, records: Sequence[Record]) -> str:
+    """A row for each problem and dtype."""
     rows = []
-    for problem, dtype in dict.fromkeys((r.problem, r.dtype) for r in records):
-        own = [r for r in records if (r.problem, r.dtype) == (problem, dtype) and _is_timed(r)]
-        peer = _fastest(r for r in own if r.system != "escalade")
-        best = [_fastest(r for r in own if r.rung == rung) for rung in rungs]
-        winner = _fastest(own)
-        rows.append(
-            (f"`{problem}`", dtype, *(cells.microseconds(r) if r else "" for r in (peer, *best)),
-             f"{cells.who(winner)} {winner.layout}" if winner else "")
-        )  # fmt: skip
-    return table(("problem", "dtype", "PyTorch", *rungs, "the fastest"), rows, left=2)
+    for problem in problems(of_workload(records, operation)):
+        found = shown(records, operation, problem)
+        for dtype in sorted({r.dtype for r in found}, key=DTYPES.index):
+            own = [r for r in found if r.dtype == dtype]
+            best, peer = (fastest(r for r in own if r.is_peer == is_peer) for is_peer in (False, True))
+            if best is None:
+                continue
+            rows.append(
+                (f"`{problem}`", dtype, best.rung, best.layout, cells.microseconds(best), cells.gflops(best),
+                 cells.whole(best.gbps), cells.over_floor(best), cells.microseconds(peer) if peer else "",
+                 cells.times(best.peer_gain))
+            )  # fmt: skip
+    header = (
+        "problem", "dtype", "fastest rung", "layout", "µs", "GFLOP/s", "GB/s", "× floor", "PyTorch's µs", "vs PyTorch",
+    )  # fmt: skip
+    return table(header, rows, left=4)

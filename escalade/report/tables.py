@@ -15,6 +15,7 @@ from escalade.report import (
     ladder_pages,
     layer_pages,
     network_pages,
+    operation_pages,
     peer_pages,
     step_pages,
     training_pages,
@@ -92,6 +93,10 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         },
         readme: text,
         root / "docs" / "ladder.md": ladder_pages.ladder_page(measured, PREFERRED_GPU),
+        **{
+            root / "docs" / path: page
+            for path, page in operation_pages.pages(measured, PREFERRED_GPU).items()
+        },
         root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
         root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
         root / "docs" / coverage_pages.PAGE: coverage_pages.coverage_page(measured, PREFERRED_GPU),

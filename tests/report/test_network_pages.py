@@ -100,7 +100,7 @@ def test_records_become_pages_and_plots(root: pathlib.Path) -> None:
     assert "| fp16 | 512 | **20.00** | 230.0 | 110.0 | 90.00 | 4.50× |" in page
     assert "| fp16 | 512 | **30.00** | not measured: torch-graph, torch-compile |" in page
     assert "A step of training" in page and "Anomaly scores" in page
-    ladder = (root / "docs/ladder.md").read_text()
+    ladder = (root / "docs/ladders/few_channels.md").read_text()
     assert ladder.index("| matrix_unroll |") < ladder.index("| rows |"), "in the order of its own ladder"
 
 

@@ -47,6 +47,7 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     store.file_away(root / "results", RECORDS)
     assert [path.name for path in tables.stale(root / "results", root)] == [
         "ladder.md",
+        "conv2d.md",
         "networks.md",
         "layers.md",
         "coverage.md",
@@ -61,6 +62,9 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
     row = next(line for line in page.splitlines() if line.startswith("| input_tile |"))
     assert "30,000" in row and "2,000" in row and "2.00×" in row and "1.50×" in row
     assert f"](images/{ladder_pages.PLOT.name})" in page
+    best = next(line for line in page.splitlines() if line.startswith(f"| `{DIRECT.problem}` | fp32 |"))
+    assert "| input_tile |" in best and "| 3,000 | 0.10× |" in best and "(ladders/conv2d.md)" in page
+    page = (root / "docs/ladders/conv2d.md").read_text()
     assert "rows=8 padded" in page and "vector" not in page
     assert "failed: its error is 3 |" in page and "and more" not in page
     assert "tuned-without-padded_tile" in page and "1.30×" in page
