@@ -10,6 +10,7 @@
 // straight from registers, 16 bytes a lane and whole lines a warp. Weights are put in the order of registers by each block
 // as it begins, so no launch packs them. FLIPPED: the weights are those of the convolution whose gradient this is, which
 // lie [c][tap][filter], and taps run backwards.
+// STEPS is of an image: products of 8 columns across; PITCH the words of a row of a band.
 // PRODUCTS == 3 is for fp32: operands are split into two TF32 parts. Tensor cores round towards zero at each of the few
 // steps: results are off by 3e-7 to 5e-7 on an H200, where sums of their own for each step would take registers that a
 // second block needs.
@@ -29,8 +30,7 @@
 struct SkinnyShape {  // filled by escalade/ops/conv2d/rungs/skinny.py, in this order
     int batch, height, width, filters, output_height, output_width;
     int pad_h, pad_w;
-    int bands, steps;  // of an image: bands down, steps of 8 columns across
-    int pitch;         // words of a row of the band
+    int bands;  // of an image, down
 };
 
 constexpr bool PAIRED = sizeof(Element) == 2;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void stage_weights(u32* weights, const Element* weigh
 // A band of x, zeros outside of it.
 __device__ __forceinline__ void stage_band(u32* words, const Element* x, const SkinnyShape& shape, int band) {
     const int n = band / shape.bands, first_row = band % shape.bands * BAND * STRIDE_H - shape.pad_h;
-    const int pixels = shape.pitch / PIXEL_WORDS;
+    const int pixels = PITCH / PIXEL_WORDS;
 #pragma unroll 2
     for (int at = threadIdx.x; at < BAND_ROWS * pixels; at += THREADS) {
         const int row = first_row + at / pixels, column = at % pixels - shape.pad_w;
@@ -131,25 +131,25 @@ struct Steps {
     int row[TILES_N], column[TILES_N];
     int count;  // of them that exist
 
-    __device__ __forceinline__ Steps(int first, const SkinnyShape& shape) {
-        const int all = BAND * shape.steps;
+    __device__ __forceinline__ explicit Steps(int first) {
+        const int all = BAND * STEPS;
         count = min(TILES_N, all - first);
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
             const int step = min(first + j, all - 1), windows = step / POOL_H;  // those below each other come together
-            row[j] = windows / shape.steps * POOL_H + step % POOL_H;
-            column[j] = windows % shape.steps * 8;
+            row[j] = windows / STEPS * POOL_H + step % POOL_H;
+            column[j] = windows % STEPS * 8;
         }
     }
 };
 
 __device__ __forceinline__ void multiply(Sums& sums, const u32* words, const u32* weights, const Steps& steps,
-                                         const int (&offsets)[STEPS_K][2], int pitch) {
+                                         const int (&offsets)[STEPS_K][2]) {
     const int lane = threadIdx.x % 32;
     int pixels[TILES_N];
 #pragma unroll
     for (int j = 0; j < TILES_N; ++j)
-        pixels[j] = steps.row[j] * STRIDE_H * pitch + (steps.column[j] + lane / 4) * STRIDE_W * PIXEL_WORDS;
+        pixels[j] = steps.row[j] * STRIDE_H * PITCH + (steps.column[j] + lane / 4) * STRIDE_W * PIXEL_WORDS;
 #pragma unroll
     for (int step = 0; step < STEPS_K; ++step) {
         u32 b[TILES_N][2], lower[TILES_N][2];
@@ -192,9 +192,9 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
     else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 
-// Two results of neighbouring filters, by what lies at their place in the residual or mask.
+// Two results of neighbouring filters, but for a ReLU, by what lies at their place in the residual or mask.
 __device__ __forceinline__ float2 finished(float2 sums, float2 other) {
-    if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, other);
+    if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, false>(sums, other);
     return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
 }
 
@@ -213,32 +213,44 @@ __device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums&
     }
 }
 
-// The largest results of a window, which begins with step j and `side`, and where they are.
-__device__ __forceinline__ void finish_window(float (&results)[LANE], Pack<unsigned char, LANE>& from, const Sums& sums,
-                                              int j, int side, int pack, const Element* residual, long long row_step,
-                                              int column_step) {
-    Largest largest[LANE];
+// The largest results of a window, which begins with step j and `side`, and where they are. With EXACT a NaN has its
+// place too, at the price of another comparison for each result; without, the function says whether there is one.
+template <bool EXACT>
+__device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Sums& sums, int j, int side, int pack,
+                                             const Element* residual, long long row_step, int column_step) {
+    bool found_nan = false;
 #pragma unroll
     for (int place = 0; place < POOL_H * POOL_W; ++place) {
         const int r = place / POOL_W, s = place % POOL_W;
+        float results[LANE];
         finish_pixel(results, sums, j + r, side + s, pack, residual + r * row_step + s * column_step);
 #pragma unroll
         for (int e = 0; e < LANE; ++e) {
             if (place == 0) largest[e] = {results[e], 0};
-            else if (PLACES) largest[e].meet(results[e], place);
-            else largest[e].value = max_nan(largest[e].value, results[e]);
+            else if (EXACT) largest[e].meet(results[e], place);
+            else largest[e].meet_number(results[e], place);
         }
     }
 #pragma unroll
-    for (int e = 0; e < LANE; ++e) results[e] = largest[e].value, from.at[e] = stored_place<HAS_RELU>(largest[e]);
+    for (int e = 0; e < LANE; ++e) found_nan |= largest[e].value != largest[e].value;
+    return found_nan;
 }
 
-__device__ __forceinline__ void store(Element* y, const float (&results)[LANE]) {
+// The ReLU comes last: it is that of the largest.
+__device__ __forceinline__ void store(Element* y, const Largest (&largest)[LANE]) {
+    const auto result = [&](int e) { return HAS_RELU ? max_nan(largest[e].value, 0.f) : largest[e].value; };
     Pack<u32, 4> words;
 #pragma unroll
     for (int pair = 0; pair < LANE / 2; ++pair)
-        to_words(&words.at[pair * 2 / UNIT], make_float2(results[pair * 2], results[pair * 2 + 1]));
+        to_words(&words.at[pair * 2 / UNIT], make_float2(result(pair * 2), result(pair * 2 + 1)));
     store_16(y, make_uint4(words.at[0], words.at[1], words.at[2], words.at[3]));
+}
+
+__device__ __forceinline__ void store_places(unsigned char* places, const Largest (&largest)[LANE]) {
+    Pack<u32, LANE / 4> words = {};
+#pragma unroll
+    for (int e = 0; e < LANE; ++e) words.at[e / 4] |= stored_place<HAS_RELU>(largest[e]) << e % 4 * 8;
+    store_pack(reinterpret_cast<u32*>(places), words);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -265,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int word = min(step * 8 + e * 4 + lane % 4, WORDS - 1), tap = word / PIXEL_WORDS;
-            offsets[step][e] = tap / FILTER_WIDTH * DILATION_H * shape.pitch +
+            offsets[step][e] = tap / FILTER_WIDTH * DILATION_H * PITCH +
                                tap % FILTER_WIDTH * DILATION_W * PIXEL_WORDS + word % PIXEL_WORDS;
         }
 
@@ -274,11 +286,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         stage_band(words, x, shape, band);
         __syncthreads();
         const int n = band / shape.bands, first_row = band % shape.bands * BAND;
-        for (int first = warp_n * TILES_N; first < BAND * shape.steps; first += WARPS_N * TILES_N) {
-            const Steps steps(first, shape);
+        for (int first = warp_n * TILES_N; first < BAND * STEPS; first += WARPS_N * TILES_N) {
+            const Steps steps(first);
             Sums sums;
             begin(sums, biases + warp_m * FILTERS);
-            multiply(sums, words, weights + warp_m * WEIGHT_WORDS, steps, offsets, shape.pitch);
+            multiply(sums, words, weights + warp_m * WEIGHT_WORDS, steps, offsets);
 #pragma unroll
             for (int j = 0; j < TILES_N; j += POOL_H)
 #pragma unroll
@@ -293,12 +305,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     for (int pack = 0; pack < PACKS; ++pack) {
                         const int filter = first_filter + pack * FILTERS / 2 + lane / 4 * LANE;
                         if (filter >= shape.filters) continue;
-                        float results[LANE];
-                        Pack<unsigned char, LANE> from;
-                        finish_window(results, from, sums, j, side, pack, residual + pixel * shape.filters + filter,
-                                      1LL * shape.output_width * shape.filters, shape.filters);
-                        store(y + window * shape.filters + filter, results);
-                        if (PLACES) store_pack(places + window * shape.filters + filter, from);
+                        const Element* others = residual + pixel * shape.filters + filter;
+                        const long long row_step = 1LL * shape.output_width * shape.filters;
+                        Largest largest[LANE];
+                        if (find_largest<false>(largest, sums, j, side, pack, others, row_step, shape.filters) && PLACES)
+                            find_largest<true>(largest, sums, j, side, pack, others, row_step, shape.filters);
+                        store(y + window * shape.filters + filter, largest);
+                        if (PLACES) store_places(places + window * shape.filters + filter, largest);
                     }
                 }
         }

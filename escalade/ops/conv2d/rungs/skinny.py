@@ -39,11 +39,10 @@ START_CLOCKS = 3500.0
 """Clocks to bring weights and the first band to shared memory, and to leave."""
 BAND_CLOCKS = 1500.0
 """Clocks to bring a band to shared memory, in which another block goes on."""
-STEP_CLOCKS = 60.0
-"""Issued instructions of a warp for a step besides its products: the epilogue, mostly."""
-PLACE_CLOCKS = 48.0
-"""Issued instructions of a warp for a step where the places of maxima are found: a guess, three or four for each of a
-lane's 16 results."""
+STEP_CLOCKS = 150.0
+"""Clocks of a scheduler for a warp's step besides its products: some 90 instructions, most of them at half rate."""
+PLACE_CLOCKS = 80.0
+"""The same for a step whose maxima have places: two or three instructions more for each of a lane's 16 results."""
 SCHEDULERS = 4
 STORED = {2: 0.72, 4: 0.83}
 """The share of a copy's rate that stores straight from registers reach, by the bytes of an element: an H200 took 47 us
@@ -198,6 +197,8 @@ def launch(
         "DILATION_H": w.dilation[0],
         "DILATION_W": w.dilation[1],
         "BAND": config.band,
+        "STEPS": w.steps,
+        "PITCH": w.pitch,
         "WARPS_M": config.warps_m,
         "WARPS_N": config.warps_n,
         "TILES_N": w.tiles_n,
@@ -207,7 +208,7 @@ def launch(
         "BLOCKS_PER_SM": BLOCKS_PER_SM,
         **epilogue,
     }
-    shape = Ints((w.batch, *w.image, w.filters, *w.output, *w.padding, config.bands(w), w.steps, w.pitch))
+    shape = Ints((w.batch, *w.image, w.filters, *w.output, *w.padding, config.bands(w)))
     return KernelCall(
         Program.of("conv2d/skinny.cu", "conv2d_skinny", constants),
         (config.grid(w, card), config.tiles(w), 1),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.device.run import bind
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import H200
 from escalade.ops.choose.choice import estimated
@@ -38,6 +39,17 @@ def posed(name: str, dtype: str = "fp16") -> Conv2dProblem:
 def test_several_bands_and_warps(name: str, dtype: str, seed: int) -> None:
     """On a card with one multiprocessor, whose blocks have several bands each."""
     check(CONV2D, SKINNY.on(TINY), posed(name, dtype), SkinnyConfig(1, 4), CPU, seed)
+
+
+def test_of_nans_the_last_has_the_place() -> None:
+    """Beyond the first windows a NaN is the last of one, two and four."""
+    problem = posed("3to64_6_k3s1_b1_bias+relu+pool2+places")
+    inputs = CONV2D.inputs(problem, CPU, 0)
+    inputs["x"][0, 1, 3, 3] = torch.nan
+    results = {"y": CONV2D.output(problem, CPU), **CONV2D.further_outputs(problem, CPU)}
+    bind(SKINNY.recipe(problem, SKINNY.configs(problem)[0]), {**inputs, **results})()
+    assert results["y"].isnan().equal(CONV2D.reference(problem, inputs).isnan())
+    assert results["places"].equal(CONV2D.further_references(problem, inputs)["places"].byte())
 
 
 def test_the_first_layer_of_an_autoencoder_takes_it_and_that_of_a_resnet_does_not() -> None:
