@@ -6,21 +6,15 @@ import pathlib
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from escalade import files, models
-from escalade.bench.networks.steps import step_records
+from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.commands.devices import engine_device
 from escalade.commands.networks import Model, network
 from escalade.commands.options import EngineOn
-from escalade.device.nvml import Watch
-from escalade.engine.engine import Engine
-from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.plan.program import KernelProgram
-from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
 from escalade.report import terminal
@@ -60,7 +54,7 @@ def command(
     engine, inputs = network(model, batch, dtype, where)
     if time:
         console.print("measuring the card's ceilings, then the steps")
-        explanation = _timed(engine, inputs)
+        explanation = timed_plan(engine, inputs, ceilings.measure(engine.device))
     else:
         explanation = engine.explain(*inputs)
     explanation = replace(explanation, title=model)
@@ -74,16 +68,3 @@ def command(
         origin = records.provenance(engine.device)
         for path in records.file_away(results, [r.stamped(origin) for r in step_records(explanation)]):
             console.print(f"wrote {escape(str(path))}")
-
-
-def _timed(engine: Engine, inputs: tuple[torch.Tensor, ...]) -> Explanation:
-    """The plan with the floor of every step and its time, over memory of the plan's own."""
-    program = engine.program(*inputs)
-    if not isinstance(program, KernelProgram):
-        raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
-    explanation = explain_plan(program.plan, ceilings.measure(engine.device).floor_us)
-    watch = Watch()
-    times = {each.step.node.name: each.plan_us for each in time_steps(program, inputs, engine.device)}
-    whole = time_plan(program, inputs)
-    watch.look()
-    return explanation.with_times(times, whole, watch.seen)

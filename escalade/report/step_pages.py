@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from escalade.bench.campaign.steps import BATCH, COMMAND, DTYPE, NETWORK
 from escalade.bench.networks.steps import SUFFIX
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
 from escalade.report.markdown import origin, table
 
-NETWORK, TITLE, BATCH, DTYPE = "resnet18", "ResNet-18", 1, "fp16"
+TITLE = "ResNet-18"
 PAGE = f"{NETWORK}.md"
-COMMAND = f"escalade explain {NETWORK} --batch {BATCH} --dtype {DTYPE} --time --results results"
+_COMMAND = f"{COMMAND} --results results"
 _HEADER = ("#", "in the model", "problem", "rung", "source", "why", "µs", "floor, µs", "× floor")
 _INTRODUCTION = f"""# {TITLE}, step by step
 
@@ -35,7 +36,7 @@ def steps_page(records: Mapping[str, Sequence[Record]], preferred: str) -> str:
             parts.append(_section(run))
     if len(parts) == 1:
         parts.append(
-            f"\nIt has not been measured yet. On a machine with a GPU: `{COMMAND}`, then `escalade tables`.\n"
+            f"\nIt has not been measured yet. On a machine with a GPU: `{_COMMAND}`, then `escalade tables`.\n"
         )
     return "".join(parts)
 

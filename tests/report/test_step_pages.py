@@ -38,7 +38,7 @@ def stamped(explanation: Explanation, origin: Provenance) -> list[Record]:
 
 def test_without_records_the_page_says_that_nothing_was_measured() -> None:
     page = step_pages.steps_page({}, "h200")
-    assert "It has not been measured yet" in page and f"`{step_pages.COMMAND}`" in page
+    assert "It has not been measured yet" in page and f"`{step_pages.COMMAND} --results results`" in page
 
 
 def test_every_step_has_a_row_and_the_plan_its_totals(tmp_path: pathlib.Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 
-from escalade.bench.campaign import coverage, ladders, layers, networks
+from escalade.bench.campaign import coverage, ladders, layers, networks, steps
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
 KINDS: tuple[Callable[[], Iterator[Unit]], ...] = (
     ladders.units,
     networks.units,
+    steps.units,
     layers.units,
     coverage.units,
 )

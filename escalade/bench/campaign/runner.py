@@ -122,6 +122,8 @@ def _measure(unit: Unit, session: Session, origin: Provenance, keep: Keep, say: 
                 comparisons.update(dict.fromkeys(record.comparison for record in records))
                 for record in stamped:
                     made_of |= record.sources
+                for why in {record.throttled for record in records} - {""}:
+                    say(f"{unit.name}: the card held its clock down meanwhile: {why}")
                 keep(stamped)
         except Exception as broken:  # what goes wrong in one unit is no reason to lose the others
             failure = reason(broken)

@@ -6,11 +6,32 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from escalade.engine.explain import ExplainedStep, Explanation
+import torch
+
+from escalade.device.nvml import Watch
+from escalade.engine.engine import Engine
+from escalade.engine.explain import ExplainedStep, Explanation, explain_plan
+from escalade.engine.plan.program import KernelProgram
+from escalade.engine.step_times import time_plan, time_steps
+from escalade.errors import UnsupportedError
+from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 
 SUFFIX = "_steps"
 """How the workload of these records ends, behind the network's name."""
+
+
+def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceilings) -> Explanation:
+    """The plan with the floor of every step and its time, over memory of the plan's own."""
+    program = engine.program(*inputs)
+    if not isinstance(program, KernelProgram):
+        raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
+    explanation = explain_plan(program.plan, ceilings.floor_us)
+    watch = Watch()
+    times = {each.step.node.name: each.plan_us for each in time_steps(program, inputs, engine.device)}
+    whole = time_plan(program, inputs)
+    watch.look()
+    return explanation.with_times(times, whole, watch.seen)
 
 
 def step_records(explanation: Explanation) -> list[Record]:
