@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from escalade import models
 from escalade.bench.networks import ablation, parts, training_step
@@ -10,10 +11,9 @@ from escalade.bench.networks.resnets import images
 from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Workload
 from escalade.bench.peers import registry
-from escalade.train.tasks import mean_squared_error
 
 _SIZE, _SMALLEST = 32, 4
-_TRAINING = Training(mean_squared_error, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
+_TRAINING = Training(F.mse_loss, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
 
 
 def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:

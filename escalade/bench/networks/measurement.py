@@ -229,6 +229,7 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
         peak_bytes=one.peak_bytes,
         config=dict(one.config),
         note=one.note,
+        sources=dict(one.sources),
     )
     if case.ceilings is None:
         return record

@@ -17,7 +17,6 @@ from escalade.bench.networks.workload import Part, Stream, Workload
 from escalade.bench.peers import registry
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
-from escalade.train.tasks import cross_entropy
 
 SIZE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,7 +51,7 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
             "phases": Part(parts.phases, needs_gpu=True),
             "stream": Part(parts.stream, usual=False, needs_gpu=True),
             "training-step": training_step.part(
-                Training(cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
+                Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
             ),
         },
         smallest=_SMALLEST,

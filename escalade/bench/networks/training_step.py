@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from escalade.engine.explain import Explanation
 from escalade.engine.training.step import TrainingStep
 from escalade.engine.training.techniques import GRAPH
 from escalade.measure.records import Record
+from escalade.measure.sources import hashes
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.train.steps import Loss
@@ -72,10 +73,12 @@ def cases(
         x = setting.inputs(batch, _BATCH_NUMBER)
         target = training.target(x, setting.seed)
         model = trainable(setting.model).to(setting.device)
+        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
+        say(f"{workload} batch {batch}: float64")
+        expected = exact(first)
         for dtype in setting.dtypes:
-            lesson = Lesson(model, training.loss, x, target, dtype, training.rate, training.scale)
-            say(f"{workload} batch {batch} {dtype}: float64")
-            known = standard(lesson, training.most)
+            lesson = replace(first, dtype=dtype)
+            known = standard(lesson, expected, training.most)
             yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
 
 
@@ -88,14 +91,18 @@ def trainable(model: nn.Module) -> nn.Module:
     return copied
 
 
-def standard(lesson: Lesson, most: float) -> Standard:
-    """What the steps should lead to, and how far PyTorch's are from it in the same dtype.
+def exact(lesson: Lesson) -> list[torch.Tensor]:
+    """What the steps should lead to: float64's."""
+    with precision("fp32"):
+        return results_of(lesson, exact=True)
+
+
+def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> Standard:
+    """What the steps should lead to, and how far PyTorch's are from it in the lesson's dtype.
 
     A tensor may be as far off as PyTorch's own is, or as all of its kind together are: of a bias of three elements an
     error is a matter of chance.
     """
-    with precision("fp32"):
-        expected = results_of(lesson, exact=True)
     with precision(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
     count = len(list(lesson.model.parameters()))
@@ -154,6 +161,7 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
         waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
         config=summary(plan) | {"plan": _digest(plan)},
+        sources=hashes(name for one in plan.steps for name in one.kernels),
     )  # fmt: skip
 
 

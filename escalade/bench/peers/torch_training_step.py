@@ -127,7 +127,7 @@ class TorchStep:
         model, loss, kind = self.pupil.model, lesson.loss, lesson.device.type
 
         def forward(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            with torch.autocast(kind, cast, enabled=cast is not None):
+            with torch.autocast(kind, cast or torch.float16, enabled=cast is not None):
                 return loss(model(x), target)
 
         self._forward = torch.compile(forward, mode=mode, dynamic=False) if mode else forward
@@ -210,6 +210,7 @@ def _graphed(lesson: Lesson, layout: str, system: str, mode: str | None = None) 
     with torch.cuda.stream(side):
         repeat(step)
     torch.cuda.current_stream().wait_stream(side)
+    step.pupil.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
 
     def capture() -> torch.Tensor:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from escalade import models, training_step
 from escalade.bench.networks import ablation
 from escalade.bench.networks.measurement import Case
-from escalade.bench.networks.training_step import standard
+from escalade.bench.networks.training_step import exact, standard
 from escalade.bench.peers.network import Task
 from escalade.bench.peers.torch_training_step import Lesson
 from escalade.engine.training.techniques import TECHNIQUES
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.report import ablation_pages
-from escalade.train.tasks import mean_squared_error
 
 
 def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8)
-    lesson = Lesson(models.ConvAutoencoder(2).train(), mean_squared_error, x, x, "fp32", 1e-2, 1.0)
-    case = Case("steps", Task(lesson.model, x, "fp32"), standard(lesson, 4.0), 0.0)
+    lesson = Lesson(models.ConvAutoencoder(2).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
+    case = Case("steps", Task(lesson.model, x, "fp32"), standard(lesson, exact(lesson), 4.0), 0.0)
     variants = [(), tuple(TECHNIQUES), ("batch_norm_training",)]
     records = ablation._compared(case, lesson, variants, lambda text: None)
     assert [r.rung for r in records] == ["all", "none", "without batch_norm_training"]
@@ -39,7 +39,7 @@ def test_an_unknown_technique_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for wrong in (("magic",), "graph"):
         with pytest.raises(UnsupportedError, match="without any of rungs, casts"):
-            training_step(model, mean_squared_error, optimizer, (x, x), without=wrong)
+            training_step(model, F.mse_loss, optimizer, (x, x), without=wrong)
 
 
 def _record(rung: str, us: float, plan: str) -> Record:

@@ -8,24 +8,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from escalade import models
 from escalade.bench.networks import training_step
 from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.training_step import escalade, standard
+from escalade.bench.networks.training_step import escalade, exact, standard
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import torch_training_step as peers
 from escalade.bench.peers.network import NetworkPeer, Task
 from escalade.bench.peers.torch_training_step import Lesson
 from escalade.measure.records import Record
-from escalade.train.tasks import mean_squared_error
 from tests.bench.fake_cuda import Card
 
 
 def lesson_in(dtype: str) -> Lesson:
     torch.manual_seed(0)
     x = WORKLOADS["autoencoder"].inputs(4, 8)
-    return Lesson(models.ConvAutoencoder(4).train(), mean_squared_error, x, x, dtype, 1e-2, 2.0**12)
+    return Lesson(models.ConvAutoencoder(4).train(), F.mse_loss, x, x, dtype, 1e-2, 2.0**12)
 
 
 class OnGpu(Lesson):
@@ -37,7 +37,9 @@ class OnGpu(Lesson):
 
 
 def judged(lesson: Lesson, *systems: NetworkPeer) -> dict[str, Record]:
-    case = Case("steps", Task(lesson.model, lesson.x, lesson.dtype), standard(lesson, 4.0), 0.0)
+    case = Case(
+        "steps", Task(lesson.model, lesson.x, lesson.dtype), standard(lesson, exact(lesson), 4.0), 0.0
+    )
     return {
         r.system: r
         for r in compare(case, {one.system: lambda _, one=one: [one] for one in systems}, lambda _: None)  # type: ignore[misc]
@@ -60,7 +62,7 @@ def _rate(lesson: Lesson) -> Lesson:
 
 
 def _loss(lesson: Lesson) -> Lesson:
-    return replace(lesson, loss=lambda y, target: 1.001 * mean_squared_error(y, target))
+    return replace(lesson, loss=lambda y, target: 1.001 * F.mse_loss(y, target))
 
 
 def _target(lesson: Lesson) -> Lesson:
@@ -77,7 +79,7 @@ def test_another_step_is_a_failure_and_has_no_time(other: Callable[[Lesson], Les
 def test_a_step_without_momentum_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It differs from the second step on."""
     lesson = lesson_in("fp32")
-    known = standard(lesson, 4.0)
+    known = standard(lesson, exact(lesson), 4.0)
     monkeypatch.setattr(peers, "MOMENTUM", 0.0)
     _, failure = known.judge(peers.results_of(lesson), 2.0)
     assert "its error is" in failure
@@ -98,6 +100,26 @@ def test_the_graph_of_a_whole_step_is_judged_after_several(card: Card) -> None:
     broken = replace(graph, system="idle", replay=replace(graph.replay, run=idle))
     (record,) = judged(plain, broken).values()
     assert "its graph: " in record.failure and record.median_us is None
+
+
+@pytest.mark.parametrize("name", ["autoencoder", "resnet18"])
+def test_references_are_of_float64_throughout(name: str) -> None:
+    """A loss that casts what it is given would make its own rounding everybody's."""
+    workload = WORKLOADS[name]
+    training = workload.parts["training-step"].measure.args[0]  # type: ignore[attr-defined]
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1)) if name == "autoencoder" else _Classifier()
+    x = workload.inputs(2, 32)
+    lesson = Lesson(model.train(), training.loss, x, training.target(x, 0), "fp16", 1e-2, 1.0)
+    assert {one.dtype for one in exact(lesson)} == {torch.float64}
+
+
+class _Classifier(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mean((2, 3)))
 
 
 def test_norms_follow_batches_in_training() -> None:
