@@ -12,7 +12,7 @@ PROBLEMS = (
 """What `escalade ladder avg_pool2d` measures: Inception's and DenseNet's."""
 
 SMALL_PROBLEMS = (
-    AvgPool2dProblem(2, 16, 9, 9, (3, 3), (1, 1), (1, 1)),
+    AvgPool2dProblem(2, 16, 9, 16, (3, 3), (1, 1), (1, 1)),
     AvgPool2dProblem(1, 8, 10, 10, (2, 2), (2, 2)),
     AvgPool2dProblem(2, 3, 11, 11, (3, 3), (2, 2), (1, 1), ceil_mode=True, count_padding=False),
     AvgPool2dProblem(1, 5, 6, 6, (2, 2), (3, 3), (1, 1), ceil_mode=True),

@@ -11,6 +11,7 @@ from escalade.ops.max_pool2d import reference
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.max_pool2d.rungs.naive import NAIVE
+from escalade.ops.max_pool2d.rungs.row_packs import ROW_PACKS
 from escalade.ops.max_pool2d.rungs.shared_tile import SHARED_TILE
 from escalade.ops.max_pool2d.rungs.vectorised import VECTORISED
 from escalade.ops.shared.images import LAYOUTS
@@ -20,7 +21,7 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
     name = "max_pool2d"
     problem = MaxPool2dProblem
     in_pytorch = reference
-    ladder = Ladder("max_pool2d", (NAIVE, SHARED_TILE, VECTORISED))
+    ladder = Ladder("max_pool2d", (NAIVE, SHARED_TILE, ROW_PACKS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
@@ -33,7 +34,7 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
         return reference.further_references(problem, inputs)
 
     def preferred(self, problem: MaxPool2dProblem) -> tuple[str, ...]:
-        return ("vectorised", "shared_tile", "naive")
+        return ("vectorised", "row_packs", "shared_tile", "naive")
 
 
 MAX_POOL2D = MaxPool2d()

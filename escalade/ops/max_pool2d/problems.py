@@ -21,7 +21,7 @@ PROBLEMS = (
 autoencoder in training."""
 
 SMALL_PROBLEMS = (
-    _square(16, 13, 3, 2, 1, batch=2),
+    _square(16, 16, 3, 2, 1, batch=2),
     _square(8, 10, 2, 2, 0),
     _square(12, 9, 3, 1, 1),
     _square(3, 11, 3, 2, 0, batch=2, ceil=True),

@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -272,6 +273,83 @@ class VectorisedWindows(Rung[W]):
             "VECTOR": widest_vector(problem.dtype, problem.channels),
             "OUTPUT_ROWS": config.rows,
             "OUTPUT_COLUMNS": config.columns,
+        }
+        entry = self.source.removesuffix(".cu").replace("/", "_")
+        call = KernelCall(
+            Program.of(self.source, entry, self.constants(problem) | run),
+            (blocks(config.threads_for(problem), config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+MOST_COLUMNS = 48
+"""Columns of x at most that a thread holds at once."""
+
+
+@dataclass(frozen=True)
+class RowConfig(Config):
+    rows: int
+    columns: int
+    """Outputs that a thread takes, the columns of which are whole packs of x apart."""
+    threads: int = 128
+
+    def threads_for(self, problem: WindowedImages) -> int:
+        p = problem
+        runs = blocks(p.output_height, self.rows) * blocks(p.output_width, self.columns)
+        return p.batch * p.channels * runs
+
+
+@dataclass(frozen=True)
+class RowPacks(Rung[W]):
+    """Packs of 16 bytes of a row of x, in NCHW, for a run of outputs in several rows."""
+
+    source: ClassVar[str]
+
+    def supports(self, problem: W) -> str | None:
+        if problem.layout != "nchw":
+            return f"{self.name} takes layout nchw, not {problem.layout}"
+        if problem.dilations != (1, 1):
+            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
+        if not self.configs(problem):
+            return f"{self.name} takes windows of up to {MOST_COLUMNS} columns and {MOST_LOADS} pixels in all"
+        if RowConfig(1, 1).threads_for(problem) >= 2**31:
+            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+        return unsupported_pitch(self.name, problem)
+
+    def configs(self, problem: W) -> tuple[Config, ...]:
+        """Two rows of outputs where that leaves the card busy and windows overlap, else one."""
+        p = problem
+        vector = widest_vector(p.dtype, p.width)
+        least = vector // gcd(vector, p.stride[1])
+        runs = [RowConfig(rows, times * least) for rows in (2, 1, 4) for times in (1, 2)]
+        busy = runs[0].threads_for(p) >= BUSY_THREADS * self.card.multiprocessors
+        default = 2 if busy and p.kernel[0] > p.stride[0] else 1
+        fitting = [run for run in runs if self._fits(p, run)]
+        return tuple(sorted(fitting, key=lambda run: run.rows != default))
+
+    def _fits(self, problem: W, run: RowConfig) -> bool:
+        p = problem
+        columns = run.columns * p.stride[1] + p.kernel[1]
+        return columns <= MOST_COLUMNS and p.kernel[0] * p.kernel[1] <= MOST_LOADS
+
+    @abstractmethod
+    def constants(self, problem: W) -> dict[str, Constant]:
+        """What its source leaves open besides the run."""
+
+    def operands(self) -> tuple[Argument, ...]:
+        """What its source takes besides x and y."""
+        return ()
+
+    def recipe(self, problem: W, config: Config) -> Recipe:
+        assert isinstance(config, RowConfig)
+        run: dict[str, Constant] = {
+            "VECTOR": widest_vector(problem.dtype, problem.width),
+            "OUTPUT_ROWS": config.rows,
+            "OUTPUT_COLUMNS": config.columns,
+            "STORED": widest_vector(problem.dtype, problem.output_width, config.columns),
         }
         entry = self.source.removesuffix(".cu").replace("/", "_")
         call = KernelCall(

@@ -65,7 +65,7 @@ def test_the_preferred_rung_follows_layout_and_window() -> None:
     nhwc = replace(PLAIN, layout="nhwc")
     large = replace(nhwc, height=40, width=40, kernel=(31, 31))
     chosen = [choose(OPERATIONS["avg_pool2d"], p, CPU).rung.name for p in (PLAIN, nhwc, large)]
-    assert chosen == ["naive", "vectorised", "naive"]
+    assert chosen == ["row_packs", "vectorised", "naive"]
 
 
 def test_the_operator_is_pytorchs_and_has_its_gradient() -> None:

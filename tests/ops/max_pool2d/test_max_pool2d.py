@@ -98,7 +98,7 @@ def test_the_preferred_rung_follows_layout_and_window() -> None:
         choose(OPERATIONS["max_pool2d"], p, CPU).rung.name
         for p in (PLAIN, replace(PLAIN, layout="nhwc"), large)
     ]
-    assert chosen == ["shared_tile", "vectorised", "naive"]
+    assert chosen == ["row_packs", "vectorised", "naive"]
 
 
 # --- the operator

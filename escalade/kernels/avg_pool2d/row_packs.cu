@@ -1,0 +1,57 @@
+// y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s], divided               (NCHW)
+//
+// A thread takes a run of neighbouring outputs in OUTPUT_ROWS rows. It walks over the rows that their windows see: of
+// each a stretch is loaded, 16 bytes at a time where they divide, and added up along the row, then down the rows, in
+// fp32. What bounds it: memory.
+//
+// Serves `row_packs`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+#include "avg_pool2d/divisor.cuh"
+#include "common/prologue.cuh"
+#include "common/row_stretch.cuh"
+
+constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
+
+extern "C" __global__ void avg_pool2d_row_packs(const Element* x, Element* y, const float* gains, const float* shifts,
+                                                const Element* gates, PoolShape shape) {
+    wait_for_previous_launch();
+    const Run run(shape.output_height, shape.output_width);
+    if (run.plane >= 1LL * shape.batch * shape.channels) return;
+
+    const int top = run.row * STRIDE_H - PAD_H, left = run.column * STRIDE_W;
+    const Element* plane = x + run.plane * shape.height * shape.width;
+    const PrologueOperands<Element, 1> operands(gains, shifts, gates, run.plane % shape.channels, run.plane);
+    float sums[OUTPUT_ROWS][OUTPUT_COLUMNS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (top + r < 0 || top + r >= shape.height) continue;
+        Stretch seen;
+        seen.load(plane + (top + r) * shape.width, left, shape.width, from_float<Element>(0.f));
+#ifdef PROLOGUE
+#pragma unroll
+        for (int i = 0; i < BEFORE + BODY + BEHIND; ++i)
+            if (left - BEFORE + i >= 0 && left - BEFORE + i < shape.width)
+                seen.at[i] = operands.prepared({seen.at[i]}).at[0];
+#endif
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
+            float along = 0.f;
+#pragma unroll
+            for (int s = 0; s < KERNEL_W; ++s) along += to_float(seen.at[j * STRIDE_W + s]);
+#pragma unroll
+            for (int i = 0; i < OUTPUT_ROWS; ++i)
+                if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) sums[i][j] += along;
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < OUTPUT_ROWS; ++i) {
+        if (run.row + i >= shape.output_height) return;
+        const int rows = counted(top + i * STRIDE_H, KERNEL_H, shape.height, PAD_H);
+        Element means[OUTPUT_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+            means[j] = from_float<Element>(
+                sums[i][j] * one_over_divisor(rows, counted(left + j * STRIDE_W - PAD_W, KERNEL_W, shape.width, PAD_W)));
+        run.store(y + (run.plane * shape.output_height + run.row + i) * shape.output_width, shape.output_width, means);
+    }
+}

@@ -1,0 +1,66 @@
+// What a run of windows sees of a row of a plane, in NCHW.
+//
+// OUTPUT_COLUMNS neighbouring windows are BODY columns apart from those of the next thread, whole packs of VECTOR, which
+// are loaded so; what windows see beyond these on either side, BEFORE and BEHIND, is loaded by itself.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+constexpr int BODY = OUTPUT_COLUMNS * STRIDE_W;
+constexpr int BEFORE = PAD_W;
+constexpr int BEHIND = KERNEL_W - PAD_W - STRIDE_W > 0 ? KERNEL_W - PAD_W - STRIDE_W : 0;
+static_assert(BODY % VECTOR == 0, "whole packs");
+
+struct Stretch {
+    Element at[BEFORE + BODY + BEHIND];  // the window of output j begins at j * STRIDE_W
+
+    // `column` is the first of the body; what lies outside the row is `outside`.
+    __device__ __forceinline__ void load(const Element* row, int column, int width, Element outside) {
+#pragma unroll
+        for (int i = 0; i < BEFORE; ++i) at[i] = one(row, column - BEFORE + i, width, outside);
+#pragma unroll
+        for (int first = 0; first < BODY; first += VECTOR) {
+            Pack<Element, VECTOR> pack;
+            const bool inside = column + first < width;
+            if (inside) pack = load_pack<Element, VECTOR>(row + column + first);
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) at[BEFORE + first + e] = inside ? pack.at[e] : outside;
+        }
+#pragma unroll
+        for (int i = 0; i < BEHIND; ++i) at[BEFORE + BODY + i] = one(row, column + BODY + i, width, outside);
+    }
+
+    __device__ __forceinline__ static Element one(const Element* row, int column, int width, Element outside) {
+        return column >= 0 && column < width ? row[column] : outside;
+    }
+};
+
+// The outputs of a thread: a run of OUTPUT_COLUMNS in OUTPUT_ROWS rows of one plane.
+struct Run {
+    int column, row;
+    long long plane;
+
+    __device__ __forceinline__ Run(int output_height, int output_width) {
+        const u32 runs = (output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
+        const u32 bands = (output_height + OUTPUT_ROWS - 1) / OUTPUT_ROWS;
+        u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
+        column = rest % runs * OUTPUT_COLUMNS;
+        rest /= runs;
+        row = rest % bands * OUTPUT_ROWS;
+        plane = rest / bands;
+    }
+
+    // Stores what stands in a row of y, which `results` begins, STORED at a time: a number that divides rows of y.
+    __device__ __forceinline__ void store(Element* results, int output_width,
+                                          const Element (&found)[OUTPUT_COLUMNS]) const {
+#pragma unroll
+        for (int first = 0; first < OUTPUT_COLUMNS; first += STORED) {
+            if (column + first >= output_width) return;
+            Pack<Element, STORED> pack;
+#pragma unroll
+            for (int e = 0; e < STORED; ++e) pack.at[e] = found[first + e];
+            store_pack(results + column + first, pack);
+        }
+    }
+};
