@@ -1,0 +1,98 @@
+"""What the twin's checks say of Indigo's kernels, graph codes with bugs planted by its authors.
+
+    python -m tests.device.twin.indigo FOLDER
+
+FOLDER is what `generate_CUDA_codes.py` of https://github.com/burtscher/IndigoSuite writes; the name of a kernel says
+which bugs it has. Every kernel runs on small random graphs, and a table says what was reported.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from escalade.device.twin import TwinKernel, build
+from escalade.errors import TwinError
+from tests.device.twin.support import launch
+
+BUGS = ("atomicBug", "boundsBug", "guardBug", "raceBug", "syncBug")
+TOGETHER = 8
+"""Kernels that are compiled as one, each with shared memory of its own."""
+BEGIN, END = '#include "indigo_cuda.h"', "void serial_code("
+"""Device code stands between these."""
+GRAPHS = ((10, 30, 12), (40, 130, 44))
+"""Vertices, edges and blocks: as many as there are vertices, or a few more."""
+THREADS = 64
+
+
+def source(files: Sequence[pathlib.Path]) -> str:
+    """The kernels of several files as one, which is told which of them to be."""
+    kernels, calls = [], []
+    for number, file in enumerate(files):
+        text = file.read_text().partition(BEGIN)[2].partition(END)[0]
+        kernels.append(f"namespace kernel_{number} {{\n{text}\n}}")
+        calls.append(
+            f"case {number}: return kernel_{number}::test_kernel(nindex, nlist, data1, data2, numv);"
+        )
+    return "\n".join(
+        [
+            "typedef int data_t;",
+            *kernels,
+            'extern "C" __global__ void one_of(int which, int* nindex, int* nlist, int* data1, int* data2, int numv) {',
+            *["switch (which) {", *calls, "}", "}"],
+        ]
+    )
+
+
+def graph(vertices: int, edges: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each vertex's neighbours begin, and the neighbours."""
+    pairs = torch.randint(vertices, (edges, 2))
+    match kind:
+        case "undirected":
+            pairs = torch.cat([pairs, pairs.flip(1)])
+        case "ascending":  # the last vertex has no neighbours
+            pairs = pairs.sort(1).values
+        case "descending":  # nor has the first
+            pairs = pairs.sort(1, descending=True).values
+    pairs = torch.unique(pairs[pairs[:, 0] != pairs[:, 1]], dim=0)
+    degrees = torch.bincount(pairs[:, 0], minlength=vertices)
+    begins = torch.cat([torch.zeros(1, dtype=torch.long), degrees.cumsum(0)])
+    return begins.int(), pairs[:, 1].int().contiguous()
+
+
+def reports(kernel: TwinKernel, which: int) -> Iterator[str]:
+    for vertices, edges, blocks in GRAPHS:
+        for kind in ("directed", "undirected", "ascending", "descending"):
+            nindex, nlist = graph(vertices, edges, kind)
+            size = max(vertices, len(nlist))
+            data1, data2 = torch.randint(vertices, (size,)).int(), torch.randint(size, (size,)).int()
+            data1[0] = data2[0] = 0
+            try:
+                launch(kernel, blocks, THREADS, (which, nindex, nlist, data1, data2, vertices), limit_s=5)
+            except TwinError as error:
+                yield str(error).splitlines()[0]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    files = sorted(pathlib.Path(sys.argv[1]).rglob("*.cu"))
+    found: dict[tuple[str, ...], list[bool]] = {}
+    for first in range(0, len(files), TOGETHER):
+        group = files[first : first + TOGETHER]
+        kernel = build(source(group), "one_of", checks=True)
+        for which, file in enumerate(group):
+            bugs = tuple(bug for bug in BUGS if bug in file.stem)
+            said = next(reports(kernel, which), "")
+            found.setdefault(bugs, []).append(bool(said))
+            if bool(said) != bool(bugs):
+                print(f"{file.stem}: {said or 'nothing is reported'}", flush=True)
+    print("\n| planted | kernels | reported |\n| --- | --- | --- |")
+    for bugs, flags in sorted(found.items(), key=lambda item: (len(item[0]), item[0])):
+        print(f"| {' and '.join(bugs) or 'nothing'} | {len(flags)} | {sum(flags)} |")
+
+
+if __name__ == "__main__":
+    main()
