@@ -115,7 +115,9 @@ def _climb_dtype(
     records, verified = _verify(operation, case, planned)
     peers: list[VerifiedPeer] = []
     if device.type == "cuda" and settings.with_peers:
-        peers, refused = verified_peers(operator_peers(operation, problem), operation, case)
+        peers, refused = verified_peers(
+            operator_peers(operation, problem, settings.compiled), operation, case
+        )
         records += refused
     del case
     bench = Bench(

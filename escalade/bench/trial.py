@@ -40,6 +40,8 @@ class Settings:
     tune: bool = False
     """Time every config of every rung, and keep the best; otherwise the default config."""
     with_peers: bool = True
+    compiled: bool = False
+    """Whether PyTorch's compiler is among the peers, which takes seconds and more for each problem and dtype."""
     seed: int = 0
     seconds_each: float = 0.3
     min_rounds: int = 5

@@ -53,6 +53,10 @@ def command(
     crossover: Annotated[
         bool, typer.Option(help="Measure the sweep over filter sizes instead of the usual problems.")
     ] = False,
+    compiled: Annotated[
+        bool,
+        typer.Option(help="Also beside torch.compile in max-autotune: seconds and more for each problem."),
+    ] = False,
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each rung.")] = 0.3,
     seed: InputSeed = 0,
     json: RecordsFile = None,
@@ -71,7 +75,9 @@ def command(
             f"On the twin, in {', '.join(dtypes)}: results are checked, and wall-clock seconds of the CPU shown; "
             "[yellow]they are no speeds.[/]"
         )
-    settings = Settings(dtypes, selection.layouts, selection.rungs, tune, seed=seed, seconds_each=seconds)
+    settings = Settings(
+        dtypes, selection.layouts, selection.rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds
+    )
     origin = store.provenance(where)
     ceilings = None
     failed = 0

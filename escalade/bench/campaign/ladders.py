@@ -25,7 +25,11 @@ FEATURED = ("64to64_56_k3s1_b256",)
 """Problems that are worth as much as the first of a ladder: the docs' climb is over this one."""
 _WORTH = {"fp16": 1.0, "fp32": 0.8, "tf32": 0.5, "fp8": 0.4, "bf16": 0.3}
 _FIRST, _FURTHER = 10.0, 2.0
+_COMPILED = ("fp16", "fp32")
+_LEFT_TO_PYTORCH = ("conv2d_input_gradient", "conv2d_weight_gradient")
+"""Operations whose kernels torch.compile does not make itself."""
 _START_SECONDS, _RUNG_SECONDS = 1.5, 0.12
+_COMPILE_SECONDS, _CONVOLUTION_SECONDS = 5.0, 20.0
 _SLOW_SECONDS = 70.0
 """Seconds for 10^12 operations: the foot of a ladder does them in one, and is called dozens of times."""
 
@@ -36,23 +40,25 @@ def units() -> Iterator[Unit]:
         for number, problem in enumerate(operation.problems):
             first = number == 0 or problem.name in FEATURED
             for dtype in operation.dtypes:
-                worth = _WORTH[dtype] * (_FIRST if first else _FURTHER)
-                yield _ladder(operation, problem, dtype, worth)
+                yield _ladder(operation, problem, dtype, first)
         yield from _ablations(operation)
         for problem in operation.crossover:
             for dtype in operation.dtypes:
                 yield _crossover(operation, problem, dtype, _WORTH[dtype] * _FURTHER)
 
 
-def _ladder(operation: Operation[Any], problem: Any, dtype: str, value: float) -> Unit:
+def _ladder(operation: Operation[Any], problem: Any, dtype: str, first: bool) -> Unit:
+    """A problem beside PyTorch's operator; the first of a ladder also beside its compiler, which takes seconds."""
+    compiled = first and dtype in _COMPILED and operation.name not in _LEFT_TO_PYTORCH
+    compiling = _CONVOLUTION_SECONDS if operation.name == "conv2d" else _COMPILE_SECONDS
     return Unit(
         f"ladder/{operation.name}/{problem.name}/{dtype}",
-        f"every rung of {operation.name} beside PyTorch",
-        _command(operation, problem, dtype),
-        _predicted(operation, problem, list(operation.ladder)),
-        value,
-        partial(_climb, operation, problem, dtype),
-        _rungs(operation.ladder),
+        f"every rung of {operation.name} beside PyTorch" + (" and torch.compile" if compiled else ""),
+        _command(operation, problem, dtype, *(("--compiled",) if compiled else ())),
+        _predicted(operation, problem, list(operation.ladder)) + (compiling if compiled else 0.0),
+        _WORTH[dtype] * (_FIRST if first else _FURTHER) * (2.0 if compiled else 1.0),
+        partial(_climb, operation, problem, dtype, compiled),
+        (*_rungs(operation.ladder), compiled),
         programs=partial(_programs, operation, problem, dtype),
     )
 
@@ -106,9 +112,10 @@ def _settings(session: Session, dtype: str) -> Settings:
 
 
 def _climb(
-    operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
+    operation: Operation[Any], problem: Any, dtype: str, compiled: bool, session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    yield climb(operation, problem, session.device, _settings(session, dtype), session.ceilings, say)
+    settings = replace(_settings(session, dtype), compiled=compiled)
+    yield climb(operation, problem, session.device, settings, session.ceilings, say)
 
 
 def _ablate(
@@ -120,7 +127,7 @@ def _ablate(
 def _sweep(
     operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    for found in _climb(operation, problem, dtype, session, say):
+    for found in _climb(operation, problem, dtype, False, session, say):
         yield [replace(record, workload=f"{operation.name}_crossover") for record in found]
 
 

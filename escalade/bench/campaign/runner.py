@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -93,7 +94,8 @@ def run(
             if chosen.unit.by_clock:
                 compiler.rest()
             else:
-                compiler.begin([state.unit for state in waiting[:_AHEAD]])
+                ahead = (state.unit for state in waiting if clock.has_room_for(state))
+                compiler.begin(itertools.islice(ahead, _AHEAD))
                 compiler.wait_for(chosen.unit)
             compiling = time.monotonic() - began
             _measure(chosen.unit, session, origin, keep, say)

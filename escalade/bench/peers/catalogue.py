@@ -89,7 +89,7 @@ PEERS = (
         "torch.compile max-autotune",
         ("torch-compile",),
         "the same with Triton's and cuDNN's kernels searched for the fastest",
-        "layers, networks, training",
+        "ladders, layers, networks, training",
         (TRITON,),
         slow=True,
     ),

@@ -13,6 +13,7 @@ from escalade.bench.peers.jax_network import jitted
 from escalade.bench.peers.layer import LayerPeer
 from escalade.bench.peers.network import Maker
 from escalade.bench.peers.torch_conv2d import compiled_peer, conv2d_peers
+from escalade.bench.peers.torch_operator import compiled_operator
 from escalade.bench.peers.torch_training import Loss
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
@@ -22,11 +23,14 @@ COMPILE = torch_network.compile_system(torch_network.MAX_AUTOTUNE)
 COMPILE_DEFAULT = torch_network.compile_system(torch_network.DEFAULT)
 
 
-def operator_peers(operation: Operation[Any], problem: Any) -> tuple[LayerPeer, ...]:
-    """PyTorch's operator in every layout, with cuDNN's own fusions where there are some: the peers of a ladder."""
+def operator_peers(operation: Operation[Any], problem: Any, compiled: bool = False) -> tuple[LayerPeer, ...]:
+    """PyTorch's operator in every layout, with cuDNN's own fusions where there are some: the peers of a ladder. With
+    `compiled` also what PyTorch's compiler makes of it."""
     if operation.name == "conv2d":
-        return conv2d_peers(problem)
-    return tuple(LayerPeer(f"torch-{layout}", layout, operation.peer) for layout in operation.layouts)
+        found = conv2d_peers(problem)
+        return (*found, compiled_peer()) if compiled and found else found
+    plain = (LayerPeer(f"torch-{layout}", layout, operation.peer) for layout in operation.layouts)
+    return (*plain, compiled_operator(operation)) if compiled else tuple(plain)
 
 
 def _torch(operation: Operation[Any], problem: Any) -> list[LayerPeer]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
 
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import registry
@@ -37,3 +41,24 @@ def test_the_docs_say_how_often_a_peer_was_measured_or_why_it_was_not() -> None:
     rows = {line.split(" | ")[0]: line for line in block([timed, refused]).splitlines()}
     assert rows["| JAX"].endswith("| once; refused once, 1 of them: jax is not here |")
     assert rows["| PyTorch eager"].endswith("| not yet |") and "| no: " in rows["| TensorRT"]
+
+
+def test_a_ladder_stands_beside_the_compiler_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def compile(call: Any, mode: str, dynamic: bool) -> Any:
+        asked.append(mode)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    operation = OPERATIONS["relu"]
+    problem = operation.small_problems[0]
+    *plain, compiled = registry.operator_peers(operation, problem, compiled=True)
+    assert registry.operator_peers(operation, problem) == tuple(plain)
+    assert (compiled.system, compiled.layout) == (registry.COMPILE, "flat")
+    inputs = operation.inputs(problem, torch.device("cpu"), seed=0)
+    for _ in range(2):
+        assert torch.equal(compiled.run(problem, inputs), operation.peer(problem, inputs))
+    assert asked == ["max-autotune-no-cudagraphs"]
+    fp8 = Conv2dProblem.parse("16to16_9_k3s1_b1", "fp8", "nhwc")
+    assert registry.operator_peers(OPERATIONS["conv2d"], fp8, compiled=True) == ()
