@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,8 +93,10 @@ def trainable(model: nn.Module) -> nn.Module:
 
 
 def exact(lesson: Lesson) -> list[torch.Tensor]:
-    """What the steps should lead to: float64's."""
+    """What the steps should lead to: float64's. To have cuDNN measure all that it has for them would take a minute."""
+    cudnn: Any = torch.backends.cudnn
     with precision("fp32"):
+        cudnn.benchmark = False  # `precision` puts it back
         return results_of(lesson, exact=True)
 
 
