@@ -22,6 +22,7 @@ from escalade.engine.nodes.base import (
     activation_of,
     unpermuted,
 )
+from escalade.engine.nodes.channels import channels_as_they_lie, side_by_side
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.permute import CHANNELS_FIRST, CHANNELS_LAST
 from escalade.engine.nodes.reshape import Reshape
@@ -96,7 +97,7 @@ class LayerNorm(Operator):
         )
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return super().layouts(node, given) if node.attributes.get("of_channels") else ROWS_OF_LAST
+        return channels_as_they_lie(node, given) if node.attributes.get("of_channels") else ROWS_OF_LAST
 
     def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
         """Rows of channels of an image are its pixels."""
@@ -127,7 +128,10 @@ class LayerNorm(Operator):
         if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # which blocks have to share
             row = GroupNormProblem(rows, features, 1, 1, 1, *constants, epsilon=epsilon, layout="nchw", **own)
             return Lowered(GROUP_NORM, row)
-        problem = LayerNormProblem(rows, features, *constants, node.attributes["rms"], epsilon, **own)
+        inner = side_by_side(node, form)
+        problem = LayerNormProblem(
+            rows, features, *constants, node.attributes["rms"], epsilon, inner=inner, **own
+        )
         return Lowered(LAYER_NORM, problem)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:

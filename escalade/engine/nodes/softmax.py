@@ -18,6 +18,7 @@ from escalade.engine.nodes.base import (
     Tensors,
     unpermuted,
 )
+from escalade.engine.nodes.channels import channels_as_they_lie, side_by_side
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.permute import CHANNELS_LAST
 from escalade.engine.nodes.signature import FLAG, ROWS, Attributes, Signature, SizeError, Sizes
@@ -50,7 +51,9 @@ class Softmax(Operator):
         return super().sizes(sizes, attributes)
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return super().layouts(node, given) if node.attributes["of_channels"] else ROWS_OF_LAST
+        if not node.attributes["of_channels"]:
+            return ROWS_OF_LAST
+        return channels_as_they_lie(node, given)
 
     def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
         """Rows of channels of an image are its pixels."""
@@ -61,4 +64,5 @@ class Softmax(Operator):
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
         classes = form.shape[1 if node.attributes["of_channels"] else -1]
-        return Lowered(SOFTMAX, SoftmaxProblem(prod(form.shape) // max(1, classes), classes, forms.stored))
+        rows = prod(form.shape) // max(1, classes)
+        return Lowered(SOFTMAX, SoftmaxProblem(rows, classes, forms.stored, inner=side_by_side(node, form)))

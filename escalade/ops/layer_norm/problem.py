@@ -14,7 +14,7 @@ from escalade.ops.shared.rows import check_fields
 
 EPSILON = 1e-5
 _NAME = re.compile(
-    r"(?P<features>\d+)_b(?P<batch>\d+)(?P<rms>_rms)?(?P<weight>_weight)?(?P<bias>_bias)?"
+    r"(?P<features>\d+)_b(?P<batch>\d+)(_inner(?P<inner>\d+))?(?P<rms>_rms)?(?P<weight>_weight)?(?P<bias>_bias)?"
     r"(_eps(?P<epsilon>[0-9.e+-]+))?(?P<relu>_relu)?" + activation.IN_NAME
 )
 
@@ -23,8 +23,8 @@ _NAME = re.compile(
 class LayerNormProblem:
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
-    x and y are [batch][features], weight and bias [features], all of one dtype; sums are fp32. With `rms` the mean
-    counts as 0: each row is divided by its root mean square.
+    x and y are [batch / inner][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
+    `rms` the mean counts as 0: each row is divided by its root mean square.
     """
 
     batch: int
@@ -37,11 +37,17 @@ class LayerNormProblem:
     activation: str = ""
     dtype: str = "fp32"
     layout: str = "flat"
+    inner: int = 1
+    """Rows that lie side by side, and elements from one of a row to its next: pixels, for channels in NCHW."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm", self, DTYPES, {"features": self.features})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
+        if self.inner < 1 or self.batch % self.inner:
+            raise UnsupportedError(
+                f"{self.batch} rows of which {self.inner} lie side by side: that divides them"
+            )
         activation.settle(self)
 
     @staticmethod
@@ -50,20 +56,20 @@ class LayerNormProblem:
         found = match_name(
             _NAME,
             name,
-            "layer normalisation; the form is 96_b1568_weight_bias: features, _b rows, then optionally _rms, _weight, "
-            f"_bias, _eps and a number, _relu, or {activation.FORM}",
+            "layer normalisation; the form is 96_b1568_weight_bias: features, _b rows, _inner64 where so many lie "
+            f"side by side, then optionally _rms, _weight, _bias, _eps and a number, _relu, or {activation.FORM}",
         )
         return LayerNormProblem(
             int(found["batch"]), int(found["features"]), bool(found["weight"]), bool(found["bias"]),
             bool(found["rms"]), float(found["epsilon"] or EPSILON), bool(found["relu"]), found["activation"] or "",
-            dtype,
+            dtype, inner=int(found["inner"] or 1),
         )  # fmt: skip
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (the dtype stands apart)."""
         parts = {
-            "_rms": self.rms, "_weight": self.weight, "_bias": self.bias,
+            f"_inner{self.inner}": self.inner > 1, "_rms": self.rms, "_weight": self.weight, "_bias": self.bias,
             f"_eps{self.epsilon!r}": self.epsilon != EPSILON, "_relu": self.relu,
         }  # fmt: skip
         chosen = "".join(part for part, on in parts.items() if on)

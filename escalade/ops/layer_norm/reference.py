@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,8 @@ def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) ->
         return torch.randn(sizes, generator=generator, device=device)
 
     rows, features = problem.batch, problem.features
-    tensors = {"x": normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)}
+    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
+    tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
     if problem.weight:
         tensors["weight"] = 1 + 0.3 * normal(features)
     if problem.bias:
@@ -29,7 +31,10 @@ def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) ->
 
 
 def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.dtype], device=device)
+    sizes: tuple[int, ...] = (problem.batch, problem.features)
+    if problem.inner > 1:
+        sizes = (problem.batch // problem.inner, problem.features, problem.inner)
+    return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
 
 
 def exact(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -38,6 +43,8 @@ def exact(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torc
 
 
 def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if problem.inner > 1:
+        return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
     x, weight, bias = inputs["x"], inputs.get("weight"), inputs.get("bias")
     if problem.rms:
         y = F.rms_norm(x, x.shape[-1:], weight, problem.epsilon)

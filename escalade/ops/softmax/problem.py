@@ -6,35 +6,48 @@ import math
 import re
 from dataclasses import dataclass
 
+from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.shared.rows import check_fields
 
-_NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)")
+_NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)(_inner(?P<inner>\d+))?")
 
 
 @dataclass(frozen=True)
 class SoftmaxProblem:
-    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch][classes] of the same dtype."""
+    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch / inner][classes][inner] of one dtype."""
 
     batch: int
     classes: int
     dtype: str = "fp32"
     layout: str = "flat"
+    inner: int = 1
+    """Rows that lie side by side, and elements from one of a row to its next: pixels, for channels in NCHW."""
 
     def __post_init__(self) -> None:
         check_fields("softmax", self, DTYPES, {"classes": self.classes})
+        if self.inner < 1 or self.batch % self.inner:
+            raise UnsupportedError(
+                f"{self.batch} rows of which {self.inner} lie side by side: that divides them"
+            )
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> SoftmaxProblem:
         """The problem of a name such as `1000_b32`."""
-        found = match_name(_NAME, name, "softmax; the form is 1000_b32: classes, _b rows")
-        return SoftmaxProblem(int(found["batch"]), int(found["classes"]), dtype)
+        found = match_name(
+            _NAME,
+            name,
+            "softmax; the form is 1000_b32: classes, _b rows, and _inner64 where so many lie side by side",
+        )
+        return SoftmaxProblem(
+            int(found["batch"]), int(found["classes"]), dtype, inner=int(found["inner"] or 1)
+        )
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"{self.classes}_b{self.batch}"
+        return f"{self.classes}_b{self.batch}" + (f"_inner{self.inner}" if self.inner > 1 else "")
 
     @property
     def elements(self) -> int:

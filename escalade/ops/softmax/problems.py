@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from escalade.ops.softmax.problem import SoftmaxProblem
 
-PROBLEMS = tuple(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000))
+PROBLEMS = (
+    *(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000)),
+    SoftmaxProblem(262_144, 64),
+    SoftmaxProblem(262_144, 64, inner=4096),
+)
+"""Chances of classes, and of an image's channels in NHWC and in NCHW."""
 
 SMALL_PROBLEMS = (
     SoftmaxProblem(5, 1000),
@@ -13,6 +18,8 @@ SMALL_PROBLEMS = (
     SoftmaxProblem(2, 33_002),
     SoftmaxProblem(600, 24),
     SoftmaxProblem(4, 1),
+    SoftmaxProblem(80, 67, inner=40),
+    SoftmaxProblem(9, 5, inner=9),
 )
 """Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
-divides."""
+divides; and rows that lie side by side."""

@@ -29,7 +29,7 @@ def test_channels_of_an_image_are_rows_of_its_pixels(
     graph = capture(Call(function), (x,))
     done = optimise(graph, "fp32")
     assert [node.op for node in done if node.op not in ("convert", "max_pool2d")] == ["softmax"]
-    assert [node.op for node in done].count("convert") == 2  # of what comes and what is returned
+    assert "convert" not in [node.op for node in done]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
 
 

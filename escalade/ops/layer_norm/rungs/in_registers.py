@@ -11,6 +11,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.layer_norm.problem import LayerNormProblem
 from escalade.ops.layer_norm.rungs.per_row import constants, launch
+from escalade.ops.shared import columns
 
 MOST_VALUES = 32
 """Values of a thread at most: a block of 1,024 threads has 64 registers for each."""
@@ -31,7 +32,7 @@ class RegistersConfig(Config):
 class InRegisters(Rung[LayerNormProblem]):
     def supports(self, problem: LayerNormProblem) -> str | None:
         if self._offered(problem):
-            return None
+            return columns.refusal_of_dense(self.name, problem.inner)
         width = widest_vector(problem.dtype, problem.features)
         most = MOST_THREADS * (MOST_VALUES // width) * width
         return f"rows of up to {most} features fit into registers; these have {problem.features}"

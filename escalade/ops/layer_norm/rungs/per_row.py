@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.layer_norm.problem import LayerNormProblem
-from escalade.ops.shared import activation
+from escalade.ops.shared import activation, columns
 
 
 def constants(problem: LayerNormProblem) -> dict[str, Constant]:
@@ -23,8 +23,9 @@ def constants(problem: LayerNormProblem) -> dict[str, Constant]:
     }
 
 
-def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int) -> Recipe:
-    arguments = (
+def arguments(problem: LayerNormProblem) -> tuple[Argument, ...]:
+    """The arguments of every kernel."""
+    return (
         Buffer("x"),
         Buffer("weight", optional=True),
         Buffer("bias", optional=True),
@@ -33,7 +34,11 @@ def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int)
         problem.features,
         float(problem.epsilon),
     )
-    return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
+
+
+def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int) -> Recipe:
+    call = KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments(problem), overlap=True)
+    return Recipe((call,))
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class PerRow(Rung[LayerNormProblem]):
     threads: tuple[int, ...]
 
     def supports(self, problem: LayerNormProblem) -> str | None:
-        return None
+        return columns.refusal_of_dense(self.name, problem.inner)
 
     def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
         return tuple(ThreadsConfig(threads) for threads in self.threads)

@@ -10,7 +10,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.shared import row_rungs
+from escalade.ops.shared import columns, row_rungs
 from escalade.ops.softmax.problem import SoftmaxProblem
 from escalade.ops.softmax.rungs import per_row
 
@@ -48,7 +48,7 @@ def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[Conf
 @dataclass(frozen=True)
 class BlockPerRow(Rung[SoftmaxProblem]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
-        return None
+        return columns.refusal_of_dense(self.name, problem.inner)
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
         return held_configs(problem.classes, problem.batch, problem.dtype, self.card)

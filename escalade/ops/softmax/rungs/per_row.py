@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.program import Constant
 from escalade.ops.base.dtypes import element
-from escalade.ops.shared import row_rungs
+from escalade.ops.shared import columns, row_rungs
 from escalade.ops.softmax.problem import SoftmaxProblem
 
 
@@ -17,6 +17,9 @@ def constants(problem: SoftmaxProblem) -> dict[str, Constant]:
 @dataclass(frozen=True)
 class PerRow(row_rungs.PerRow[SoftmaxProblem]):
     operation = "softmax"
+
+    def supports(self, problem: SoftmaxProblem) -> str | None:
+        return columns.refusal_of_dense(self.name, problem.inner)
 
     def constants(self, problem: SoftmaxProblem) -> dict[str, Constant]:
         return constants(problem)

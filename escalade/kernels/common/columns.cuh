@@ -1,0 +1,47 @@
+// Rows whose elements lie `inner` apart, such as an image's channels in NCHW: neighbouring rows lie side by side.
+//
+// A block takes 32 packs of VECTOR such rows, a pack a lane; its PARTS warps share their elements among them, element i
+// of a row being warp i % PARTS's, and meet in shared memory.
+#pragma once
+
+#include "common/ptx.cuh"
+
+struct Column {
+    long long at;  // where its rows begin; those of a pack that is not there are the first one's
+    bool there;
+    int part;
+
+    __device__ __forceinline__ static Column of_thread(int rows, int length, int inner) {
+        const u32 packs = inner / VECTOR;
+        const u32 asked = blockIdx.x * 32 + threadIdx.x % 32;
+        Column column;
+        column.there = asked < static_cast<u32>(rows) / VECTOR;
+        const u32 pack = column.there ? asked : 0;
+        column.at = 1LL * (pack / packs) * length * inner + pack % packs * VECTOR;
+        column.part = threadIdx.x / 32;
+        return column;
+    }
+};
+
+// What the parts of each row of a pack make together, in every part.
+template <class Reduce>
+__device__ __forceinline__ void over_parts(float (&values)[VECTOR], Reduce reduce) {
+    if constexpr (PARTS > 1) {
+        __shared__ float met[PARTS][VECTOR][32];
+        const int lane = threadIdx.x % 32;
+        __syncthreads();  // the last round's have been read
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) met[threadIdx.x / 32][e][lane] = values[e];
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) values[e] = met[0][e][lane];
+#pragma unroll 1  // the registers are full
+        for (int part = 1; part < PARTS; ++part)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) values[e] = reduce(values[e], met[part][e][lane]);
+    }
+}
+
+__device__ __forceinline__ void sum_over_parts(float (&values)[VECTOR]) {
+    over_parts(values, [](float one, float other) { return one + other; });
+}

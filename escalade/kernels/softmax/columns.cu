@@ -1,0 +1,53 @@
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), classes `inner` apart
+//
+// Neighbouring rows lie side by side: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps share
+// the classes, STEPS each, all loaded at once. What bounds it: memory, each element read and written once.
+//
+// Serves `columns`. common/columns.cuh has the tile.
+#include "common/columns.cuh"
+#include "common/softmax.cuh"
+
+extern "C" __global__ void __launch_bounds__(32 * PARTS)
+    softmax_columns(const Element* x, Element* y, int rows, int classes, int inner) {
+    wait_for_previous_launch();
+    const Column column = Column::of_thread(rows, classes, inner);
+    Pack<Element, VECTOR> loaded[STEPS];
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+        const int at = i * PARTS + column.part;  // what lies outside is read from inside
+        loaded[i] = load_pack<Element, VECTOR>(x + column.at + 1LL * (at < classes ? at : 0) * inner);
+    }
+    float values[STEPS][VECTOR], largest[VECTOR], sums[VECTOR] = {};
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) largest[e] = minus_infinity();
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+        to_floats(values[i], loaded[i]);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = i * PARTS + column.part < classes ? values[i][e] : minus_infinity();
+            largest[e] = fmaxf(largest[e], values[i][e]);
+        }
+    }
+    over_parts(largest, [](float one, float other) { return fmaxf(one, other); });
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = expf(values[i][e] - largest[e]);
+            sums[e] += i * PARTS + column.part < classes ? values[i][e] : 0.f;
+        }
+    sum_over_parts(sums);
+    if (!column.there) return;
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+        const int at = i * PARTS + column.part;
+        if (at >= classes) continue;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const SoftmaxSums whole{largest[e], sums[e]};
+            loaded[i].at[e] = from_float<Element>(values[i][e] * whole.scale());
+        }
+        store_pack(y + column.at + 1LL * at * inner, loaded[i]);
+    }
+}

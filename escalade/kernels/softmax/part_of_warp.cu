@@ -1,0 +1,57 @@
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+//
+// LANES neighbouring lanes of a warp hold a short row in their registers, PACKS packs of up to 16 bytes each, all loaded
+// at once, and meet by shuffles. What bounds it: memory, each element read and written once.
+//
+// Serves `part_of_warp`.
+#include "common/ptx.cuh"
+#include "common/softmax.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_part_of_warp(const Element* x, Element* y, int rows, int classes) {
+    wait_for_previous_launch();
+    const long long row = 1LL * blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES, packs = classes / VECTOR;
+    // Shuffles want every lane: those of a row that is not there read the last one, and write nothing.
+    const long long at = (row < rows ? row : rows - 1) * classes;
+    Pack<Element, VECTOR> loaded[PACKS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const int pack = i * LANES + lane;
+        loaded[i] = load_pack<Element, VECTOR>(x + at + (pack < packs ? pack : 0) * VECTOR);
+    }
+    float values[PACKS][VECTOR];
+    SoftmaxSums sums;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        to_floats(values[i], loaded[i]);
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = i * LANES + lane < packs ? values[i][e] : minus_infinity();
+            sums.largest = fmaxf(sums.largest, values[i][e]);
+        }
+    }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2)
+        sums.largest = fmaxf(sums.largest, __shfl_xor_sync(ALL_LANES, sums.largest, distance));
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            values[i][e] = expf(values[i][e] - sums.largest);
+            sums.sum += values[i][e];
+        }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2)
+        sums.sum += __shfl_xor_sync(ALL_LANES, sums.sum, distance);
+    if (row >= rows) return;
+    const float scale = sums.scale();
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        const int pack = i * LANES + lane;
+        if (pack >= packs) continue;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) loaded[i].at[e] = from_float<Element>(values[i][e] * scale);
+        store_pack(y + at + pack * VECTOR, loaded[i]);
+    }
+}
