@@ -1,7 +1,7 @@
 // The epilogue of a persistent block by TMA, through panels in shared memory, where residuals come first.
 #pragma once
 
-#include "common/placed_maximum.cuh"
+#include "common/largest_pair.cuh"
 #include "conv2d/sm90_persistent_straight.cuh"
 
 constexpr int WINDOW = POOL_H * POOL_W;
@@ -119,27 +119,18 @@ struct PanelWriter {
         for (int window = first; window < 64 / WINDOW; window += AT_ONCE) {
             if (at.pixel + window * WINDOW >= writer.pixels) return;
             const int corner = window / across * POOL_H * width + window % across * POOL_W;
-            Largest largest[CHUNK];
+            PlacedMaxima<Stored, CHUNK> largest;
 #pragma unroll
             for (int place = 0; place < WINDOW; ++place) {
                 const int pixel = corner + place / POOL_W * width + place % POOL_W;
-                const float4 loaded = load_shared_16(panel_address(panel, pixel, filter));
-                const Pack<Stored, CHUNK>& seen = reinterpret_cast<const Pack<Stored, CHUNK>&>(loaded);
-#pragma unroll
-                for (int e = 0; e < CHUNK; ++e) {
-                    if (place == 0) largest[e] = {to_float(seen.at[e]), 0};
-                    else if (PLACES) largest[e].meet(to_float(seen.at[e]), place);
-                    else largest[e].value = max_nan(largest[e].value, to_float(seen.at[e]));
-                }
+                const float4 seen = load_shared_16(panel_address(panel, pixel, filter));
+                if (place == 0) largest.begin(reinterpret_cast<const Pack<Stored, CHUNK>&>(seen), place);
+                else largest.meet(reinterpret_cast<const Pack<Stored, CHUNK>&>(seen), place);
             }
-            Pack<Stored, CHUNK> results;
-            Pack<unsigned char, CHUNK> from;
-#pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                results.at[e] = from_float<Stored>(largest[e].value), from.at[e] = stored_place<HAS_RELU>(largest[e]);
             const int pooled = at.pixel / WINDOW + window;
-            store_pack(writer.y + writer.offset(pooled) + at.filter + filter, results);
-            if (PLACES) store_pack(places + 1LL * pooled * writer.shape.filters + at.filter + filter, from);
+            largest.store(writer.y + writer.offset(pooled) + at.filter + filter);
+            if (PLACES)
+                largest.template store_places<HAS_RELU>(places + 1LL * pooled * writer.shape.filters + at.filter + filter);
         }
     }
 

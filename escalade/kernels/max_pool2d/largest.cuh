@@ -2,25 +2,16 @@
 #pragma once
 
 #include "common/elements.cuh"
+#include "common/largest_pair.cuh"
 #include "common/ptx.cuh"
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-// 16-bit types are compared two at once, kept in the 32 bits of a register; the last argument says which type they are.
 #ifdef __CUDA_FP16_H__
 __device__ __forceinline__ __half larger(__half a, __half b) { return __hmax_nan(a, b); }
-__device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __half) {
-    const __half2 both = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-    return reinterpret_cast<const u32&>(both);
-}
 #endif
 #ifdef __CUDA_BF16_H__
 __device__ __forceinline__ __nv_bfloat16 larger(__nv_bfloat16 a, __nv_bfloat16 b) { return __hmax_nan(a, b); }
-__device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __nv_bfloat16) {
-    const __nv_bfloat162 both =
-        __hmax2_nan(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-    return reinterpret_cast<const u32&>(both);
-}
 #endif
 
 // COUNT neighbouring elements, in pairs where they are of 16 bits.

@@ -2,11 +2,11 @@
 //
 // A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
 // walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
-// time, and reduced along the row, then down the rows; with PLACES element by element, and the places of the maxima are
-// stored too, a byte each. What bounds it: memory.
+// time, and reduced along the row, then down the rows; with PLACES one after the other, and the places of the maxima
+// are stored too, a byte each. What bounds it: memory.
 //
-// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits, largest_place.cuh that with its
-// place.
+// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits, common/largest_pair.cuh that with
+// its place.
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 #include "max_pool2d/largest_place.cuh"
@@ -14,27 +14,6 @@
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
 using Vector = Values<VECTOR>;
-
-// VECTOR maxima with their places.
-struct Placed {
-    Largest at[VECTOR];
-
-    __device__ __forceinline__ void meet(const Pack<Element, VECTOR>& seen, int place) {
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) at[e].meet(to_float(seen.at[e]), place);
-    }
-    __device__ __forceinline__ void store(Element* values, unsigned char* places) const {
-        Pack<Element, VECTOR> largest;
-        Pack<unsigned char, VECTOR> from;
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-            largest.at[e] = from_float<Element>(at[e].value);
-            from.at[e] = stored_place<BEHIND_RELU>(at[e]);
-        }
-        store_pack(values, largest);
-        store_pack(places, from);
-    }
-};
 
 extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, unsigned char* places, PoolShape shape) {
     wait_for_previous_launch();
@@ -60,16 +39,16 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, u
     Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
     if constexpr (PLACES) {
         unsigned char* from = places + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
-        Placed largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
+        PlacedMaxima<Element, VECTOR> largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
+        Pack<Element, VECTOR> least;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) least.at[e] = from_float<Element>(__int_as_float(0xFF800000));  // -inf
 #pragma unroll
         for (int i = 0; i < OUTPUT_ROWS; ++i)
 #pragma unroll
             for (int j = 0; j < OUTPUT_COLUMNS; ++j)
-#pragma unroll
-                for (int e = 0; e < VECTOR; ++e)
-                    largest[i][j].at[e] = {__int_as_float(0xFF800000),  // -inf
-                                           first_inside(top + i * STRIDE_H, 1) * KERNEL_W +
-                                               first_inside(left + j * STRIDE_W, 1)};
+                largest[i][j].begin(least, first_inside(top + i * STRIDE_H, 1) * KERNEL_W +
+                                               first_inside(left + j * STRIDE_W, 1));
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const Element* row = pixels + nearest_inside(top + r, shape.height) * shape.width * shape.x_step();
@@ -94,7 +73,8 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, u
             for (int j = 0; j < OUTPUT_COLUMNS; ++j)
                 if (output_row + i < shape.output_height && output_column + j < shape.output_width) {
                     const int output = (output_row + i) * shape.output_width + output_column + j;
-                    largest[i][j].store(outputs + output * shape.y_step(), from + output * shape.channels);
+                    largest[i][j].store(outputs + output * shape.y_step());
+                    largest[i][j].store_places<BEHIND_RELU>(from + output * shape.channels);
                 }
         return;
     }
