@@ -1,59 +1,175 @@
-"""Casts under autocast: a parameter that several calls of a step use is cast once."""
+"""Casts under autocast: parameters are cast once a step, all that have changed at the same time."""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from escalade.device.pytorch import WORDS
+from escalade.ops.calling.straight import Source
+
+_SMALL = 2**16  # bytes
 
 
-class _Cast(NamedTuple):
-    source: weakref.ref[torch.Tensor]
-    state: tuple[Any, ...]
-    result: TensorWeakRef
+@dataclass(frozen=True)
+class Casts:
+    """What autocast makes of a kind of flat arguments, by their places."""
+
+    parameters: Mapping[int, torch.dtype] = field(default_factory=dict)
+    """Leaves of autograd's graph: cast behind its back, once for all their uses, and their gradients cast here too."""
+    others: Mapping[int, torch.dtype] = field(default_factory=dict)
+    settings: Mapping[int, Any] = field(default_factory=dict)
+    """What takes the place of arguments that are no tensors."""
+
+    @classmethod
+    def between(cls, given: Sequence[Any], settled: Sequence[Any]) -> Casts:
+        """What autocast has done where it was given the one arguments and has made the others of them."""
+        changed = [place for place in range(len(given)) if given[place] is not settled[place]]
+        parameters = [place for place in changed if type(given[place]) is torch.nn.Parameter]
+        tensors = [place for place in changed if isinstance(given[place], torch.Tensor)]
+        return cls(
+            {place: settled[place].dtype for place in parameters},
+            {place: settled[place].dtype for place in tensors if place not in parameters},
+            {place: settled[place] for place in changed if place not in tensors},
+        )
+
+    def write_outside(self, source: Source) -> None:
+        """Writes what autograd sees, in lines that have each argument as `a` and its place."""
+        for place, dtype in self.others.items():
+            source.add(f"a{place} = a{place}.to({source.name(dtype)})")
+        for place, setting in self.settings.items():
+            source.add(f"a{place} = {source.name(setting)}")
+
+    def write_inside(self, source: Source, cast: Callable[..., torch.Tensor]) -> None:
+        """Writes the casts of parameters by that function."""
+        for place, dtype in self.parameters.items():
+            source.add(f"a{place} = {source.name(cast)}(a{place}, {source.name(dtype)})")
 
 
-_known: dict[int, _Cast] = {}
+class _Known:
+    """A parameter in another dtype, as it was cast last."""
+
+    def __init__(
+        self, source: weakref.ref[torch.Tensor], dtype: torch.dtype, device: torch.device, stream: int
+    ) -> None:
+        self.source = source
+        self.place = dtype, device, stream
+        self.state: tuple[Any, ...] | None = None
+        self.is_wanted = True
+        """Whether somebody has asked for it since it was cast."""
+        self._kept: torch.Tensor | None = None
+        self._taken: TensorWeakRef | None = None
+
+    def put(self, cast: torch.Tensor, state: tuple[Any, ...]) -> None:
+        self._kept, self._taken, self.state, self.is_wanted = cast, None, state, False
+
+    def take(self) -> torch.Tensor | None:
+        """The cast: kept until it is first asked for, then only while a graph of autograd holds it, unless it is small:
+        graphs do not hold biases."""
+        self.is_wanted = True
+        if self._kept is None:
+            return None if self._taken is None else self._taken()
+        cast = self._kept
+        if cast.nbytes > _SMALL:
+            self._kept, self._taken = None, TensorWeakRef(cast)
+        return cast
+
+    def is_as(self, state: tuple[Any, ...]) -> bool:
+        """Whether it is there for a parameter in that state."""
+        there = self._kept is not None or (self._taken is not None and self._taken() is not None)
+        return there and state == self.state
 
 
-def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor in that dtype; that of a parameter as it was made before, while a graph of autograd still holds it.
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, torch.dtype, int], _Known] = {}
+        """Casts by the parameter, the dtype and the stream: what is cast on one stream is not yet there on another."""
 
-    Nothing is kept alive for it: what a backward pass has freed is gone. A parameter that has been changed in place
-    since, or given other memory or another gradient, is cast anew (what writes to `.data` goes by no version, but by
-    a gradient mostly), and so is every one while a CUDA graph is recorded, whose replays have to do it themselves.
+
+per_thread = _PerThread()
+
+
+def cast_parameter(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A parameter in that dtype, without a gradient of its own: as it was cast before while a graph still holds it.
+
+    The first of a step to be asked for has all those cast with it, in one launch, that were used in the last. A
+    parameter has changed if it was written to in place, or given other memory or another gradient (a write to `.data`
+    goes by no version, but by a gradient mostly). While a CUDA graph is recorded, whose replays have to do it
+    themselves, and where autocast is to keep nothing, each is cast by itself.
     """
-    if tensor.dtype == dtype:
-        return tensor
-    if not _is_shared(tensor):
-        return tensor.to(dtype)
-    gradient = tensor.grad
+    if not torch.is_autocast_cache_enabled() or (parameter.is_cuda and WORDS.is_recording()):
+        return parameter.to(dtype)
+    device, all_known = parameter.device, per_thread.known
+    stream = WORDS.current_stream(device.index) if device.type == "cuda" else 0
+    key = (id(parameter), dtype, stream)
+    found = all_known.get(key)
+    if found is None or found.source() is not parameter:
+        source = weakref.ref(parameter, lambda _: all_known.pop(key, None))
+        found = all_known[key] = _Known(source, dtype, device, stream)
+    elif found.state == _state(parameter):
+        cast = found.take()
+        if cast is not None:
+            return cast
+    _cast_together(parameter, found)
+    cast = found.take()
+    assert cast is not None
+    return cast
+
+
+def _state(parameter: torch.Tensor) -> tuple[Any, ...]:
+    gradient = parameter.grad
     given = None if gradient is None else (id(gradient), gradient._version)
-    state = (tensor._version, tensor.data_ptr(), dtype, given)
-    key = id(tensor)
-    found = _known.get(key)
-    if found is not None and found.source() is tensor and found.state == state:
-        result: torch.Tensor | None = found.result()
-        if result is not None:
-            return result
-    made = tensor.to(dtype)
-    source = weakref.ref(tensor, lambda _: _known.pop(key, None))
-    _known[key] = _Cast(source, state, TensorWeakRef(made))
-    return made
+    return parameter._version, parameter.data_ptr(), given
 
 
-def _is_shared(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter whose cast others may use: one that a graph will hold, in plain eager code."""
-    return (
-        type(tensor) is torch.nn.Parameter
-        and tensor.requires_grad
-        and torch.is_grad_enabled()
-        and torch.is_autocast_cache_enabled()
-        and not WORDS.dispatch_modes()
-        and not WORDS.transforms()
-        and not (tensor.is_cuda and WORDS.is_recording())
-    )
+def _cast_together(parameter: torch.Tensor, known: _Known) -> None:
+    """Casts a parameter, and with it the others of its thread, device and stream that were used and have changed, or
+    are there no longer."""
+    together = [(parameter, known, _state(parameter))]
+    for key, other in list(per_thread.known.items()):
+        source = other.source()
+        if other is known or source is None or other.place != known.place:
+            continue
+        if not other.is_wanted:
+            per_thread.known.pop(key, None)
+        elif not other.is_as(state := _state(source)):
+            together.append((source, other, state))
+    sources = [source.detach() for source, _, _ in together]
+    casts = [torch.empty_like(source, dtype=known.place[0]) for source in sources]
+    torch._foreach_copy_(casts, sources)
+    for cast, (_, other, state) in zip(casts, together, strict=True):
+        other.put(cast, state)
+
+
+class Differentiable:
+    """A context whose saved parameters are differentiated further: a formula that autograd records is given it."""
+
+    def __init__(self, context: Any, places: Iterable[tuple[int, int]]) -> None:
+        """`places`: where each cast parameter stands among the saved tensors and among the context's parameters."""
+        self._context = context
+        saved = list(context.saved_tensors)
+        for place, number in places:
+            saved[place] = _StandsFor.apply(context.parameters[number], saved[place])
+        self.saved_tensors = tuple(saved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class _StandsFor(torch.autograd.Function):
+    """A cast as it was when it was used, with the gradient of the parameter that was cast."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = parameter.dtype
+        return cast.view_as(cast)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return gradient.to(ctx.dtype), None

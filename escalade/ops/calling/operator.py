@@ -15,6 +15,7 @@ import torch
 
 from escalade.device.pytorch import WORDS
 from escalade.ops.calling.call import Call, Plan
+from escalade.ops.calling.casting import Casts
 from escalade.ops.calling.executables import keep, per_thread
 from escalade.ops.calling.recorded import Gradient, flattened, recording
 from escalade.ops.calling.straight import Source
@@ -49,23 +50,31 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         if _is_compiling() or WORDS.function_modes():
             return self._packet(*arguments)
-        if self._casting is not None and WORDS.any_autocast():
-            device = arguments[0].device.type
-            if torch.is_autocast_enabled(device):
-                arguments = self._casting(torch.get_autocast_dtype(device), *arguments)
-        first = arguments[0]
+        first, dtype = arguments[0], None
         if type(first) not in _PLAIN:
             return self._packet(*arguments)
         flat = arguments if self._list is None else self._flat(arguments)
-        roughly = (self, first.shape, len(flat), self._settings(arguments))
+        if self._casting is not None and WORDS.any_autocast():
+            device = first.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        roughly = (self, first.shape, len(flat), self._settings(arguments), dtype)
         for kind in per_thread.guarded.get(roughly, ()):
             result = kind(flat)
             if result is not _MISSED:
                 return result
-        return self._unguarded(arguments, flat, roughly)
+        return self._unguarded(arguments, flat, roughly, dtype)
 
-    def _unguarded(self, arguments: Sequence[Any], flat: Sequence[Any], roughly: tuple[Any, ...]) -> Any:
-        """The first calls with a kind of arguments: the dispatcher's makes it ready, the next puts a guard to it."""
+    def _unguarded(
+        self,
+        arguments: Sequence[Any],
+        flat: Sequence[Any],
+        roughly: tuple[Any, ...],
+        dtype: torch.dtype | None,
+    ) -> Any:
+        """The first calls with a kind of arguments: the dispatcher's makes it ready, the next puts a guard to it.
+
+        With a dtype, arguments are cast to that.
+        """
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         if (
             WORDS.dispatch_modes()
@@ -74,7 +83,12 @@ class Operator:
             or any(type(tensor) not in _PLAIN or tensor.is_neg() for tensor in tensors)
         ):
             return self._packet(*arguments)
-        call = per_thread.calls.get(self._key(arguments))
+        settled, casts = arguments, Casts()
+        if dtype is not None and self._casting is not None:
+            with torch.no_grad():
+                settled = self._casting(dtype, *arguments)
+            casts = Casts.between(flat, self._flat(settled))
+        call = per_thread.calls.get(self._key(settled))
         if call is None or (call.index is not None and WORDS.current_device() != call.index):
             return self._packet(*arguments)
         record = None
@@ -82,12 +96,12 @@ class Operator:
             if self._gradient is None:
                 return self._packet(*arguments)
             name = f"{self._packet.__name__}_recorded"
-            record = recording(name, self._gradient, call, arguments, self._list)
+            record = recording(name, self._gradient, call, settled, self._list, casts)
         known = per_thread.guarded.get(roughly)
         if known is None:
             known = []
             keep(per_thread.guarded, roughly, known)
-        known.insert(0, _kind(call, flat, list(self._places(arguments)), record))
+        known.insert(0, _kind(call, flat, list(self._places(arguments)), record, casts))
         del known[_MOST_KINDS:]
         return self._packet(*arguments)
 
@@ -141,11 +155,13 @@ class Operator:
         self._casting = casting
 
 
-def _kind(call: Call, flat: Sequence[Any], singles: Sequence[int], record: Function | None) -> Function:
+def _kind(
+    call: Call, flat: Sequence[Any], singles: Sequence[int], record: Function | None, casts: Casts
+) -> Function:
     """A call behind a guard, which holds for tensors of the same kind as these and the same modes of PyTorch.
 
-    It takes the flat arguments. `singles` are the places of tensors that may be absent; `record` is what takes the
-    place of the call where autograd is to know of it.
+    It takes the flat arguments, of which `casts` makes those of the call. `singles` are the places of tensors that may
+    be absent; `record` is what takes the place of the call where autograd is to know of it.
     """
     source = Source()
     places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
@@ -156,10 +172,13 @@ def _kind(call: Call, flat: Sequence[Any], singles: Sequence[int], record: Funct
         conditions.append(f"{source.name(WORDS.current_device)}() == {call.index}")
     source.add(call.unpacked("arguments"))
     source.add(f"if not ({' and '.join(conditions)}):", f"    return {source.name(_MISSED)}")
+    casts.write_outside(source)
     if record is not None:
+        names = ", ".join(call.names)
         source.add(
-            f"if {source.name(torch.is_grad_enabled)}():", f"    return {source.name(record)}(*arguments)"
+            f"if {source.name(torch.is_grad_enabled)}():", f"    return {source.name(record)}({names})"
         )
+    casts.write_inside(source, torch.Tensor.to)
     source.add(f"return {call.write(source)}")
     return source.function("call", ["arguments"])
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from escalade.device.pytorch import WORDS
 from escalade.ops.calling.call import Call
+from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter
 from escalade.ops.calling.straight import Source
 
 Function = Callable[..., Any]
@@ -26,22 +29,34 @@ class Gradient:
 
 
 def recording(
-    name: str, gradient: Gradient, call: Call, arguments: Sequence[Any], list_place: int | None
+    name: str,
+    gradient: Gradient,
+    call: Call,
+    arguments: Sequence[Any],
+    list_place: int | None,
+    casts: Casts,
 ) -> Function:
     """What runs a call and records its gradient, for arguments of the kind of these, one of which may be a list: it
-    takes them flat."""
+    takes them flat, those that `casts` makes of them where autograd does not see it."""
     source = Source()
     flat = call.names
+    given = ", ".join(f"a{place}" for place in casts.parameters)
+    if casts.parameters:
+        source.add(f"ctx.parameters = ({given},)")
+    casts.write_inside(source, cast_parameter)
     source.add(f"result = {call.write(source)}")
     if gradient.first_alone:
         source.add("ctx.set_materialize_grads(False)")
     if gradient.setup is not None:
-        given = _grouped(flat, list_place, 0 if list_place is None else len(arguments[list_place]))
-        source.add(f"{source.name(gradient.setup)}(ctx, {given}, result)")
+        grouped = _grouped(flat, list_place, 0 if list_place is None else len(arguments[list_place]))
+        source.add(f"{source.name(gradient.setup)}(ctx, {grouped}, result)")
     source.add("return result")
     forward = source.function("forward", ["ctx", *flat])
     kept = None if gradient.kept is None else gradient.kept(arguments)
-    return WORDS.recording(name, forward, _backward(gradient, arguments, list_place, call.arguments), kept)
+    backward = _backward(gradient, arguments, list_place, call.arguments)
+    if casts.parameters:
+        backward = _casting_back(backward, casts, _saved_parameters(gradient, arguments, list_place, casts))
+    return WORDS.recording(name, forward, backward, kept)
 
 
 def _grouped(names: Sequence[str], list_place: int | None, in_list: int) -> str:
@@ -64,12 +79,55 @@ def _backward(gradient: Gradient, arguments: Sequence[Any], list_place: int | No
     def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
         if first_alone and gradients[0] is None:
             return (None,) * count
-        if list_place is not None:
-            needs = ctx.needs_input_grad
+        needs = ctx.needs_input_grad
+        if list_place is not None and not isinstance(
+            needs[list_place], tuple
+        ):  # as it is after the first time
             ctx.needs_input_grad = (*needs[:list_place], needs[list_place:end], *needs[end:])
         return flattened(formula(ctx, *gradients), list_place)
 
     return backward
+
+
+def _casting_back(formula: Function, casts: Casts, saved: Sequence[tuple[int, int]]) -> Function:
+    """The gradients of a formula, those of cast parameters in the parameters' dtype."""
+    places = tuple(casts.parameters)
+
+    def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
+        context = Differentiable(ctx, saved) if torch.is_grad_enabled() else ctx
+        found = list(formula(context, *gradients))
+        for place, parameter in zip(places, ctx.parameters, strict=True):
+            one = found[place]
+            if one is not None:
+                found[place] = one.to(parameter.dtype)
+        return tuple(found)
+
+    return backward
+
+
+def _saved_parameters(
+    gradient: Gradient, arguments: Sequence[Any], list_place: int | None, casts: Casts
+) -> list[tuple[int, int]]:
+    """Where cast parameters stand among the tensors that are saved, and which of them each is."""
+    if gradient.setup is None:
+        return []
+    noting, flat = _Noting(), flattened(arguments, list_place)
+    gradient.setup(noting, arguments, None)
+    return [
+        (place, number)
+        for place, saved in enumerate(noting.saved)
+        for number, at in enumerate(casts.parameters)
+        if saved is flat[at]
+    ]
+
+
+class _Noting:
+    """In the place of a context, to see what is saved."""
+
+    saved: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *saved: Any) -> None:
+        self.saved = saved
 
 
 def flattened(arguments: Sequence[Any], list_place: int | None) -> Sequence[Any]:

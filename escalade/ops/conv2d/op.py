@@ -14,7 +14,6 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, dtype_of
 from escalade.ops.calling.call import Plan, launched, outputs
-from escalade.ops.calling.casting import cast
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -160,7 +159,7 @@ def _fake(*arguments: Any) -> torch.Tensor:
 def _cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
     """The arguments as PyTorch casts those of its own convolutions; what no kernel takes is left for the checks."""
     call = _Call(*arguments)
-    tensors = [one if one is None or one.dtype not in NAMES else cast(one, dtype) for one in call[:4]]
+    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in call[:4]]
     # TF32 is about fp32 tensors, which these may no longer be.
     return (*tensors, *call[4:_TF32_POSITION], call.tf32 and dtype == torch.float32, call.rung)
 

@@ -9,7 +9,6 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.call import Plan
-from escalade.ops.calling.casting import cast
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.linear.operation import LINEAR
 from escalade.ops.linear.problem import LinearProblem
@@ -120,9 +119,7 @@ def _cast(
     rung: str | None = None,
 ) -> tuple[Any, ...]:
     """The arguments as PyTorch casts those of its own operators; what no kernel takes is left for the checks."""
-    tensors = [
-        one if one is None or one.dtype not in NAMES else cast(one, dtype) for one in (x, weight, bias)
-    ]
+    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (x, weight, bias)]
     return *tensors, relu, tf32 and dtype == torch.float32, rung
 
 

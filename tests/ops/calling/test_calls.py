@@ -16,7 +16,8 @@ from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
-from escalade.ops.calling.casting import cast
+from escalade.ops.calling import casting
+from escalade.ops.calling.casting import cast_parameter
 from escalade.ops.calling.executables import Ready, per_thread
 from escalade.ops.conv2d.op import OPERATOR
 
@@ -158,24 +159,55 @@ def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     assert torch.ops.escalade.relu.default in noted.seen
 
 
-def test_a_parameter_is_cast_once_while_a_graph_holds_it() -> None:
-    weight = torch.nn.Parameter(torch.randn(8, 8))
-    x = torch.randn(2, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        first = ops.linear(x, weight)
-        kept = cast(weight, torch.bfloat16)
-        assert first.dtype == torch.bfloat16 and kept is cast(weight, torch.bfloat16)
+def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, unused = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+    large = torch.nn.Parameter(torch.randn(256, 256))
+    copied: list[int] = []
+    copy = torch._foreach_copy_
+
+    def noted(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+        copied.append(len(to))
+        copy(to, of)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", noted)
+    monkeypatch.setattr(casting.per_thread, "known", {})
+    to = torch.bfloat16
+    held = [cast_parameter(one, to) for one in (used, unused, large)]
+    assert cast_parameter(large, to) is held[2] and copied == [1, 1, 1]
+    for expected in (3, 2):  # who was not asked for is forgotten
         with torch.no_grad():
-            weight.mul_(2)
-        changed = cast(weight, torch.bfloat16)
-        assert torch.equal(changed, weight.to(torch.bfloat16)), "after a change in place it is cast anew"
-    both = ops.linear(kept, kept).sum() + ops.linear(changed, changed).sum()
-    both.backward()
-    assert weight.grad is not None and weight.grad.dtype == torch.float32
-    gone = [torch.utils.weak.TensorWeakRef(one) for one in (kept, changed)]
-    del kept, changed, first, both
+            for one in (used, unused, large):
+                one.mul_(2)
+        cast = cast_parameter(used, to)
+        assert torch.equal(cast, used.to(to)) and copied.pop() == expected
+        held.append(cast_parameter(large, to))
+    gone = [torch.utils.weak.TensorWeakRef(one) for one in held[2:]]
+    del held
     gc.collect()
-    assert [one() for one in gone] == [None, None], "nothing outlives its graph"
+    assert [one() for one in gone] == [None] * 3, "nothing large outlives its graph"
+    assert torch.equal(cast_parameter(large, to), large.to(to)) and copied.pop() == 1
+    del unused, large, one
+    gc.collect()
+    assert len(casting.per_thread.known) == 1
+
+
+def test_derivatives_under_autocast_are_those_of_the_dispatchers_way(by_pointers: None) -> None:
+    x, weight, bias = tensors(last=True)
+    x = x.requires_grad_()
+    weight, bias = torch.nn.Parameter(weight / 9), torch.nn.Parameter(bias)
+    found = []
+    for _ in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = ops.conv2d(x, weight, bias, padding=1)
+            y = ops.conv2d(y, weight, bias, padding=1, relu=True)
+        assert y.dtype == torch.bfloat16
+        first = torch.autograd.grad(y.float().square().sum(), (x, weight, bias), create_graph=True)
+        further = torch.autograd.grad(torch.cat([one.flatten() for one in first]).norm(), (x, weight, bias))
+        assert {one.dtype for one in (*first, *further)} == {torch.float32}
+        found.append([y, *first, *further])
+    assert len({y.grad_fn.name() for y, *_ in found if y.grad_fn}) == 2, "the last went the short way"
+    for one, again in zip(found[0], found[-1], strict=True):  # sums over several uses are rounded elsewhere
+        assert (one - again).norm() < 0.02 * one.norm()
 
 
 def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
