@@ -42,7 +42,7 @@ BAND_CLOCKS = 1500.0
 STEP_CLOCKS = 150.0
 """Clocks of a scheduler for a warp's step besides its products: some 90 instructions, most of them at half rate."""
 PLACE_CLOCKS = 80.0
-"""The same for a step whose maxima have places: two or three instructions more for each of a lane's 16 results."""
+"""Clocks more for a step whose maxima have places: two or three instructions for each of a lane's 16 results."""
 SCHEDULERS = 4
 STORED = {2: 0.72, 4: 0.83}
 """The share of a copy's rate that stores straight from registers reach, by the bytes of an element: an H200 took 47 us
