@@ -6,7 +6,7 @@
 // are stored too, a byte each. What bounds it: memory.
 //
 // Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits, common/largest_pair.cuh that with
-// its place.
+// its place, which begins with the first tap inside the image (largest_place.cuh).
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 #include "max_pool2d/largest_place.cuh"
