@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escalade.device.twin import Counts, Order, build
+from escalade.device.twin import Counts, Order, assembly, build
 from escalade.errors import LaunchError, UnsupportedError
 from tests.device.twin.support import launch
 
@@ -103,3 +103,21 @@ def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
         build(MOVES, "moves", checks=True, counts=True)
     with pytest.raises(LaunchError, match="has not been launched"):
         build(MOVES + "\n", "moves", counts=True).counts()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "bl __sanitizer_cov_trace_pc|fmadd s8, s9, s0, s8|fnmsub d1, d2, d3, d1|fadd s1, s2, s3|fmul s1, s2, s3"
+        "|bl expf|fsqrt s1, s2|add w19, w19, 1|bl __tsan_read4|fmov s0, s9",
+        "call __sanitizer_cov_trace_pc@PLT|vfmadd231ss %xmm1, %xmm2, %xmm0|vfnmadd132sd %xmm1, %xmm2, %xmm0"
+        "|vaddss %xmm1, %xmm2, %xmm0|mulss %xmm1, %xmm0|call expf@PLT|vsqrtss %xmm0, %xmm0, %xmm0|addl $1, %eax"
+        "|call __tsan_read4@PLT|vmovss %xmm0, (%rax)",
+    ],
+    ids=["aarch64", "x86-64"],
+)
+def test_operations_are_found_in_either_assembly(block: str) -> None:
+    lines = ["kernel:", *("\t" + line.replace(" ", "\t", 1) for line in block.split("|")), "\t.cfi_endproc"]
+    text = assembly.with_blocks("\n".join([*lines, "other:", *lines[2:]]))
+    assert "\t.quad\t.Ltwin_block_0, 2, 1, 1, 2\n" in text
+    assert text.count(".Ltwin_block_0") == 2 and ".Ltwin_block_1" not in text
