@@ -21,7 +21,7 @@ _SECONDS, _VALUE = 45.0, 8.0
 
 def units() -> Iterator[Unit]:
     """A unit for each network: making and capturing it takes longer than to time it in two batches."""
-    if importlib.util.find_spec(TORCHVISION) is None:
+    if missing():
         return
     for entry in entries(TORCHVISION):
         asked = (f"{TORCHVISION}:{entry.name}", "-t", ",".join(DTYPES), "-b", ",".join(map(str, BATCHES)))
@@ -46,3 +46,10 @@ def _measure(entry: Entry, session: Session, say: Say) -> Iterator[list[Record]]
         ceilings=session.ceilings,
     )  # fmt: skip
     yield from coverage.measure(entry, say)
+
+
+def missing() -> str:
+    """Why there are no such units here; empty if there are."""
+    if importlib.util.find_spec(TORCHVISION) is None:
+        return f"{TORCHVISION} is not installed: its networks are not among the units"
+    return ""

@@ -84,7 +84,7 @@ def run(
     waiting = list(stale)
     with _Compiler(session.device) as compiler:
         if waiting:
-            compiler.begin([state.unit for state in waiting[:_AHEAD]])
+            compiler.begin(_next(waiting, clock))
             say("measuring the card's ceilings, while kernels are compiled")
             session.ceilings  # noqa: B018  # for all units, and not on the first one's account
         while chosen := next((state for state in waiting if clock.has_room_for(state)), None):
@@ -94,8 +94,7 @@ def run(
             if chosen.unit.by_clock:
                 compiler.rest()
             else:
-                ahead = (state.unit for state in waiting if clock.has_room_for(state))
-                compiler.begin(itertools.islice(ahead, _AHEAD))
+                compiler.begin(_next(waiting, clock))
                 compiler.wait_for(chosen.unit)
             compiling = time.monotonic() - began
             _measure(chosen.unit, session, origin, keep, say)
@@ -107,6 +106,11 @@ def run(
                 + f"; {len(waiting)} units left, about {duration(clock.expected(waiting))}"
             )
     return waiting
+
+
+def _next(waiting: Iterable[State], clock: Clock) -> list[Unit]:
+    """The units whose turn comes next, of those that there is time for."""
+    return list(itertools.islice((state.unit for state in waiting if clock.has_room_for(state)), _AHEAD))
 
 
 def _measure(unit: Unit, session: Session, origin: Provenance, keep: Keep, say: Say) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from escalade.bench.campaign import ladders, registry
+from escalade.bench.campaign import ladders, registry, runner, units
 from escalade.bench.campaign.runner import Clock, ordered, run
 from escalade.bench.campaign.staleness import WORKLOAD, State, states
 from escalade.bench.campaign.units import Say, Session, Unit
@@ -92,12 +93,12 @@ def test_what_a_figure_is_made_of_decides_and_not_its_commit(tmp_path: pathlib.P
 
 
 def test_what_a_second_buys_decides_what_is_measured_within_a_budget(tmp_path: pathlib.Path) -> None:
-    units = (
+    some = (
         unit("cheap", seconds=1, value=1),
         unit("dear", seconds=100, value=1000),
         unit("rich", seconds=2, value=10),
     )
-    campaign = Campaign(tmp_path, *units)
+    campaign = Campaign(tmp_path, *some)
     assert [state.unit.name for state in ordered(campaign.states())] == ["dear", "rich", "cheap"]
     assert campaign.run(budget=50) == ["dear"]
     assert [line.partition(":")[0] for line in campaign.said if " units left" in line] == ["rich", "cheap"]
@@ -132,6 +133,36 @@ def test_a_unit_that_fails_is_told_and_not_tried_again(tmp_path: pathlib.Path) -
     assert campaign.run() == [] and campaign.reasons() == ["", ""]
     assert [state.failure for state in campaign.states()] == ["no memory", ""]
     assert "broken: no memory" in campaign.said
+
+
+def test_compilers_work_ahead_and_rest_while_the_wall_clock_is_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is not there: what is compiled, and when."""
+    events: list[str] = []
+    there = threading.Event()
+
+    def precompile(wanted: list[str], architecture: str, workers: int) -> None:
+        there.wait()  # the first unit has begun to wait for it
+        events.extend(f"{name} compiled for {architecture}" for name in wanted)
+
+    def measured(name: str, **more: object) -> Unit:
+        def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+            events.append(f"{name} measured")
+            yield []
+
+        return replace(unit(name, **more), measure=measure, programs=lambda device: [name])  # type: ignore
+
+    monkeypatch.setattr(runner, "precompile", precompile)
+    monkeypatch.setattr(runner.cuda, "architecture", lambda index: "sm_90a")
+    monkeypatch.setattr(units.card, "measure", lambda device: there.set())
+    chosen = [measured("a", value=3), measured("b", value=2, by_clock=True), measured("c", seconds=1000)]
+    session = Session(torch.device("cuda", 0))
+    left = run(ordered(states(chosen, [])), session, ORIGIN, Clock(500), lambda records: None, events.append)
+    assert [state.unit.name for state in left] == ["c"]
+    assert events.index("a compiled for sm_90a") < events.index("a measured")
+    assert events.index("b compiled for sm_90a") < events.index("b measured")
+    assert "c compiled for sm_90a" not in events, "there is no time for it"
 
 
 def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

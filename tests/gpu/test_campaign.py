@@ -1,0 +1,44 @@
+"""A campaign on a GPU: units of several kinds are measured, filed with what they were made of, and then current."""
+
+from __future__ import annotations
+
+import pathlib
+from functools import partial
+
+import pytest
+import torch
+
+from escalade.measure import ceilings
+from escalade.measure import records as store
+from tests.commands.support import run
+
+pytestmark = pytest.mark.gpu
+UNITS = (
+    "ladder/softmax/1000_b32/fp16",
+    "layers/weight_gradient/conv2d_weight_gradient/512to512_7_k3s1_b256/fp16",
+    "network/spectral_autoencoder/batches/b64/fp16",
+)
+
+
+def test_units_are_measured_and_then_current(
+    cuda: torch.device, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", partial(ceilings.measure, seconds_each=0.002))
+    asked = ("measure", *UNITS, "--results", str(tmp_path))
+    assert run(*asked, "--check").exit_code == 1
+    ran = run(*asked, "--budget", "5m")
+    assert ran.exit_code == 0, ran.output
+    ((_, found),) = store.load_folder(tmp_path).items()
+    log = {record.problem: record for record in found if record.workload == "campaign"}
+    assert set(log) == set(UNITS) and not any(record.failure for record in log.values())
+    assert any(name.startswith("softmax/") for name in log[UNITS[0]].sources)
+    assert any(name.endswith(".json") for name in log[UNITS[1]].sources)
+    assert any(name.startswith("mlp/") for name in log[UNITS[2]].sources)
+    ours = [
+        record for record in found if not record.is_peer and record.workload not in ("campaign", "ceilings")
+    ]
+    assert all(record.median_us and record.sources for record in ours)
+    assert {record.workload for record in found if record.is_peer and record.median_us} >= {
+        "softmax", "layers_weight_gradient", "spectral_autoencoder",
+    }  # fmt: skip
+    assert run(*asked, "--check").exit_code == 0
