@@ -130,7 +130,7 @@ class LayerNorm(Operator):
             return Lowered(GROUP_NORM, row)
         inner = side_by_side(node, form)
         problem = LayerNormProblem(
-            rows, features, *constants, node.attributes["rms"], epsilon, inner=inner, **own
+            rows // inner, features, *constants, node.attributes["rms"], epsilon, inner=inner, **own
         )
         return Lowered(LAYER_NORM, problem)
 

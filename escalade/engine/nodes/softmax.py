@@ -64,5 +64,6 @@ class Softmax(Operator):
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)
         classes = form.shape[1 if node.attributes["of_channels"] else -1]
-        rows = prod(form.shape) // max(1, classes)
-        return Lowered(SOFTMAX, SoftmaxProblem(rows, classes, forms.stored, inner=side_by_side(node, form)))
+        inner = side_by_side(node, form)
+        batch = prod(form.shape) // max(1, classes * inner)
+        return Lowered(SOFTMAX, SoftmaxProblem(batch, classes, forms.stored, inner=inner))

@@ -23,7 +23,7 @@ _NAME = re.compile(
 class LayerNormProblem:
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
-    x and y are [batch / inner][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
+    x and y are [batch][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
     `rms` the mean counts as 0: each row is divided by its root mean square.
     """
 
@@ -38,16 +38,13 @@ class LayerNormProblem:
     dtype: str = "fp32"
     layout: str = "flat"
     inner: int = 1
-    """Rows that lie side by side, and elements from one of a row to its next: pixels, for channels in NCHW."""
+    """Rows of each of the batch, which lie side by side, and elements from one of a row to its next: the pixels of an
+    image, for its channels in NCHW."""
 
     def __post_init__(self) -> None:
-        check_fields("layer_norm", self, DTYPES, {"features": self.features})
+        check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
-        if self.inner < 1 or self.batch % self.inner:
-            raise UnsupportedError(
-                f"{self.batch} rows of which {self.inner} lie side by side: that divides them"
-            )
         activation.settle(self)
 
     @staticmethod
@@ -76,8 +73,12 @@ class LayerNormProblem:
         return f"{self.features}_b{self.batch}{chosen}{activation.spell(self)}"
 
     @property
+    def rows(self) -> int:
+        return self.batch * self.inner
+
+    @property
     def elements(self) -> int:
-        return self.batch * self.features
+        return self.rows * self.features
 
     @property
     def flops(self) -> int:

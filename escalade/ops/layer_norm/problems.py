@@ -10,7 +10,7 @@ PROBLEMS = (
     LayerNormProblem(1_568, 768),
     LayerNormProblem(49, 768),
     LayerNormProblem(16_384, 8_192),
-    LayerNormProblem(262_144, 64, inner=4096),
+    LayerNormProblem(64, 64, inner=4096),
 )
 """The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, and an image's channels in NCHW."""
 
@@ -21,8 +21,8 @@ SMALL_PROBLEMS = (
     LayerNormProblem(2, 33_002, rms=True, bias=False),
     LayerNormProblem(70, 8),
     LayerNormProblem(3, 1),
-    LayerNormProblem(80, 67, inner=40),
-    LayerNormProblem(9, 5, rms=True, inner=9),
+    LayerNormProblem(2, 67, inner=40),
+    LayerNormProblem(1, 5, rms=True, inner=9),
 )
 """Small problems that between them have rows of a part of a warp, of several warps, and too wide for registers; widths
 that no vector divides; and rows that lie side by side."""

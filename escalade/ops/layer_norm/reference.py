@@ -20,7 +20,7 @@ def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) ->
     def normal(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=generator, device=device)
 
-    rows, features = problem.batch, problem.features
+    rows, features = problem.rows, problem.features
     x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
     tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
     if problem.weight:
@@ -33,7 +33,7 @@ def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) ->
 def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tensor:
     sizes: tuple[int, ...] = (problem.batch, problem.features)
     if problem.inner > 1:
-        sizes = (problem.batch // problem.inner, problem.features, problem.inner)
+        sizes = (problem.batch, problem.features, problem.inner)
     return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
 
 

@@ -50,10 +50,12 @@ def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple
     return tuple(sorted(offered, key=rank))
 
 
-def refusal(name: str, length: int, inner: int) -> str | None:
+def refusal(name: str, rows: int, length: int, inner: int) -> str | None:
     """Why such a rung does not take rows of that length, in a sentence; None if it does."""
     if inner == 1:
         return f"{name} takes rows whose elements lie apart"
+    if rows >= 2**31:
+        return f"{name} counts rows in 32 bits; there are {rows}"
     if length > MOST_LENGTH:
         return f"{name} holds rows of up to {MOST_LENGTH} elements in registers, not of {length}"
     return None

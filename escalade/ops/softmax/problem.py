@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass
 
-from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.shared.rows import check_fields
@@ -16,21 +15,18 @@ _NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)(_inner(?P<inner>\d+))?")
 
 @dataclass(frozen=True)
 class SoftmaxProblem:
-    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch / inner][classes][inner] of one dtype."""
+    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch][classes][inner] of one dtype."""
 
     batch: int
     classes: int
     dtype: str = "fp32"
     layout: str = "flat"
     inner: int = 1
-    """Rows that lie side by side, and elements from one of a row to its next: pixels, for channels in NCHW."""
+    """Rows of each of the batch, which lie side by side, and elements from one of a row to its next: the pixels of an
+    image, for its channels in NCHW."""
 
     def __post_init__(self) -> None:
-        check_fields("softmax", self, DTYPES, {"classes": self.classes})
-        if self.inner < 1 or self.batch % self.inner:
-            raise UnsupportedError(
-                f"{self.batch} rows of which {self.inner} lie side by side: that divides them"
-            )
+        check_fields("softmax", self, DTYPES, {"classes": self.classes, "inner": self.inner})
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> SoftmaxProblem:
@@ -50,8 +46,12 @@ class SoftmaxProblem:
         return f"{self.classes}_b{self.batch}" + (f"_inner{self.inner}" if self.inner > 1 else "")
 
     @property
+    def rows(self) -> int:
+        return self.batch * self.inner
+
+    @property
     def elements(self) -> int:
-        return self.batch * self.classes
+        return self.rows * self.classes
 
     @property
     def flops(self) -> int:

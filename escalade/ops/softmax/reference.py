@@ -33,4 +33,4 @@ def peer(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.T
 def _sizes(problem: SoftmaxProblem) -> tuple[int, ...]:
     if problem.inner == 1:
         return problem.batch, problem.classes
-    return problem.batch // problem.inner, problem.classes, problem.inner
+    return problem.batch, problem.classes, problem.inner

@@ -15,11 +15,11 @@ from escalade.ops.shared import columns
 @dataclass(frozen=True)
 class Columns(Rung[LayerNormProblem]):
     def supports(self, problem: LayerNormProblem) -> str | None:
-        return columns.refusal(self.name, problem.features, problem.inner)
+        return columns.refusal(self.name, problem.rows, problem.features, problem.inner)
 
     def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
         p = problem
-        return columns.configs(p.batch, p.features, p.inner, p.dtype, self.card)
+        return columns.configs(p.rows, p.features, p.inner, p.dtype, self.card)
 
     def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
         assert isinstance(config, columns.ColumnsConfig)
@@ -30,7 +30,7 @@ class Columns(Rung[LayerNormProblem]):
                 "layer_norm_columns",
                 {**constants(p), **config.constants(p.features)},
             ),
-            (config.grid(p.batch), 1, 1),
+            (config.grid(p.rows), 1, 1),
             (32 * config.parts, 1, 1),
             (*arguments(p), p.inner),
             overlap=True,

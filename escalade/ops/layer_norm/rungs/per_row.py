@@ -30,7 +30,7 @@ def arguments(problem: LayerNormProblem) -> tuple[Argument, ...]:
         Buffer("weight", optional=True),
         Buffer("bias", optional=True),
         Buffer("y"),
-        problem.batch,
+        problem.rows,
         problem.features,
         float(problem.epsilon),
     )

@@ -15,11 +15,11 @@ from escalade.ops.softmax.rungs import per_row
 @dataclass(frozen=True)
 class Columns(Rung[SoftmaxProblem]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
-        return columns.refusal(self.name, problem.classes, problem.inner)
+        return columns.refusal(self.name, problem.rows, problem.classes, problem.inner)
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
         p = problem
-        return columns.configs(p.batch, p.classes, p.inner, p.dtype, self.card)
+        return columns.configs(p.rows, p.classes, p.inner, p.dtype, self.card)
 
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, columns.ColumnsConfig)
@@ -27,9 +27,9 @@ class Columns(Rung[SoftmaxProblem]):
         constants = {**per_row.constants(p), **config.constants(p.classes)}
         call = KernelCall(
             Program.of("softmax/columns.cu", "softmax_columns", constants),
-            (config.grid(p.batch), 1, 1),
+            (config.grid(p.rows), 1, 1),
             (32 * config.parts, 1, 1),
-            (Buffer("x"), Buffer("y"), p.batch, p.classes, p.inner),
+            (Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner),
             overlap=True,
         )
         return Recipe((call,))
