@@ -20,8 +20,9 @@ COMPARED = {"score": COMPILE, "training": COMPILE, "training-step": COMPILE_DEFA
 """Parts that peers take part in, with the compiler that a ratio needs."""
 _NETWORKS = {"resnet18": 3.0, "resnet50": 2.0}
 _DTYPES = {"fp16": 1.0, "fp32": 0.6, "tf32": 0.5, "bf16": 0.5}
-_COMPILED, _QUICK, _PART = 80.0, 15.0, 20.0
-"""What a batch is worth that is compared with all peers, one that is not, and another part."""
+_COMPILED, _QUICK, _STEP, _PART = 120.0, 5.0, 60.0, 8.0
+"""What a batch is worth that is compared with all peers, one that is not, a part that peers take part in, and any
+other. Batches with all peers come first: one without takes older ones' place in the README, and has no ratio."""
 _QUICK_SECONDS, _PART_SECONDS = 10.0, 18.0
 _COMPILE_SECONDS = {"resnet50": 210.0, "resnet34": 150.0, "resnet18": 100.0}
 _OTHER_COMPILE_SECONDS, _PART_COMPILE_SECONDS = 40.0, 70.0
@@ -77,7 +78,7 @@ def _part(workload: Workload, part: str, dtype: str) -> Unit:
         f"{part} of {workload.name}",
         _command(workload, part, dtype, peers),
         _PART_SECONDS + (_PART_COMPILE_SECONDS if compiler else 0.0),
-        _worth(workload, dtype) * (_COMPILED if compiler else _PART),
+        _worth(workload, dtype) * (_STEP if compiler else _PART),
         partial(_measure, workload, part, dtype, workload.batches, peers),
         peers,
         chooses=True,
