@@ -121,12 +121,18 @@ class Stepped:
         )
 
     def rehearse(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """Does the same to copies, so that all is compiled and loaded when it is recorded."""
+        """Does the same to memory that is nobody's, so that all is compiled and loaded when it is recorded. What is in
+        it is of no account: all parameters and their state are one such piece, of the size of the largest."""
+        room = self.parameters[0].new_empty(max(one.numel() for one in self.parameters))
+
+        def like(one: torch.Tensor) -> torch.Tensor:
+            return room.detach()[: one.numel()].as_strided(one.shape, one.stride())
+
         optimizer_step(
             self._rule,
-            [one.detach().clone() for one in self.parameters],
+            [like(one) for one in self.parameters],
             [gradients[one] for one in self.parameters],
-            {name: [one.clone() for one in kept] for name, kept in self._state.items()},
+            {name: [like(one) for one in kept] for name, kept in self._state.items()},
             self._scalars,
             self.progress.clone(),
             checked=self._scaled,

@@ -134,6 +134,8 @@ def test_normalisation_takes_what_is_around_it() -> None:
     assert sum(name.endswith("m0.1_relu") for name in names) == 2
     assert sum("_res+relu" in name for name in names) == 1 and sum("_byx" in name for name in names) == 2
     assert all(tensor.numel() == 1 for tensor in plan.graph.constants.values())  # no image of ones
+    added = [one for one in plan.steps if one.node.op == "conv2d_input_gradient" and "residual" in one.node.inputs]
+    assert len(added) == 1
 
 
 def test_layers_between_casts_are_narrow() -> None:
