@@ -24,6 +24,7 @@ from escalade.engine.nodes.conv2d_input_gradient import Conv2dInputGradient
 from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
 from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
+from escalade.engine.nodes.cross_entropy import CrossEntropy
 from escalade.engine.nodes.few_channels import FewChannels
 from escalade.engine.nodes.filter_sums import FilterSums
 from escalade.engine.nodes.further import Further
@@ -80,6 +81,7 @@ OPERATORS: tuple[Operator, ...] = (
     Pointwise(),
     PointwiseLoss(),
     Softmax(),
+    CrossEntropy(),
     Reshape(),
     Permute(),
     Concatenate(),

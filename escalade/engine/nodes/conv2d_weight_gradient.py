@@ -12,6 +12,7 @@ from escalade.engine.nodes.further import Further, put_beside
 from escalade.engine.nodes.gradients import convolution_of, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
 
 _BIAS = "bias_gradient"
@@ -36,7 +37,7 @@ class Conv2dWeightGradient(Operator):
         return result
 
     def further(self, node: Node, inputs: Tensors) -> Tensors:
-        return {_BIAS: inputs["gradient"].sum(_BY_FILTER)}
+        return {_BIAS: inputs["gradient"].sum(_BY_FILTER).view(node.shape)}  # type: ignore[arg-type]
 
     def fuse_step(self, graph: Graph) -> None:
         """Takes the sums of the same gradient by filter, which its kernels read anyway."""
@@ -45,7 +46,7 @@ class Conv2dWeightGradient(Operator):
             if not self.matches(node) or node.attributes["bias"]:
                 continue
             total = next(
-                (other for other in graph if _is_bias_gradient(other, node.inputs["gradient"])), None
+                (other for other in graph if _is_bias_gradient(other, node.inputs["gradient"], graph)), None
             )
             if total is None or total.dtype != node.dtype:
                 continue
@@ -64,13 +65,19 @@ class Conv2dWeightGradient(Operator):
         return Lowered(CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem(forward))
 
 
-def _is_bias_gradient(node: Node, gradient: str) -> bool:
-    """Whether a node is the sum of a gradient over all but its channels."""
-    a = node.attributes
+def _is_bias_gradient(node: Node, gradient: str, graph: Graph) -> bool:
+    """Whether a node is the sum of a gradient over all but its channels, or of the rows that it has the pixels of."""
+    if not Reduce.matches(node):
+        return False
+    a, image = node.attributes, graph.nodes.get(gradient)
+    of_rows = (
+        Reshape.matches(image)
+        and node.inputs["x"] == image.inputs["x"]
+        and len(graph.shape_of(node.inputs["x"])) == 2
+    )
     return (
-        Reduce.matches(node)
-        and node.inputs["x"] == gradient
-        and (a["kind"], a["dims"], a["keepdim"]) == ("sum", _BY_FILTER, False)
+        (of_rows or node.inputs["x"] == gradient)
+        and (a["kind"], a["dims"]) == ("sum", (0,) if of_rows else _BY_FILTER)
         and "before" not in a
         and Reduce().applied(node).is_identity
     )

@@ -11,7 +11,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.signature import Sizes
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.ops.expressions import Expression
+from escalade.ops.expressions import IDENTITY, Expression
 
 _BEHIND_RELU = Expression.parse("where(result <= 0, 0, gradient)")
 
@@ -51,6 +51,29 @@ def masked_by(node: Node | None, graph: Graph) -> tuple[str, str] | None:
             )
             return names if alike and not graph.constants.keys() & set(names) else None
     return None
+
+
+def cast_of(node: Node, graph: Graph) -> str | None:
+    """The value that a node is in another floating type, if it is nothing else."""
+    if not Pointwise.matches(node) or not node.is_floating or len(node.inputs) != 1:
+        return None
+    source = node.inputs["x"]
+    same = graph.shape_of(source) == node.shape and graph.dtype_of(source).is_floating_point
+    return source if same and Pointwise().expression(node) == IDENTITY else None
+
+
+def depends_on(value: str, others: Iterable[str], graph: Graph) -> bool:
+    """Whether a value is one of these, or computed from one."""
+    wanted, seen, ahead = set(others), {value}, [value]
+    while ahead:
+        name = ahead.pop()
+        if name in wanted:
+            return True
+        node = graph.nodes.get(name)
+        more = set() if node is None else {*node.inputs.values()} - seen
+        seen |= more
+        ahead += more
+    return False
 
 
 def are_wide(values: Iterable[str | None], graph: Graph) -> bool:

@@ -27,6 +27,7 @@ from escalade.engine.nodes.base import (
 )
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.matrices import layer_in_step, product_in_step
 from escalade.engine.nodes.permute import CHANNELS_LAST
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.signature import FLAG, RESULT, ROWS, Attributes, Role, Signature, Sizes
@@ -56,7 +57,7 @@ class Linear(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {"linear": self._recognise}
+        return {"linear": self._recognise, "addmm": layer_in_step, "mm": product_in_step}
 
     @property
     def folded(self) -> Mapping[str, Recogniser]:

@@ -45,7 +45,7 @@ class Permute(Operator):
 
     def _permute(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         rank = len(node.shape)
-        return self._instead(node, call.value("self"), tuple(dim % rank for dim in call("dims", ())))
+        return self._instead(node, call.value("self"), tuple(dim % rank for dim in call("dims", ())), graph)
 
     def _transpose(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         rank = len(node.shape)
@@ -54,15 +54,19 @@ class Permute(Operator):
             names = ("dim0", "dim1") if call("dim0") is not None else ("axis0", "axis1")
             first, second = (call(name) % rank for name in names)
             order[first], order[second] = order[second], order[first]
-        return self._instead(node, call.value("self"), tuple(order))
+        return self._instead(node, call.value("self"), tuple(order), graph)
 
     def _turned(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         if len(node.shape) != 2:
             return None
-        return self._instead(node, call.value("self"), (1, 0))
+        return self._instead(node, call.value("self"), (1, 0), graph)
 
-    def _instead(self, node: Node, x: str | None, order: Order) -> Recognised:
+    def _instead(self, node: Node, x: str | None, order: Order, graph: Graph) -> Recognised:
+        """Two permutations in a row are one, or none."""
         assert x is not None
+        before = graph.nodes.get(x)
+        if self.matches(before):
+            x, order = before.inputs["x"], tuple(before.attributes["order"][dim] for dim in order)
         return x if order == tuple(range(len(order))) else self.instead_of(node, {"x": x}, order=order)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

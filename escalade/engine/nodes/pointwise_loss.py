@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
 from escalade.engine.nodes.further import Further
-from escalade.engine.nodes.gradients import put_in_order
+from escalade.engine.nodes.gradients import depends_on, put_in_order
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
@@ -103,6 +103,8 @@ def _fused(terms: Node, total: Node, gradient: Node, graph: Graph) -> Node | Non
     if not values <= set(gradient.inputs.values()) or len(scales) > 1:
         return None
     if any(set(graph.shape_of(name)) - {1} or graph.dtype_of(name) is not torch.float32 for name in scales):
+        return None
+    if any(depends_on(name, (total.name,), graph) for name in scales):
         return None
     x = next((name for name in terms.inputs.values() if graph.dtype_of(name) == _type(gradient)), None)
     if x is None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Input, Node
+from escalade.engine.graph.graph import Graph, Input
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.pointwise import Pointwise
-from escalade.ops.expressions import IDENTITY
+from escalade.engine.nodes.gradients import cast_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ def lift_casts(graph: Graph) -> list[Cast]:
     given = {one.name for one in graph.inputs}
     made: dict[tuple[str, str], Cast] = {}
     for node in graph:
-        source = _cast_of(node, graph)
+        source = cast_of(node, graph)
         if source is None or source not in given or node.name in graph.outputs:
             continue
         cast = made.setdefault((source, node.dtype), Cast(node.name, source, getattr(torch, node.dtype)))
@@ -41,7 +40,7 @@ def drop_output_casts(graph: Graph, outputs: range) -> None:
     found, types = list(graph.outputs), list(graph.output_types)
     for place in outputs:
         node = graph.nodes.get(found[place])
-        source = None if node is None else _cast_of(node, graph)
+        source = None if node is None else cast_of(node, graph)
         if source is not None and source in graph.nodes:
             found[place], types[place] = source, graph.nodes[source].dtype
     graph.outputs, graph.output_types = tuple(found), tuple(types)
@@ -55,10 +54,10 @@ def narrow_layers(graph: Graph) -> None:
         if not operator_of(node).computes_in_fp32 or node.name in graph.outputs or not node.inputs:
             continue
         given = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
-        sources = {role: None if one is None else _cast_of(one, graph) for role, one in given.items()}
+        sources = {role: None if one is None else cast_of(one, graph) for role, one in given.items()}
         readers = graph.users().get(node.name, [])
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
-        types |= {graph.dtype_of(one.name) if _cast_of(one, graph) else None for one in readers}
+        types |= {graph.dtype_of(one.name) if cast_of(one, graph) else None for one in readers}
         (narrow,) = types if len(types) == 1 else (None,)
         if narrow not in (torch.float16, torch.bfloat16) or any(one.name in graph.outputs for one in readers):
             continue
@@ -67,12 +66,3 @@ def narrow_layers(graph: Graph) -> None:
         for reader in readers:
             graph.remove(reader, instead=node.name)
     graph.remove_dead_code()
-
-
-def _cast_of(node: Node, graph: Graph) -> str | None:
-    """The value that a node is in another floating type, if it is nothing else."""
-    if not Pointwise.matches(node) or not node.is_floating or len(node.inputs) != 1:
-        return None
-    source = node.inputs["x"]
-    same = graph.shape_of(source) == node.shape and graph.dtype_of(source).is_floating_point
-    return source if same and Pointwise().expression(node) == IDENTITY else None

@@ -46,6 +46,8 @@ class Example:
     normalised: bool = False
     in_step: bool = False
     """Whether it is there in the plan of a training step alone."""
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.square().mean()
+    """What such a step makes less."""
 
 
 class Call(nn.Module):
@@ -124,6 +126,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
+    "cross_entropy": lambda: Example(
+        nn.Linear(16, 8), (16,), in_step=True, loss=lambda y: F.cross_entropy(y, torch.arange(len(y)))
+    ),
     "pointwise_loss": lambda: Example(_Difference(8, 8, 1), (8, 5, 5), in_step=True),
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
@@ -191,7 +196,7 @@ def find(name: str) -> Found:
 def find_in_step(name: str, example: Example) -> Found:
     """The example's node in a step that trains its model."""
     x = torch.randn(BATCH, *example.shape)
-    joint = capture_step(example.model.train(), lambda y: y.square().mean(), (x,), ())
+    joint = capture_step(example.model.train(), example.loss, (x,), ())
     state = {**dict(example.model.named_parameters()), **dict(example.model.named_buffers())}
     given = [state[one].detach() for one in (*joint.parameters, *joint.buffers)]
     return find_among(name, optimise_step(joint.graph, {}, {}), "fp32", *given, x)
