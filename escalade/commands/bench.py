@@ -61,7 +61,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Only these: accuracy, batches; training-step (ResNets, autoencoder), "
-            "training-ablation (autoencoder); phases, stream (ResNets); "
+            "training-ablation, training-pairs (autoencoder); phases, stream (ResNets); "
             "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),

@@ -16,22 +16,26 @@ from escalade.report.markdown import origin, table
 
 PART = "training-ablation"
 """The generated part of the page, by the markers around it, and the part of `escalade bench` that measures it."""
-_COMMAND = f"escalade bench autoencoder --parts {PART} --dtype fp16 --results results"
+_COMMAND = "escalade bench autoencoder --parts {part} --dtype fp16 --results results"
 NOISE = 0.03
 """How far an interplay may be from 1 and still be taken for none."""
 
 
 def block(records: Sequence[Record]) -> str:
     """A section for each network, batch and dtype that was measured, of one commit; without any it says so."""
-    found = "".join(map(_section, _measured(records)))
-    return found or (
-        f"It has not been measured yet. On a machine with a GPU: `{_COMMAND}`, then `escalade tables`.\n"
-    )
+    return "".join(map(_section, measured(records, SUFFIX))) or nothing(PART)
 
 
-def _measured(records: Sequence[Record]) -> Iterator[list[Record]]:
+def nothing(part: str) -> str:
+    """What stands on the page until a part has been measured."""
+    command = _COMMAND.format(part=part)
+    return f"It has not been measured yet. On a machine with a GPU: `{command}`, then `escalade tables`.\n"
+
+
+def measured(records: Sequence[Record], suffix: str) -> Iterator[list[Record]]:
+    """The records of each network, batch and dtype, of what was measured last."""
     for name in WORKLOADS:
-        own = newest([r for r in records if r.workload == name + SUFFIX])
+        own = newest([r for r in records if r.workload == name + suffix])
         for problem, dtype in dict.fromkeys((r.problem, r.dtype) for r in own):
             yield [r for r in own if (r.problem, r.dtype) == (problem, dtype)]
 

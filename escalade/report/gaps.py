@@ -11,7 +11,7 @@ from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers.comparison import against_best, by_clock, on_device
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
-from escalade.report import ablation_pages, training_pages
+from escalade.report import ablation_pages, pair_pages, training_pages
 from escalade.report.commits import commits_of, newest
 from escalade.report.comparisons import compared
 from escalade.report.layer_pages import WORKLOADS as LAYER_WORKLOADS
@@ -24,7 +24,7 @@ _SUFFIXES = {
     "training": "_training",
 }  # fmt: skip
 _COMPARED = ("", "_score", "_training")
-_ELSEWHERE = (training_pages.PART, ablation_pages.PART)
+_ELSEWHERE = (training_pages.PART, ablation_pages.PART, pair_pages.PART)
 """Parts of a run that are no part of a network's section."""
 
 

@@ -16,6 +16,7 @@ from escalade.report import (
     layer_pages,
     network_pages,
     operation_pages,
+    pair_pages,
     peer_pages,
     step_pages,
     training_pages,
@@ -30,7 +31,7 @@ PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
     "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, gaps)},
-    training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages)},
+    training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages, pair_pages)},
 }
 """Pages that are generated in part: what stands between their markers."""
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models
-from escalade.bench.networks import ablation, parts, training_step
+from escalade.bench.networks import ablation, parts, step_pairs, training_step
 from escalade.bench.networks.resnets import images
 from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Workload
@@ -34,6 +34,7 @@ AUTOENCODER = Workload(
         "batches": Part(parts.batches),
         "training-step": training_step.part(_TRAINING),
         "training-ablation": ablation.part(_TRAINING),
+        "training-pairs": step_pairs.part(_TRAINING),
     },
     smallest=_SMALLEST,
     small_batches=(4,),

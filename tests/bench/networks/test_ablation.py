@@ -21,7 +21,7 @@ from escalade.report import ablation_pages
 def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8)
-    lesson = Lesson(models.ConvAutoencoder(2).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
+    lesson = Lesson(models.ConvAutoencoder(4).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
     case = Case("steps", Task(lesson.model, x, "fp32"), standard(lesson, exact(lesson), 4.0), 0.0)
     variants = [(), tuple(TECHNIQUES), ("batch_norm_training",)]
     records = ablation._compared(case, lesson, variants, lambda text: None)
@@ -35,7 +35,7 @@ def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -
 
 
 def test_an_unknown_technique_is_refused() -> None:
-    model, x = models.ConvAutoencoder(2).train(), torch.rand(1, 3, 4, 4)
+    model, x = models.ConvAutoencoder(4).train(), torch.rand(1, 3, 4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for wrong in (("magic",), "graph"):
         with pytest.raises(UnsupportedError, match="without any of rungs, casts"):

@@ -1,0 +1,183 @@
+"""Pairs around a training step: pageable or pinned memory, one stream or two, memory allocated in the loop or once,
+weights in global or in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from escalade.bench import ladder
+from escalade.bench.ladder import free
+from escalade.bench.networks.ablation import OwnCase
+from escalade.bench.networks.measurement import Case, compare
+from escalade.bench.networks.training_step import Training, cases
+from escalade.bench.networks.workload import Part, Say, Setting
+from escalade.bench.peers.network import Maker, NetworkPeer, waiting
+from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil
+from escalade.bench.trial import Settings
+from escalade.device.memory import allocate, release
+from escalade.engine import training_step
+from escalade.engine.training.program import KernelStep
+from escalade.engine.training.step import TrainingStep
+from escalade.engine.training.techniques import GRAPH
+from escalade.measure.records import Record
+from escalade.ops import OPERATIONS
+from escalade.ops.conv2d import Conv2dProblem
+
+SUFFIX = "_training_pairs"
+"""How the workload of these records ends, behind the network's name."""
+FEEDING = ("pageable, one stream", "pinned, one stream", "pageable, two streams", "pinned, two streams")
+ALLOCATION = ("allocated by CUDA at each step", "allocated by PyTorch at each step", "one arena")
+CONSTANTS = {"input_tile": "weights in global memory", "constant_weights": "weights in constant memory"}
+"""Rungs of `conv2d`, and what they are called here."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "A batch from host memory, and a step": FEEDING,
+    "A step launched kernel by kernel": ALLOCATION,
+    "The first convolution, by a plain kernel in fp32": tuple(CONSTANTS.values()),
+}
+"""Variants that are compared with each other, under a title each; the first is what the others are faster than."""
+_BATCHES = (256,)
+
+
+def part(training: Training) -> Part:
+    """The pairs as a part of a run, which has to be asked for."""
+    return Part(partial(_measure, training), usual=False, needs_gpu=True)
+
+
+def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
+    for case, lesson in cases(training, setting, SUFFIX, _BATCHES, say):
+        pupil, step = _made(lesson)
+        yield _compared(case, {name: _fed(lesson, pupil, step, name) for name in FEEDING}, say)
+        pupil, step = _made(lesson, GRAPH)
+        yield _compared(case, {name: _allocating(lesson, pupil, step, name) for name in ALLOCATION}, say)
+        yield _constants(case, lesson, setting, say)
+        free(setting.device)
+
+
+def _made(lesson: Lesson, *without: str) -> tuple[Pupil, TrainingStep]:
+    pupil = Pupil(lesson, "nhwc")
+    scale = lesson.scale if lesson.dtype == "fp16" else None
+    step = training_step(
+        pupil.model, lesson.loss, pupil.optimizer, lesson.batch("nhwc"), dtype=lesson.dtype, loss_scale=scale,
+        without=without,
+    )  # fmt: skip
+    return pupil, step
+
+
+def _compared(
+    case: Case, calls: Mapping[str, tuple[Pupil, Callable[[], torch.Tensor]]], say: Say
+) -> list[Record]:
+    """Every variant judged by what the model is after a few steps, and timed by the clock, in turns."""
+
+    def made(name: str, pupil: Pupil, call: Callable[[], torch.Tensor]) -> Maker:
+        def results(first: torch.Tensor) -> list[torch.Tensor]:
+            return pupil.after([first, *(call() for _ in range(STEPS - 1))])
+
+        peer = NetworkPeer(name, "nhwc", call, results, waiting(case.task.device), restart=pupil.restart)
+        return lambda _: [peer]
+
+    own = OwnCase(case.workload, case.task, case.standard, case.seconds)
+    makers = {name: made(name, *one) for name, one in calls.items()}
+    return [replace(r, system="escalade", rung=r.system) for r in compare(own, makers, say)]
+
+
+def _fed(
+    lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
+) -> tuple[Pupil, Callable[[], torch.Tensor]]:
+    """A step over a batch that comes from host memory. With two streams the next batch comes while a step runs."""
+    where, streams = name.split(", ")
+    x, target = (one.cpu() for one in lesson.batch("nhwc"))
+    if where == "pinned":
+        x, target = x.pin_memory(), target.pin_memory()
+    host = [x] if lesson.target is lesson.x else [x, target]
+
+    def taken(batch: list[torch.Tensor]) -> torch.Tensor:
+        return step(batch[0], batch[-1])
+
+    def brought() -> list[torch.Tensor]:
+        return [one.to(lesson.device, non_blocking=True) for one in host]
+
+    if streams == "one stream":
+        return pupil, lambda: taken(brought())
+    side = torch.cuda.Stream(lesson.device)
+
+    def ahead() -> tuple[list[torch.Tensor], torch.cuda.Event]:
+        with torch.cuda.stream(side):
+            batch = brought()
+            there = torch.cuda.Event()
+            there.record()
+        return batch, there
+
+    coming = [ahead()]
+
+    def call() -> torch.Tensor:
+        batch, there = coming.pop()
+        current = torch.cuda.current_stream(lesson.device)
+        current.wait_event(there)
+        loss = taken(batch)
+        for one in batch:
+            one.record_stream(current)
+        coming.append(ahead())
+        return loss
+
+    return pupil, call
+
+
+def _allocating(
+    lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
+) -> tuple[Pupil, Callable[[], torch.Tensor]]:
+    """The kernels of a step one by one. Memory as large as each one's result is allocated in front of it, and given
+    back when the step is over; they compute in the arena all the same."""
+    x, target = lesson.batch("nhwc")
+    if name == "one arena":
+        return pupil, lambda: step(x, target)
+    step(x, target)
+    program = step.program
+    assert isinstance(program, KernelStep)
+    by_cuda = name == "allocated by CUDA at each step"
+
+    def call() -> torch.Tensor:
+        addresses: list[int] = []
+        tensors: list[torch.Tensor] = []
+        program.prepare()
+        for one, run in program.one_by_one():
+            size = program.plan.forms[one.node.name].bytes
+            if by_cuda:
+                addresses.append(allocate(lesson.device, size))
+            else:
+                tensors.append(torch.empty(size, dtype=torch.uint8, device=lesson.device))
+            run()
+        program.finish()
+        for address in addresses:
+            release(address)
+        return program.results()[0].clone()
+
+    return pupil, call
+
+
+def _constants(case: Case, lesson: Lesson, setting: Setting, say: Say) -> list[Record]:
+    """The first convolution of the network by two rungs that differ in where weights and bias are."""
+    first = next(one for one in lesson.model.modules() if isinstance(one, nn.Conv2d))
+    (rows, columns), (height, width) = lesson.x.shape[2:], first.kernel_size
+    problem = Conv2dProblem(
+        case.batch, first.in_channels, rows, columns, first.out_channels, height, width,
+        padding=(height // 2, width // 2), bias=first.bias is not None,
+    )  # fmt: skip
+    asked = Settings(
+        ("fp32",),
+        ("nchw",),
+        tuple(CONSTANTS),
+        with_peers=False,
+        seed=setting.seed,
+        seconds_each=setting.seconds,
+    )
+    found = ladder.climb(OPERATIONS["conv2d"], problem, setting.device, asked, setting.ceilings, say)
+    blank = case.blank("escalade", "nchw")
+    return [
+        replace(r, workload=blank.workload, problem=blank.problem, dtype=case.task.dtype, rung=CONSTANTS[r.rung])
+        for r in found
+    ]  # fmt: skip
