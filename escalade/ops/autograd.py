@@ -16,7 +16,8 @@ from escalade.ops.batch_norm_backward.op import OPERATOR as BATCH_NORM_BACKWARD
 from escalade.ops.calling.library import define_gradient
 from escalade.ops.conv2d_input_gradient.op import OPERATOR as CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.op import is_worthwhile
-from escalade.ops.conv2d_weight_gradient.op import for_autograd
+from escalade.ops.conv2d_weight_gradient.op import OPERATOR as CONV2D_WEIGHT_GRADIENT
+from escalade.ops.conv2d_weight_gradient.op import is_on_tensor_cores
 from escalade.ops.max_pool2d_backward.op import OPERATOR as MAX_POOL2D_BACKWARD
 from escalade.ops.mlp.op import OPERATOR as MLP
 from escalade.ops.mlp_backward.op import OPERATOR as MLP_BACKWARD
@@ -31,38 +32,53 @@ def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 
 
 def _kept_of_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    _, _, bias, residual, stride, padding, dilation, groups, _, tf32, _ = inputs
-    return stride, padding, dilation, groups, tf32, bias is not None, residual is not None
+    """The settings, whether there are a bias and a residual, which gradients are Escalade's (that of x, and those of
+    the weights without and with that of the bias), and how gradients lie."""
+    x, weight, bias, residual, stride, padding, dilation, groups, _, tf32, _ = inputs
+    settings = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    ours = (
+        is_worthwhile(stride, groups),
+        [is_on_tensor_cores(x, weight, *settings, of_bias, tf32) for of_bias in (False, True)],
+    )
+    return settings, tf32, bias is not None, residual is not None, *ours, MEMORY_FORMAT[layout_of(x)]
 
 
 def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """The gradients of a convolution: by Escalade where it has more than a plain gather for them, the others by
     PyTorch."""
     x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups, tf32, has_bias, has_residual = ctx.kept
+    settings, tf32, has_bias, has_residual, worthwhile, on_tensor_cores, memory_format = ctx.kept
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
     # Arguments that were left at their defaults at the end of a call are left out here too.
     need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
     need_bias = has_bias and need_bias
-    our_x = need_x and is_worthwhile(stride, groups)
-    ours = None
-    if need_weight:
-        ours = for_autograd(x, gradient, weight, stride, padding, dilation, groups, need_bias, tf32)
-    left = [need_x and not our_x, need_weight and ours is None, need_bias and ours is None]
+    our_x = need_x and worthwhile
+    our_weight = need_weight and on_tensor_cores[need_bias] and gradient.dtype == x.dtype
+    left = [need_x and not our_x, need_weight and not our_weight, need_bias and not our_weight]
     grad_x = grad_weight = grad_bias = None
     if any(left):
+        *spatial, groups = settings
         grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [weight.shape[0]] if has_bias else None, stride, padding, dilation, False,
-            [0, 0], groups, left,
-        )  # fmt: skip
-    if ours is not None:
-        grad_weight, grad_bias = ours
+            gradient,
+            x,
+            weight,
+            [weight.shape[0]] if has_bias else None,
+            *spatial,
+            False,
+            [0, 0],
+            groups,
+            left,
+        )
+    if our_weight:
+        grad_weight, grad_bias = CONV2D_WEIGHT_GRADIENT(
+            x, gradient, weight.shape[2:], *settings, need_bias, tf32, None
+        )
     if our_x:
         grad_x = CONV2D_INPUT_GRADIENT(
-            gradient.contiguous(memory_format=MEMORY_FORMAT[layout_of(x)]), weight, x.shape[2:], None,
-            stride, padding, dilation, groups, tf32, None,
-        )  # fmt: skip
+            gradient.contiguous(memory_format=memory_format), weight, x.shape[2:], None, *settings, tf32, None
+        )
+    grad_bias = grad_bias if need_bias else None
     grad_residual = gradient if has_residual and need_residual else None
     return grad_x, grad_weight, grad_bias, grad_residual, None, None, None, None, None, None, None
 

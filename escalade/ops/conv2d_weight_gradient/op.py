@@ -59,9 +59,8 @@ def conv2d_weight_gradient(
     return of_weight, of_bias if bias else None
 
 
-def for_autograd(
+def is_on_tensor_cores(
     x: torch.Tensor,
-    gradient: torch.Tensor,
     weight: torch.Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -69,18 +68,14 @@ def for_autograd(
     groups: int,
     bias: bool,
     tf32: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The gradients where tensor cores make them; None where PyTorch is to.
+) -> bool:
+    """Whether tensor cores make the gradients, which are better left to PyTorch otherwise.
 
     Asks nothing of the sizes of images and batch, which may be symbols while a program is traced.
     """
     sizes = tuple(map(int, weight.shape))
     settings = (tuple(stride), tuple(padding), tuple(dilation), groups)
-    kind = (_dtype(x, tf32), layout_of(x), bias, x.device)
-    if gradient.dtype != x.dtype or not _on_tensor_cores(sizes, *settings, *kind):
-        return None
-    of_weight, of_bias = OPERATOR(x, gradient, sizes[2:], *settings, bias, tf32, None)
-    return of_weight, of_bias if bias else None
+    return _on_tensor_cores(sizes, *settings, _dtype(x, tf32), layout_of(x), bias, x.device)
 
 
 @lru_cache(maxsize=1024)
