@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.bench.campaign.staleness import WORKLOAD, State, declared
+from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State, declared
 from escalade.bench.campaign.units import Say, Session, Unit
 from escalade.bench.ladder import free
 from escalade.device import cuda
@@ -70,8 +70,10 @@ class Clock:
 
 
 def ordered(states: Iterable[State]) -> list[State]:
-    """The units that are to be measured, first what a second buys the most of; equals as the registry has them."""
-    return sorted((state for state in states if state.stale), key=lambda state: -state.worth)
+    """The units that are to be measured, first what a second buys the most of; equals as the registry has them. What
+    may have ended a process comes last."""
+    stale = (state for state in states if state.stale)
+    return sorted(stale, key=lambda state: (state.tried, -state.worth))
 
 
 def run(
@@ -114,9 +116,11 @@ def _next(waiting: Iterable[State], clock: Clock) -> list[Unit]:
 
 
 def _measure(unit: Unit, session: Session, origin: Provenance, keep: Keep, say: Say) -> None:
-    """One unit: its records, then the record that it was run, without which it counts as not measured."""
+    """One unit: a record that it was begun, its records, and the record of its run in place of the first."""
     here = replace(origin, command=unit.command, date=now())
     asked = declared(unit) | (sources.table_of(origin.gpu) if unit.chooses else {})
+    log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "")
+    keep([replace(log, config={BEGUN: True}).stamped(here)])
     made_of: dict[str, str] = {}
     comparisons: dict[tuple[str, str, str], None] = {}
     began, failure = time.monotonic(), ""
@@ -135,10 +139,9 @@ def _measure(unit: Unit, session: Session, origin: Provenance, keep: Keep, say: 
             failure = reason(broken)
             say(f"{unit.name}: {failure}")
     made_of |= sources.of_programs(programs) | asked
-    log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "", failure=failure, sources=made_of)
     seconds = round(time.monotonic() - began, 2)
     config = {"seconds": seconds, "comparisons": [list(comparison) for comparison in comparisons]}
-    keep([replace(log, config=config).stamped(here)])
+    keep([replace(log, failure=failure, sources=made_of, config=config).stamped(here)])
     free(session.device)
     if failure:
         _require_device(unit, session.device)

@@ -11,6 +11,8 @@ from escalade.measure.records import Record
 
 WORKLOAD = "campaign"
 """The workload of the records that say when a unit was run, how long it took, and what it was made of."""
+BEGUN = "begun"
+"""In the config of such a record: the unit was begun, and nothing has been heard of it since."""
 _NAMED = 3
 
 
@@ -23,6 +25,8 @@ class State:
     seconds: float
     failure: str = ""
     """Why its last run was not to the end, of a unit that need not be measured: it would fail again."""
+    tried: bool = False
+    """Whether it was begun and not measured to its end, by whatever ended the process: others come first."""
 
     @property
     def stale(self) -> bool:
@@ -53,6 +57,8 @@ def _state(
 ) -> State:
     if last is None:
         return State(unit, "never measured", unit.seconds)
+    if BEGUN in last.config:
+        return State(unit, "begun, and not measured to its end", unit.seconds, tried=True)
     return State(unit, _overtaken(unit, last, there, versions), last.config["seconds"], last.failure)
 
 

@@ -118,7 +118,9 @@ def test_a_campaign_that_is_stopped_goes_on_where_it_was(tmp_path: pathlib.Path)
     campaign = Campaign(tmp_path, unit("short", value=2), long)
     with pytest.raises(KeyboardInterrupt):
         campaign.run()
-    assert campaign.reasons() == ["", "never measured"]
+    assert campaign.reasons() == ["", "begun, and not measured to its end"]
+    later = Campaign(tmp_path, long, unit("cheap", value=0.1))
+    assert [state.unit.name for state in ordered(later.states())] == ["cheap", "long"]
     assert len(store.load(tmp_path / "h200/ladder.jsonl")) == 3
     stopped = False
     assert campaign.run() == [] and campaign.reasons() == ["", ""]
