@@ -24,7 +24,7 @@ _SMALLEST = 32
 _CALIBRATION_IMAGES = 4
 _BLOCK_SCALE = 0.3
 _CLASSES = 1000
-_CHAOS = 50.0
+_CHAOS = 100.0
 """Times the usual most that gradients of random weights may be off, where PyTorch's own are: what a rounding in front
 grows into behind is a matter of chance."""
 
