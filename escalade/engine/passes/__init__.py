@@ -17,7 +17,13 @@ from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import assign_layouts, convert_inputs, leave_products, reorder_flattened
+from escalade.engine.passes.layout import (
+    assign_layouts,
+    convert_inputs,
+    leave_products,
+    pad_returned,
+    reorder_flattened,
+)
 from escalade.engine.passes.maxima import take_maxima
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
@@ -150,6 +156,8 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
             assign_layouts(graph, {given.name: images for given in graph.inputs}, None)
         else:
             assign_layouts(graph)
+            if fusion is FusionLevel.fused and dtype in TENSOR_CORE_DTYPES and dtype != "fp8":
+                pad_returned(graph, dtype)
     graph.remove_dead_code()
     return graph
 

@@ -9,12 +9,14 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.forms import NAMES
+from escalade.engine.graph.forms import NAMES, STORAGE
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import Layouts
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.passes.shuffles import MOST_PADDED
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.expressions import IDENTITY
 
 
@@ -224,6 +226,26 @@ def assign_layouts(
         for layout in [returned.get(name, "nchw")]
     }
     graph.outputs = tuple(map(made.__getitem__, graph.outputs))
+
+
+def pad_returned(graph: Graph, dtype: str) -> None:
+    """What a layer makes for nobody but a conversion to PyTorch's order gets channels up to what one access takes: both
+    do single elements otherwise. The conversion leaves them out."""
+    multiple = VECTOR_BYTES // STORAGE[dtype].itemsize
+    for name in graph.outputs:
+        convert = graph.nodes.get(name)
+        if convert is None or not Convert.matches(convert) or convert.attributes["layout"] != "nchw":
+            continue
+        maker = graph.nodes.get(convert.inputs["x"])
+        if maker is None or graph.only_user(maker.name) is not convert:
+            continue
+        channels = maker.shape[1]
+        assert isinstance(channels, int)
+        padded = -(-channels // multiple) * multiple
+        if channels < padded <= MOST_PADDED * channels:
+            order = (*range(channels), *[None] * (padded - channels))
+            made = operator_of(maker).writing_channels(maker, order, graph)
+            graph.nodes[maker.name] = made or maker
 
 
 def _returned(graph: Graph, name: str, layout: str, dtype: str) -> str:

@@ -115,6 +115,16 @@ def test_images_that_come_in_nhwc_are_returned_so_and_never_converted() -> None:
     assert converted == {"nchw": 2, "nhwc": 0}
 
 
+def test_odd_channels_that_are_returned_are_made_with_some_more_and_left_out() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 21, 3, bias=False), nn.Sigmoid()).eval()
+    x = torch.randn(2, 8, 6, 6)
+    graph = capture(model, (x,))
+    shapes = [tuple(node.shape[1:]) for node in optimise(graph, "fp16")][-2:]
+    assert shapes == [(24, 4, 4), (21, 4, 4)]
+    engine = escalade.compile(model, x, dtype="fp16", device="cpu")
+    torch.testing.assert_close(engine(x), model(x).detach(), rtol=3e-3, atol=3e-3)
+
+
 @pytest.mark.parametrize("name", ["squeeze_excite", "pad_reflect"])
 def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: str) -> None:
     """Whatever lies behind them: gates read the mean over an image, which is the same in both."""
