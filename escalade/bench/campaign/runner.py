@@ -15,7 +15,6 @@ import torch
 
 from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State, declared
 from escalade.bench.campaign.units import Say, Session, Unit
-from escalade.bench.ladder import free
 from escalade.device import cuda
 from escalade.device.precompilation import precompile
 from escalade.device.program import Program
@@ -31,6 +30,8 @@ _AHEAD = 6
 """Units whose kernels are compiled before their turn comes."""
 _FREE_CORES = 2
 """Cores that compilers leave to what is measured meanwhile."""
+_LEAST_SECONDS = 0.01
+"""What a unit is said to have taken at least: others are compared with it."""
 _MOST_RATIO = 4.0
 """How far off a prediction may be, to count: one unit is not to decide what there is time for."""
 
@@ -139,10 +140,9 @@ def _measure(unit: Unit, session: Session, origin: Provenance, keep: Keep, say: 
             failure = reason(broken)
             say(f"{unit.name}: {failure}")
     made_of |= sources.of_programs(programs) | asked
-    seconds = round(time.monotonic() - began, 2)
+    seconds = max(_LEAST_SECONDS, round(time.monotonic() - began, 2))
     config = {"seconds": seconds, "comparisons": [list(comparison) for comparison in comparisons]}
     keep([replace(log, failure=failure, sources=made_of, config=config).stamped(here)])
-    free(session.device)
     if failure:
         _require_device(unit, session.device)
 

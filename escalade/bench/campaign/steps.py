@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from escalade import models
 from escalade.bench.campaign.units import Say, Session, Unit
+from escalade.bench.ladder import free
 from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.engine import compile
 from escalade.measure.records import Record
@@ -37,3 +38,5 @@ def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
     engine = compile(model, x, dtype=DTYPE, device=session.device)
     assert session.ceilings is not None, "plans are timed on a GPU"
     yield step_records(replace(timed_plan(engine, (x,), session.ceilings), title=NETWORK))
+    del engine
+    free(session.device)
