@@ -52,12 +52,13 @@ struct Run {
     }
 
     // Stores what stands in a row of y, which `results` begins, STORED at a time: a number that divides rows of y.
-    __device__ __forceinline__ void store(Element* results, int output_width,
-                                          const Element (&found)[OUTPUT_COLUMNS]) const {
+    template <class Result>
+    __device__ __forceinline__ void store(Result* results, int output_width,
+                                          const Result (&found)[OUTPUT_COLUMNS]) const {
 #pragma unroll
         for (int first = 0; first < OUTPUT_COLUMNS; first += STORED) {
             if (column + first >= output_width) return;
-            Pack<Element, STORED> pack;
+            Pack<Result, STORED> pack;
 #pragma unroll
             for (int e = 0; e < STORED; ++e) pack.at[e] = found[first + e];
             store_pack(results + column + first, pack);

@@ -1,18 +1,45 @@
 // y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s]                        (NCHW)
 //
 // A thread takes a run of neighbouring outputs in OUTPUT_ROWS rows. It walks over the rows that their windows see: of
-// each a stretch is loaded, 16 bytes at a time where they divide, and reduced along the row, then down the rows. What
-// bounds it: memory.
+// each a stretch is loaded, 16 bytes at a time where they divide, and reduced along the row, then down the rows; with
+// PLACES one pixel after the other, and the places of the maxima are stored too, a byte each. What bounds it: memory.
 //
-// Serves `row_packs`. largest.cuh has the maximum.
+// Serves `row_packs`. largest.cuh has the maximum, largest_place.cuh that with its place.
 #include "common/pool_shape.cuh"
 #include "common/row_stretch.cuh"
 #include "common/softmax.cuh"
 #include "max_pool2d/largest.cuh"
+#include "max_pool2d/largest_place.cuh"
 
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 
-extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, PoolShape shape) {
+// A row's results, and their places.
+struct PlacedRow {
+    Largest at[OUTPUT_COLUMNS];
+
+    __device__ __forceinline__ void begin(int top, int left) {
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+            at[j] = {minus_infinity(), first_inside(top, 1) * KERNEL_W + first_inside(left + j * STRIDE_W, 1)};
+    }
+    __device__ __forceinline__ void meet(const Stretch& seen, int r) {
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+#pragma unroll
+            for (int s = 0; s < KERNEL_W; ++s) at[j].meet(to_float(seen.at[j * STRIDE_W + s]), r * KERNEL_W + s);
+    }
+    __device__ __forceinline__ void store(const Run& run, Element* y, unsigned char* places, int width) const {
+        Element values[OUTPUT_COLUMNS];
+        unsigned char from[OUTPUT_COLUMNS];
+#pragma unroll
+        for (int j = 0; j < OUTPUT_COLUMNS; ++j)
+            values[j] = from_float<Element>(at[j].value), from[j] = stored_place<BEHIND_RELU>(at[j]);
+        run.store(y, width, values);
+        run.store(places, width, from);
+    }
+};
+
+extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, unsigned char* places, PoolShape shape) {
     wait_for_previous_launch();
     const Run run(shape.output_height, shape.output_width);
     if (run.plane >= 1LL * shape.batch * shape.channels) return;
@@ -20,6 +47,27 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, Po
     const int top = run.row * STRIDE_H - PAD_H, left = run.column * STRIDE_W;
     const Element* plane = x + run.plane * shape.height * shape.width;
     const Element least = from_float<Element>(minus_infinity());
+    const long long outputs = (run.plane * shape.output_height + run.row) * shape.output_width;
+    if constexpr (PLACES) {
+        PlacedRow largest[OUTPUT_ROWS];
+#pragma unroll
+        for (int i = 0; i < OUTPUT_ROWS; ++i) largest[i].begin(top + i * STRIDE_H, left - PAD_W);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (top + r < 0 || top + r >= shape.height) continue;
+            Stretch seen;
+            seen.load(plane + (top + r) * shape.width, left, shape.width, least);
+#pragma unroll
+            for (int i = 0; i < OUTPUT_ROWS; ++i)
+                if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) largest[i].meet(seen, r - i * STRIDE_H);
+        }
+#pragma unroll
+        for (int i = 0; i < OUTPUT_ROWS; ++i)
+            if (run.row + i < shape.output_height)
+                largest[i].store(run, y + outputs + i * shape.output_width, places + outputs + i * shape.output_width,
+                                 shape.output_width);
+        return;
+    }
     Element largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i)
@@ -45,6 +93,5 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, Po
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i)
         if (run.row + i < shape.output_height)
-            run.store(y + (run.plane * shape.output_height + run.row + i) * shape.output_width, shape.output_width,
-                      largest[i]);
+            run.store(y + outputs + i * shape.output_width, shape.output_width, largest[i]);
 }

@@ -35,22 +35,25 @@ def max_pool2d(
     """The largest value of every window, as `torch.nn.functional.max_pool2d` without dilation.
 
     The stride is the kernel unless given. NCHW and channels_last inputs are taken as they are (the result
-    has x's layout), anything else is copied first. Where a channels_last x needs a gradient, the places of the maxima
-    are kept for it. `rung` names one rung of the ladder instead of the chosen one.
+    has x's layout), anything else is copied first. Where x needs a gradient, and is channels_last or has windows
+    side by side, the places of the maxima are kept for it. `rung` names one rung of the ladder instead of the chosen
+    one.
     """
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
     padding = pooling.two(padding, "padding")
-    if rung is None and _keeps_places(x, kernel):
+    if rung is None and _keeps_places(x, kernel, (stride, padding) == (kernel, (0, 0))):
         y: torch.Tensor = _WITH_PLACES(x, kernel, stride, padding, ceil_mode, False, None)[0]
         return y
     return OPERATOR(x, kernel, stride, padding, ceil_mode, rung)
 
 
-def _keeps_places(x: torch.Tensor, kernel: tuple[int, int]) -> bool:
-    """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC."""
+def _keeps_places(x: torch.Tensor, kernel: tuple[int, int], side_by_side: bool) -> bool:
+    """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC, and for
+    windows side by side."""
     needed = torch.is_grad_enabled() and x.requires_grad
-    return needed and x.dim() == 4 and layout_of(x) == "nhwc" and kernel[0] * kernel[1] <= NOWHERE
+    fast = x.dim() == 4 and (side_by_side or layout_of(x) == "nhwc")
+    return needed and fast and kernel[0] * kernel[1] <= NOWHERE
 
 
 def max_pool2d_with_places(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from escalade.device.program import Constant
+from escalade.device.recipe import Argument, Buffer
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.max_pool2d.rungs.naive import kept
 from escalade.ops.shared import windowed
 
 
 class RowPacks(windowed.RowPacks[MaxPool2dProblem]):
     source = "max_pool2d/row_packs.cu"
 
-    def supports(self, problem: MaxPool2dProblem) -> str | None:
-        if problem.places:
-            return f"{self.name} gives the maxima alone, not their places"
-        return super().supports(problem)
-
     def constants(self, problem: MaxPool2dProblem) -> dict[str, Constant]:
-        return windowed.constants(problem)
+        return windowed.constants(problem) | kept(problem)
+
+    def operands(self) -> tuple[Argument, ...]:
+        return (Buffer("places", optional=True),)
 
 
 # Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.

@@ -1,0 +1,21 @@
+// dx[n][c][h][w] = dy[n][c][oh][ow], divided as the sum of the one window was that sees (h, w), else 0          (NCHW)
+//
+// For windows side by side, without padding: a thread takes VECTOR columns (up to 16 bytes) of the rows of a row of
+// windows. No pixel has two windows, so nothing is added up. What bounds it: memory.
+//
+// Serves `rows`. common/rows_of_windows.cuh says which rows are a thread's, avg_pool2d/divisor.cuh has PyTorch's rule for
+// what a sum is divided by.
+#include "avg_pool2d/divisor.cuh"
+#include "common/rows_of_windows.cuh"
+
+extern "C" __global__ void avg_pool2d_backward_rows(const Element* gradient, Element* dx, PoolShape shape) {
+    wait_for_previous_launch();
+    const WindowRow row(shape);
+    if (!row.exists) return;
+    Pack<Element, OUTPUTS> shares = {};
+    if (row.has_windows()) shares = load_pack<Element, OUTPUTS>(gradient + row.output);
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o)
+        shares.at[o] = from_float<Element>(to_float(shares.at[o]) * one_over_divisor(KERNEL_H, KERNEL_W));
+    row.store_pixels(dx, [&](int o, int tap) { return tap < 0 ? from_float<Element>(0.f) : shares.at[o]; });
+}
