@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -17,6 +19,16 @@ extern "C" __global__ void moves(const float* x, const float4* v, float* y, floa
     __syncthreads();
     y[i] = tile[i * stride];
     w[i] = v[i];
+}
+"""
+WIDE = r"""
+extern "C" __global__ void wide(const int* order, float4* y, float2* z) {
+    __shared__ __align__(16) float4 four[64];
+    __shared__ __align__(16) float2 two[64];
+    for (int i = threadIdx.x; i < 64; i += 32) four[i] = float4{}, two[i] = float2{};
+    __syncthreads();
+    y[threadIdx.x] = four[order[threadIdx.x]];
+    z[threadIdx.x] = two[order[threadIdx.x]];
 }
 """
 PARTING = r"""
@@ -67,6 +79,25 @@ def test_sectors_of_global_memory_and_turns_of_the_banks(stride: int, sectors: i
     assert found.conflicts == 2 * (turns - 1) and found.barriers == 1
     assert "kernel.cu:5 global load: 1 requests" in str(lines["global", "load", "kernel.cu:5"])
     assert found.unique_read_bytes == 4 * 32 + 512 == found.unique_written_bytes
+
+
+@pytest.mark.parametrize(
+    ("order", "quarters", "halves"),
+    [
+        (range(32), 4, 2),
+        ([0] * 32, 2, 1),
+        ([lane // 2 for lane in range(32)], 2, 1),
+        ([lane % 8 for lane in range(32)], 4, 2),
+        ([2 * lane for lane in range(32)], 8, 4),
+    ],
+    ids=("neighbours", "one", "pairs", "again", "every second"),
+)
+def test_lanes_with_8_or_16_bytes_take_turns(order: Sequence[int], quarters: int, halves: int) -> None:
+    """By halves and quarters of a warp, or twice as many at once where lanes in pairs ask for the same."""
+    values = [torch.tensor(order, dtype=torch.int32), torch.zeros(128), torch.zeros(64)]
+    found = counted(WIDE, "wide", 1, 32, values)
+    loads = [line for line in found.lines if (line.memory, line.operation) == ("shared", "load")]
+    assert [line.transactions for line in loads] == [quarters, halves]
 
 
 @pytest.mark.parametrize("order", [Order(), Order(seed=5)])

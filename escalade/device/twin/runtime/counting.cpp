@@ -38,8 +38,13 @@ class Bytes {  // of the buffers, that somebody has touched
     std::vector<std::vector<uint64_t>> marks;  // by buffer, a bit for each byte
 };
 
+struct Lane {  // of a warp, and some of what it did
+    unsigned number;
+    const Event *from, *to;
+};
+
 struct Lanes {  // of one access of a warp
-    unsigned count = 0;
+    unsigned count = 0, number[32];
     const Event* of[32];
 };
 
@@ -104,33 +109,67 @@ unsigned bank_turns(const std::vector<uint64_t>& words) {
     return most;
 }
 
+// Whether all lanes ask for what the lane beside them does, or all for what the lane behind that one does: then twice as
+// many of them are served at once.
+bool in_pairs(const Lanes& lanes) {
+    uint64_t position[32];
+    bool asks[32] = {}, beside[2] = {true, true};
+    for (unsigned i = 0; i < lanes.count; ++i)
+        position[lanes.number[i]] = lanes.of[i]->position, asks[lanes.number[i]] = true;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        for (unsigned distance : {1u, 2u})
+            if (asks[lane] && asks[lane ^ distance] && position[lane] != position[lane ^ distance])
+                beside[distance - 1] = false;
+    return beside[0] || beside[1];
+}
+
+// Lanes with 8 bytes take turns by halves of the warp, lanes with 16 by quarters.
+void close_shared(const Lanes& lanes, Total& total) {
+    const Event& first = *lanes.of[0];
+    unsigned together = first.bytes > 8 ? 8 : first.bytes > 4 ? 16 : 32;
+    if (together < 32 && first.kind == Kind::shared_load && in_pairs(lanes)) together *= 2;
+    static thread_local std::vector<uint64_t> words;
+    for (unsigned i = 0; i < lanes.count;) {
+        words.clear();
+        const unsigned group = lanes.number[i] / together;
+        for (; i < lanes.count && lanes.number[i] / together == group; ++i)
+            for (uint64_t at = lanes.of[i]->position / WORD_BYTES;
+                 at <= (lanes.of[i]->position + lanes.of[i]->bytes - 1) / WORD_BYTES; ++at)
+                words.push_back(at);
+        distinct(words);
+        total.transactions += bank_turns(words);
+        ++total.least;
+    }
+}
+
 void close(const Lanes& lanes) {
     const Event& first = *lanes.of[0];
     Total& total = state->totals[{first.site, first.kind}];
-    static thread_local std::vector<uint64_t> units;
-    units.clear();
-    const bool shared = first.kind >= Kind::shared_load && first.kind <= Kind::shared_copy;
-    const uint32_t unit = shared ? WORD_BYTES : SECTOR_BYTES;
+    ++total.requests;
+    for (unsigned i = 0; i < lanes.count; ++i) total.bytes += lanes.of[i]->bytes;
+    if (first.kind >= Kind::shared_load && first.kind <= Kind::shared_copy) return close_shared(lanes, total);
+    static thread_local std::vector<uint64_t> sectors;
+    sectors.clear();
     for (unsigned i = 0; i < lanes.count; ++i) {
         const Event& event = *lanes.of[i];
-        total.bytes += event.bytes;
-        for (uint64_t at = event.position / unit; event.bytes && at <= (event.position + event.bytes - 1) / unit; ++at)
-            units.push_back(at);
+        for (uint64_t at = event.position / SECTOR_BYTES;
+             event.bytes && at <= (event.position + event.bytes - 1) / SECTOR_BYTES; ++at)
+            sectors.push_back(at);
     }
-    const unsigned found = distinct(units);
-    ++total.requests;
-    total.transactions += shared ? bank_turns(units) : found;
-    total.least += shared ? (found + BANKS - 1) / BANKS : found;
+    const unsigned found = distinct(sectors);
+    total.transactions += found;
+    total.least += found;
 }
 
 // Lanes do the same accesses in a block of code; one that has ended early has no more.
-void close_block(const std::vector<std::pair<const Event*, const Event*>>& ranges) {
+void close_block(const std::vector<Lane>& active) {
     for (size_t i = 0;; ++i) {
         Lanes lanes[size_t(Kind::barrier) + 1];
         bool any = false;
-        for (const auto& [from, to] : ranges) {
+        for (const auto& [number, from, to] : active) {
             if (size_t(to - from) <= i) continue;
             Lanes& own = lanes[size_t(from[i].kind)];
+            own.number[own.count] = number;
             own.of[own.count++] = from + i;
             any = true;
         }
@@ -151,31 +190,31 @@ void end_warp(const Block& block, unsigned warp) {
     const Event* at[32];
     const Event* ends[32];
     const unsigned lanes = last - first;
-    std::vector<std::pair<const Event*, const Event*>> ranges;
+    std::vector<Lane> active;
     const auto is_block = [](const Event& event) { return event.kind == Kind::block; };
     for (unsigned lane = 0; lane < lanes; ++lane) {  // what is left of the block of code that a barrier was in
         const auto& events = state->threads[block.rank * threads + first + lane];
         at[lane] = events.data(), ends[lane] = events.data() + events.size();
         const Event* next = std::find_if(at[lane], ends[lane], is_block);
-        ranges.emplace_back(at[lane], next);
+        active.push_back({lane, at[lane], next});
         at[lane] = next;
     }
-    close_block(ranges);
+    close_block(active);
     while (true) {
         const Event* chosen = nullptr;
         for (unsigned lane = 0; lane < lanes; ++lane)
             if (at[lane] != ends[lane] && (!chosen || goes_before(*at[lane], *chosen))) chosen = at[lane];
         if (!chosen) break;
         const Event here = *chosen;
-        ranges.clear();
+        active.clear();
         for (unsigned lane = 0; lane < lanes; ++lane) {
             if (at[lane] == ends[lane] || at[lane]->site != here.site || at[lane]->position != here.position) continue;
             const Event* next = std::find_if(at[lane] + 1, ends[lane], is_block);
-            ranges.emplace_back(at[lane] + 1, next);
+            active.push_back({lane, at[lane] + 1, next});
             at[lane] = next;
         }
-        state->blocks[here.site] += ranges.size();
-        close_block(ranges);
+        state->blocks[here.site] += active.size();
+        close_block(active);
     }
     for (unsigned lane = 0; lane < lanes; ++lane) state->threads[block.rank * threads + first + lane].clear();
 }
