@@ -1,4 +1,4 @@
-"""Several processes that train one model, each on its part of every batch: PyTorch's DDP, as torchrun starts it."""
+"""Several processes that train one model, each on its part of every batch, as torchrun starts them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,16 @@ class Processes:
         """The one that speaks and writes for all."""
         return self.rank == 0
 
+    def meets_inside(self, model: nn.Module) -> bool:
+        """Whether the processes meet in the midst of a pass through the model."""
+        batch_norm = nn.modules.batchnorm._BatchNorm
+        return self.count > 1 and any(isinstance(each, batch_norm) for each in model.modules())
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model with gradients that are the mean of all processes'; BatchNorm sees all their images."""
         if self.count == 1:
             return model
-        if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()):
+        if self.meets_inside(model):
             if self.device.type != "cuda":
                 raise UnsupportedError(
                     "BatchNorm over the images of several processes is PyTorch's SyncBatchNorm, which needs GPUs; "
@@ -50,6 +55,17 @@ class Processes:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
+
+    def begin_alike(self, model: nn.Module) -> None:
+        """Gives all processes the parameters and buffers of the first."""
+        if self.count > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, 0)
+
+    def average(self, gradients: torch.Tensor) -> None:
+        """Makes of what each process has the mean of them all, in place."""
+        dist.all_reduce(gradients)
+        gradients /= self.count
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         """The mean of what each process has."""

@@ -39,7 +39,8 @@ def optimizer_of(name: str, model: nn.Module, lr: float, weight_decay: float) ->
 
 
 class PlannedStep:
-    """A step as one plan: forward, loss, backward and optimiser by Escalade's kernels, one CUDA graph on a GPU."""
+    """A step as one plan: forward, loss, backward and optimiser by Escalade's kernels, one CUDA graph on a GPU, or two
+    where processes meet between them."""
 
     def __init__(
         self,
@@ -49,10 +50,12 @@ class PlannedStep:
         example: tuple[torch.Tensor, torch.Tensor],
         dtype: str,
         twin: bool,
+        reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
+        """Several processes `reduce` their gradients to those of all."""
         self._optimizer = optimizer
         self._step = training_step(
-            model, loss, optimizer, example, dtype=dtype, device="twin" if twin else None
+            model, loss, optimizer, example, dtype=dtype, device="twin" if twin else None, reduce=reduce
         )
 
     def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
@@ -68,7 +71,8 @@ class PlannedStep:
 
 
 class SharedStep:
-    """A step of one of several processes: by PyTorch's autograd, which DDP averages gradients in the midst of.
+    """A step of one of several processes whose layers see the images of all (BatchNorm): by PyTorch's autograd, in the
+    midst of which they meet, and DDP averages gradients.
 
     fp16 and bf16 are mixed with fp32 weights, fp16 with a loss scale.
     """

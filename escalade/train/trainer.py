@@ -110,19 +110,23 @@ class Trainer:
         return model.to(self._processes.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
     def _step(self, twin: bool) -> Step:
-        """One process has its step planned as a whole; several meet in the middle of theirs."""
+        """A plan, between whose gradients and optimiser several processes meet, unless they do so in its midst."""
         own, loss, dtype = self._processes, self._task.loss, self.settings.dtype
-        if own.count > 1:
+        if own.meets_inside(self.model):
             if twin:
-                raise UnsupportedError("--device twin is for one process; several train on cuda or cpu")
+                raise UnsupportedError(
+                    "--device twin: a network with BatchNorm is trained there by one process; several do it on cuda"
+                )
             return SharedStep(own.wrap(self.model), loss, self._optimizer, dtype, own.device)
-        shape = (self.settings.batch, *self.dataset.train.pixels.shape[1:])
+        own.begin_alike(self.model)
+        shape = (self.settings.batch // own.count, *self.dataset.train.pixels.shape[1:])
         images = Batch(torch.zeros(shape, dtype=torch.uint8, device=own.device), None).images(
             self.normalization
         )
         labels = torch.zeros(len(images), dtype=torch.int64, device=own.device)
         example = images, self._task.target(images, labels)
-        return PlannedStep(self.model, loss, self._optimizer, example, dtype, twin)
+        reduce = own.average if own.count > 1 else None
+        return PlannedStep(self.model, loss, self._optimizer, example, dtype, twin, reduce)
 
     def _open_logs(self, tensorboard: bool) -> list[logs.Log]:
         if not self._processes.first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ from escalade.ops.base.card import Card
 logger = logging.getLogger("escalade")
 
 Gradients = Mapping[nn.Parameter, torch.Tensor]
+Reduce = Callable[[torch.Tensor], None]
+"""Makes of the gradients of one process, all in one tensor, those of all processes."""
 
 
 class Planned:
@@ -46,6 +49,7 @@ class Planned:
         dtype: str,
         on_twin: bool,
         without: frozenset[str],
+        reduce: Reduce | None,
     ) -> None:
         """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does; `without` names
         techniques that are left out."""
@@ -95,7 +99,12 @@ class Planned:
         )
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
-        self._gradients, self._widened = _of_one_type(trained, results)
+        self._meet: Callable[[], None] | None = None
+        if reduce is None:
+            self._gradients, self._widened = _of_one_type(trained, results)
+        else:
+            flat, self._gradients, self._widened = _one_behind_another(trained, results)
+            self._meet = partial(reduce, flat)
         changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
         self._counted = _Counts((changed.pop(place), step) for place, step in counted.items())
         self._new = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
@@ -113,12 +122,14 @@ class Planned:
                 group.rehearse(self._gradients)
 
         def finish() -> None:
-            self._widened.run()
+            if self._meet is None:
+                self._widened.run()
             self._new.run()
             self._counted.run()
             step(groups, self._gradients)
 
-        self.program.finish_with(finish)
+        gather = None if self._meet is None else self._widened.run
+        self.program.finish_with(finish, gather, self._meet)
         self.groups = groups
 
     def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -201,6 +212,20 @@ def _of_one_type(
     narrow = {one: gradient for one, gradient in found.items() if gradient.dtype is not one.dtype}
     wide = {one: torch.empty_like(gradient, dtype=one.dtype) for one, gradient in narrow.items()}
     return {**found, **wide}, _Copies((gradient, wide[one]) for one, gradient in narrow.items())
+
+
+def _one_behind_another(
+    trained: list[nn.Parameter], results: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[nn.Parameter, torch.Tensor], _Copies]:
+    """Room for all gradients in the parameters' type, its parts, and what fills it: processes meet once."""
+    step = ALIGNMENT // torch.float32.itemsize
+    ends = list(accumulate(-(-one.numel() // step) * step for one in trained))
+    flat = torch.zeros(ends[-1] if ends else 0, dtype=torch.float32, device=results[0].device)
+    places = {
+        one: flat.as_strided(one.shape, one.stride(), begin)
+        for one, begin in zip(trained, [0, *ends], strict=False)
+    }
+    return flat, places, _Copies(zip(results, places.values(), strict=False))
 
 
 def _lying_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,8 +26,9 @@ class StepProgram(Protocol):
     def results(self) -> tuple[torch.Tensor, ...]:
         """Where the results lie: the same tensors after every run."""
 
-    def finish_with(self, finish: Work) -> None:
-        """Says what is done behind the plan from now on, as part of every run."""
+    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
+        """Says what is done behind the plan from now on, as part of every run: `gather`, then `meet`, which waits for
+        other processes and is part of no CUDA graph, then `finish`."""
 
     def run(self) -> None:
         """One step, on the current stream."""
@@ -51,32 +53,43 @@ class KernelStep(Kernels):
         """What is done in front of the plan, as part of every run."""
         self.finish: Work = _nothing
         """What is done behind it."""
+        self._gather: Work = _nothing
+        self._meet: Work | None = None
         self._as_graph = as_graph
-        self._graph: RecordedGraph | None = None
+        self._graphs: list[RecordedGraph] = []
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
 
-    def finish_with(self, finish: Work) -> None:
-        self.finish = finish
-        self._graph = None
+    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
+        self.finish, self._gather, self._meet = finish, gather or _nothing, meet
+        self._graphs = []
 
     def run(self) -> None:
-        if self._side is None or not self._as_graph:
-            self._all()
-            return
-        if self._graph is None:
-            self._graph = RecordedGraph(self._recorded, self._side)
-        self._graph.replay()
+        works = self._works()
+        if self._side is not None and self._as_graph:
+            side = self._side
+            self._graphs = self._graphs or [RecordedGraph(partial(_recorded, work), side) for work in works]
+            works = [graph.replay for graph in self._graphs]
+        for number, work in enumerate(works):
+            if number > 0 and self._meet is not None:
+                self._meet()
+            work()
 
-    def _all(self) -> None:
+    def _works(self) -> list[Work]:
+        """What is done in front of a meeting with other processes and behind it; all in one where there is none."""
+        if self._meet is None:
+            return [self._all]
+        return [self._make_gradients, self.finish]
+
+    def _make_gradients(self) -> None:
         self.prepare()
         self.run_steps()
-        self.finish()
+        self._gather()
 
-    def _recorded(self) -> tuple[()]:
-        self._all()
-        return ()
+    def _all(self) -> None:
+        self._make_gradients()
+        self.finish()
 
 
 class ReferenceStep:
@@ -89,7 +102,7 @@ class ReferenceStep:
         self._prepare = prepare
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
-        self._finish: Work = _nothing
+        self._behind: tuple[Work, ...] = ()
         self._several = SeveralResults(plan, everything=True)
         self._outputs = tuple(
             torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
@@ -102,8 +115,8 @@ class ReferenceStep:
     def results(self) -> tuple[torch.Tensor, ...]:
         return self._outputs
 
-    def finish_with(self, finish: Work) -> None:
-        self._finish = finish
+    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
+        self._behind = tuple(work for work in (gather, meet, finish) if work is not None)
 
     def run(self) -> None:
         graph = self.plan.graph
@@ -122,10 +135,17 @@ class ReferenceStep:
                     values.pop(name, None)
             for room, name in zip(self._outputs, graph.outputs, strict=True):
                 room.copy_(self._constant(name) if name in graph.constants else values[name])
-        self._finish()
+        for work in self._behind:
+            work()
 
     def _constant(self, name: str) -> torch.Tensor:
         return self._constants[ConstantForm(name, "stored")]
+
+
+def _recorded(work: Work) -> tuple[()]:
+    """Done while a graph is recorded; no launch in it is pointed elsewhere later."""
+    work()
+    return ()
 
 
 def _room(plan: Plan, name: str) -> torch.Tensor:

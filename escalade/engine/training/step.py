@@ -17,7 +17,7 @@ from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.plan.plan import Plan
 from escalade.engine.training.optimisers import Stepped, require_known, step_together, stepped_by
-from escalade.engine.training.planned import Planned
+from escalade.engine.training.planned import Planned, Reduce
 from escalade.engine.training.program import StepProgram
 from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
@@ -40,6 +40,7 @@ def training_step(
     loss_scale: float | None = None,
     device: torch.device | str | None = None,
     without: Collection[str] = (),
+    reduce: Reduce | None = None,
 ) -> TrainingStep:
     """A step of training as one call: `step(x, target)` steps the model's own parameters and returns the loss.
 
@@ -48,7 +49,9 @@ def training_step(
     products are those of autocast. Gradients in fp16 are of the loss times a scale, which begins as `loss_scale` and
     changes as `torch.amp.GradScaler` changes it; a step whose gradients are not finite is left out. The model is
     captured in the modes that its modules have now. `device` is the model's own, or "twin" for kernels on the CPU.
-    `without` names techniques that are left out, to see what they bring (docs/training-steps.md).
+    `without` names techniques that are left out, to see what they bring (docs/training-steps.md). Where several
+    processes train together, `reduce` is called between backward pass and optimiser with one tensor that has all
+    gradients, and makes of them those of all processes, in place.
 
     The optimiser is torch.optim's SGD, Adam or AdamW. Its settings are read at each call, and its state is what the
     step updates; a failing call changes nothing.
@@ -77,7 +80,9 @@ def training_step(
             f"a training step takes the model itself, not {type(model).__name__}, which runs other code between steps"
         )
     left_out = required_known(without)
-    return TrainingStep(model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out)
+    return TrainingStep(
+        model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out, reduce
+    )
 
 
 class TrainingStep:
@@ -93,11 +98,12 @@ class TrainingStep:
         loss_scale: float | None,
         on_twin: bool,
         without: frozenset[str] = frozenset(),
+        reduce: Reduce | None = None,
     ) -> None:
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
         self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = [module.training for module in model.modules()]
-        self._on_twin, self._without = on_twin, without
+        self._on_twin, self._without, self._reduce = on_twin, without, reduce
         if on_twin and self._home.type != "cpu":
             raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._home}")
         self._scale: torch.Tensor | None = None
@@ -224,7 +230,9 @@ class TrainingStep:
         )  # fmt: skip
         taken = {one for group in self._optimizer.param_groups for one in group["params"]}
         products = "tf32" if self.dtype == "tf32" else "fp32"
-        return Planned(joint, self._model, taken, near, self._scale, products, self._on_twin, self._without)
+        return Planned(
+            joint, self._model, taken, near, self._scale, products, self._on_twin, self._without, self._reduce
+        )
 
     def _regroup(self, planned: Planned) -> None:
         """Takes over the optimiser's groups and state as they are now."""

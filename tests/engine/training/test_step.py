@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import escalade
+from escalade.engine.training import program
 from escalade.errors import EscaladeError, UnsupportedError
 
 Make = Callable[[], nn.Module]
@@ -202,6 +203,41 @@ def test_kernels_step_as_pytorch_does(order: torch.memory_format) -> None:
         _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-2)
     _assert_same(model.state_dict(), expected.state_dict(), 1e-3)
     assert len(step.plan.fallbacks) < len(step.plan.steps) / 2
+
+
+class _Graph:
+    """In the place of a CUDA graph: what was recorded is done again."""
+
+    def __init__(self, record: Callable[[], Any], side: Any) -> None:
+        self.replay = record
+
+
+@pytest.mark.parametrize("device", [None, "twin"])
+def test_processes_meet_between_gradients_and_optimiser(
+    device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(8, 8, 2, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1, 0.9) for one in (model, expected))
+    x, target = torch.rand(2, 8, 4, 4), torch.rand(2, 8, 3, 3)
+    met: list[torch.Size] = []
+
+    def reduce(gradients: torch.Tensor) -> None:  # as another process would whose gradients are zeros
+        met.append(gradients.shape)
+        gradients /= 2
+
+    step = escalade.training_step(
+        model, F.mse_loss, own, (x, target), dtype="fp16" if device else "fp32", device=device, reduce=reduce
+    )
+    monkeypatch.setattr(program, "RecordedGraph", _Graph)
+    for number in range(3):
+        if number == 2:  # as on a GPU: a graph in front of the meeting and one behind it
+            monkeypatch.setattr(step.program, "_side", "a stream", raising=False)
+        loss = step(x, target)
+        _assert_same(loss, _plain(expected, lambda y, t: F.mse_loss(y, t) / 2, theirs, x, target) * 2, 1e-2)
+        assert met == [(256,)] * (number + 1)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-3 if device else 1e-5)
 
 
 def test_what_no_step_takes_is_said() -> None:
