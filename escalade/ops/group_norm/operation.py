@@ -23,7 +23,7 @@ class GroupNorm(Operation[GroupNormProblem]):
     layouts = LAYOUTS
 
     def preferred(self, problem: GroupNormProblem) -> tuple[str, ...]:
-        return ("clustered", "in_registers", "split", "naive")
+        return ("in_registers", "clustered", "split", "naive")
 
 
 GROUP_NORM = GroupNorm()

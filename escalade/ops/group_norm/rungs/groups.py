@@ -26,9 +26,10 @@ _MERGED = 4096
 """Pairs at most that a block of the second launch merges: a few for each thread."""
 _RESIDENT_THREADS = 1024
 """Threads of a multiprocessor at once, with some 64 registers each."""
-_PAUSE_US, _EXCHANGE_US = 5.0, 1.5
-"""Microseconds from a block's last load to its first store and from its end to the loads of the next, by 139 µs for
-2,048 blocks of 64 KB on an H200; and what an exchange between the blocks of a cluster takes."""
+_PAUSE_US = 4.5
+"""Microseconds from the last loads of blocks to their first stores, and from their end to the loads of the next: those
+that begin together stay together, and hide nothing of each other's. By 16 turns of 8 MB on an H200, 139 µs in blocks of
+1,024 threads and 123 in clusters of blocks of 128."""
 _FIRST = 0.4
 """The part of a pause that a launch takes longer whose blocks all run at once."""
 
@@ -179,8 +180,8 @@ class Split(Rung[GroupNormProblem]):
         return tuple(dict.fromkeys(offered))
 
     def estimate(self, problem: GroupNormProblem, config: Config) -> float:
-        """Counts x twice, for both launches read it."""
-        return self.card.microseconds(0, 1.5 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
+        """Counts x twice, for both launches read it, and somewhat more: 268 MB take 116 to 120 µs on an H200."""
+        return self.card.microseconds(0, 1.75 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SplitConfig)
@@ -251,7 +252,7 @@ class InRegisters(Rung[GroupNormProblem]):
     def estimate(self, problem: GroupNormProblem, config: Config) -> float:
         assert isinstance(config, SpanConfig)
         p = _seen(problem)
-        return _held_us(self.card, p, _span(p, config), p.batch, config.threads, _PAUSE_US)
+        return _held_us(self.card, p, _span(p, config), p.batch, config.threads)
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, SpanConfig)
@@ -309,8 +310,7 @@ class Clustered(Rung[GroupNormProblem]):
     def estimate(self, problem: GroupNormProblem, config: Config) -> float:
         assert isinstance(config, ClusterConfig)
         p = _seen(problem)
-        pause = _PAUSE_US + _EXCHANGE_US
-        return _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads, pause)
+        return _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads)
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
         assert isinstance(config, ClusterConfig)
@@ -334,16 +334,13 @@ def _span(problem: GroupNormProblem, config: SpanConfig) -> Span:
     return next(span for span in Span.every(problem) if span.groups == config.groups)
 
 
-def _held_us(
-    card: Card, problem: GroupNormProblem, span: Span, blocks: int, threads: int, pause: float
-) -> float:
-    """The bytes, and what blocks wait for that others beside them do not hide. Narrow segments of pixels take longer
-    (16 bytes of them five times as long, on an H200)."""
+def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, threads: int) -> float:
+    """The bytes, and a pause in each turn of blocks. Narrow segments of pixels take longer (16 bytes of them five times
+    as long, on an H200)."""
     bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
     narrow = max(1.0, _SEGMENT_BYTES / bytes) if problem.channels > span.packs * span.vector else 1.0
-    beside = max(1, _RESIDENT_THREADS // threads)
-    turns = blocks * span.across / (card.multiprocessors * beside)
-    return card.rates.launch_us + card.passing(narrow * problem.bytes) + pause * max(_FIRST, turns / beside)
+    turns = blocks * span.across * threads / (card.multiprocessors * _RESIDENT_THREADS)
+    return card.rates.launch_us + card.passing(narrow * problem.bytes) + _PAUSE_US * (_FIRST + max(0.0, turns - 1))
 
 
 # Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
@@ -372,6 +369,6 @@ CLUSTERED = Clustered(
     "the blocks of a cluster share a group, so that larger ones are read once and whole pixels lie under a block",
     below="in_registers",
     # Groups of 8 channels are 16 bytes of a pixel, half of a sector, which two blocks read and write: 50 us and more.
-    # Whole pixels: 24.5 us, and 8 blocks on each multiprocessor whose pauses of 6.5 us four others hide in part.
+    # Whole pixels: 24.5 us, and pauses of 6.5 us between blocks, of which those beside them hide the most.
     predicted_gain=1.5,
 )
