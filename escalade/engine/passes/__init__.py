@@ -23,6 +23,7 @@ from escalade.engine.passes.layout import (
     leave_products,
     pad_returned,
     reorder_flattened,
+    scale_returned,
 )
 from escalade.engine.passes.maxima import take_maxima
 from escalade.engine.passes.padding import fold_padding
@@ -156,8 +157,10 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
             assign_layouts(graph, {given.name: images for given in graph.inputs}, None)
         else:
             assign_layouts(graph)
-            if fusion is FusionLevel.fused and dtype in TENSOR_CORE_DTYPES and dtype != "fp8":
-                pad_returned(graph, dtype)
+            if fusion is FusionLevel.fused and dtype != "fp8":
+                scale_returned(graph)
+                if dtype in TENSOR_CORE_DTYPES:
+                    pad_returned(graph, dtype)
     graph.remove_dead_code()
     return graph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -228,17 +228,38 @@ def assign_layouts(
     graph.outputs = tuple(map(made.__getitem__, graph.outputs))
 
 
-def pad_returned(graph: Graph, dtype: str) -> None:
-    """What a layer makes for nobody but a conversion to PyTorch's order gets channels up to what one access takes: both
-    do single elements otherwise. The conversion leaves them out."""
-    multiple = VECTOR_BYTES // STORAGE[dtype].itemsize
+def scale_returned(graph: Graph) -> None:
+    """A factor and a term for each channel of what is converted to PyTorch's order are the conversion's."""
+    for maker, convert in _converted_back(graph):
+        values = [name for name in maker.inputs.values() if name not in graph.constants]
+        is_map = len(values) == 1 and graph.shape_of(values[0]) == maker.shape and values[0] in graph.nodes
+        found = operator_of(maker).channel_scale(maker, graph, 1) if is_map else None
+        if found is None or not graph.nodes[values[0]].is_floating or "scale" in convert.inputs:
+            continue
+        constants = {
+            role: graph.add_constant(f"{convert.name}_{role}", tensor.float().contiguous())
+            for role, tensor in zip(("scale", "shift"), found, strict=True)
+        }
+        graph.nodes[convert.name] = convert.with_inputs(x=values[0], **constants)
+        del graph.nodes[maker.name]
+
+
+def _converted_back(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """What is made for nobody but a conversion of a result to PyTorch's order, with that."""
     for name in graph.outputs:
         convert = graph.nodes.get(name)
         if convert is None or not Convert.matches(convert) or convert.attributes["layout"] != "nchw":
             continue
         maker = graph.nodes.get(convert.inputs["x"])
-        if maker is None or graph.only_user(maker.name) is not convert:
-            continue
+        if maker is not None and graph.only_user(maker.name) is convert:
+            yield maker, convert
+
+
+def pad_returned(graph: Graph, dtype: str) -> None:
+    """What a layer makes for nobody but a conversion to PyTorch's order gets channels up to what one access takes: both
+    do single elements otherwise. The conversion leaves them out."""
+    multiple = VECTOR_BYTES // STORAGE[dtype].itemsize
+    for maker, _ in _converted_back(graph):
         channels = maker.shape[1]
         assert isinstance(channels, int)
         padded = -(-channels // multiple) * multiple

@@ -58,7 +58,10 @@ def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
     ("run", "layers"),
     [
         (lambda p, x: torch.tanh((p.first(x) - p.first.bias.view(8, 1, 1)) * 3), ["few_channels"]),
-        (lambda p, x: p.m(p.first(x).relu()) * p.first.bias.view(8, 1, 1), ["few_channels", "batch_norm"]),
+        (
+            lambda p, x: torch.tanh(p.m(p.first(x).relu()) * p.first.bias.view(8, 1, 1)),
+            ["few_channels", "batch_norm"],
+        ),
         (
             lambda p, x: F.group_norm(p.first(x), 2) + p.first.bias.view(8, 1, 1),
             ["few_channels", "group_norm"],
