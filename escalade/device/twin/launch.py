@@ -390,8 +390,8 @@ def _put(buffers: Sequence[tuple[int, int]], values: Sequence[bytes]) -> None:
 
 
 def _short(place: str) -> str:
-    """A source place without the compiler's working folder."""
-    return re.sub(r"^.*/twin-[^/]*/", "", place)
+    """A source place without the compiler's working folder, and a header's from the kernels' folder on."""
+    return re.sub(r"^.*/twin-[^/]*/", "", place).removeprefix(f"{toolchain.KERNELS}/")
 
 
 def _triple(size: Size3) -> ctypes.Array[ctypes.c_uint32]:
