@@ -129,10 +129,11 @@ def _errors(
 
 
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
-    """Our own step, or one without some techniques. Its memory is all that is allocated at most from the model's copy
-    on, planning included."""
+    """Our own step, or one without some techniques. Its memory is what a step takes at most, as its peers' is, and that
+    of making it stands beside it."""
     x, target = lesson.batch("nhwc")
     lesson.model_in("nhwc")
+    peak = Peak(lesson.device)
 
     def made() -> tuple[Pupil, TrainingStep]:
         pupil = Pupil(lesson, "nhwc")
@@ -143,7 +144,8 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         step(x, target)
         return pupil, step
 
-    (pupil, step), peak_bytes = Peak(lesson.device).of(made)
+    (pupil, step), making_bytes = peak.of(made)
+    _, peak_bytes = peak.of(lambda: step(x, target))
     loss = step.program.results()[0]
 
     def call() -> torch.Tensor:
@@ -163,7 +165,7 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         system, "nhwc", call,
         lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
         waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
-        config=summary(plan) | {"plan": _digest(plan)},
+        config=summary(plan) | {"plan": _digest(plan), "making_bytes": making_bytes},
         sources=hashes(name for one in plan.steps for name in one.kernels),
     )  # fmt: skip
 

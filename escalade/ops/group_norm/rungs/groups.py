@@ -340,7 +340,11 @@ def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, thr
     bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
     narrow = max(1.0, _SEGMENT_BYTES / bytes) if problem.channels > span.packs * span.vector else 1.0
     turns = blocks * span.across * threads / (card.multiprocessors * _RESIDENT_THREADS)
-    return card.rates.launch_us + card.passing(narrow * problem.bytes) + _PAUSE_US * (_FIRST + max(0.0, turns - 1))
+    return (
+        card.rates.launch_us
+        + card.passing(narrow * problem.bytes)
+        + _PAUSE_US * (_FIRST + max(0.0, turns - 1))
+    )
 
 
 # Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
