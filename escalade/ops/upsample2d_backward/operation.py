@@ -10,6 +10,7 @@ from escalade.ops.upsample2d_backward import reference
 from escalade.ops.upsample2d_backward.problem import Upsample2dBackwardProblem
 from escalade.ops.upsample2d_backward.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.upsample2d_backward.rungs.per_pixel import PER_PIXEL
+from escalade.ops.upsample2d_backward.rungs.rows import ROWS
 from escalade.ops.upsample2d_backward.rungs.vectorised import VECTORISED
 
 
@@ -17,14 +18,14 @@ class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
     name = "upsample2d_backward"
     problem = Upsample2dBackwardProblem
     in_pytorch = reference
-    ladder = Ladder("upsample2d_backward", (PER_PIXEL, VECTORISED))
+    ladder = Ladder("upsample2d_backward", (PER_PIXEL, ROWS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
 
     def preferred(self, problem: Upsample2dBackwardProblem) -> tuple[str, ...]:
-        return ("vectorised", "per_pixel")
+        return ("vectorised", "rows", "per_pixel")
 
 
 UPSAMPLE2D_BACKWARD = Upsample2dBackward()
