@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,7 +26,7 @@ from escalade.measure.refusal import reason
 
 Keep = Callable[[Sequence[Record]], None]
 """Files records, as soon as they are made."""
-_AHEAD = 6
+_AHEAD = 16
 """Units whose kernels are compiled before their turn comes."""
 _FREE_CORES = 2
 """Cores that compilers leave to what is measured meanwhile."""
@@ -96,9 +96,9 @@ def run(
             compiler.begin([chosen.unit])
             if chosen.unit.by_clock:
                 compiler.rest()
-            else:
+            elif compiler.idle:  # many at once: a pool of processes takes a while to begin
                 compiler.begin(_next(waiting, clock))
-                compiler.wait_for(chosen.unit)
+            compiler.wait_for(chosen.unit)
             compiling = time.monotonic() - began
             _measure(chosen.unit, session, origin, keep, say)
             seconds = time.monotonic() - began
@@ -178,7 +178,9 @@ class _Compiler:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._made: dict[str, Future[None]] = {}
+        self._wanted: dict[str, tuple[Program, ...]] = {}
+        self._pending: set[Program] = set()
+        self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> _Compiler:
@@ -191,27 +193,44 @@ class _Compiler:
         """Compiles for these units, in their order; what was begun before is not begun again."""
         if self._device.type != "cuda":
             return
+        new: dict[Program, None] = {}
         for unit in units:
-            if unit.name not in self._made:
+            if unit.name not in self._wanted:
                 # Which programs, Python says: not while something is timed.
-                self._made[unit.name] = self._pool.submit(self._compile, list(unit.programs(self._device)))
+                self._wanted[unit.name] = tuple(unit.programs(self._device))
+                new.update(dict.fromkeys(self._wanted[unit.name]))
+        if new:
+            with self._changed:
+                self._pending |= set(new)
+            self._pool.submit(self._compile, list(new))
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending
 
     def wait_for(self, unit: Unit) -> None:
         """Returns when a unit's kernels are there; what does not compile is told by the unit itself."""
-        self._wait([self._made[unit.name]] if unit.name in self._made else [])
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending.isdisjoint(self._wanted.get(unit.name, ())))
 
     def rest(self) -> None:
         """Returns when nothing is being compiled."""
-        self._wait(list(self._made.values()))
-
-    def _wait(self, made: Sequence[Future[None]]) -> None:
-        for one in made:
-            with suppress(Exception):
-                one.result()
+        with self._changed:
+            self._changed.wait_for(lambda: self.idle)
 
     def _compile(self, wanted: Sequence[Program]) -> None:
         here = cuda.architecture(self._device.index or 0)
-        precompile(wanted, here, max(1, (os.cpu_count() or 1) - _FREE_CORES))
+        try:
+            precompile(
+                wanted, here, max(1, (os.cpu_count() or 1) - _FREE_CORES), lambda one: self._done({one})
+            )
+        finally:
+            self._done(set(wanted))
+
+    def _done(self, programs: set[Program]) -> None:
+        with self._changed:
+            self._pending -= programs
+            self._changed.notify_all()
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -144,9 +144,12 @@ def test_compilers_work_ahead_and_rest_while_the_wall_clock_is_read(
     events: list[str] = []
     there = threading.Event()
 
-    def precompile(wanted: list[str], architecture: str, workers: int) -> None:
-        there.wait()  # the first unit has begun to wait for it
-        events.extend(f"{name} compiled for {architecture}" for name in wanted)
+    def precompile(wanted: list[str], architecture: str, workers: int, done: Callable[[str], None]) -> None:
+        there.wait()  # until ceilings are measured
+        for name in wanted:
+            events.append(f"{name} compiled for {architecture}")
+            done(name)
+        raise RuntimeError("a pool that breaks keeps nobody waiting")
 
     def measured(name: str, **more: object) -> Unit:
         def measure(session: Session, say: Say) -> Iterator[list[Record]]:
