@@ -94,7 +94,7 @@ def test_sectors_of_global_memory_and_turns_of_the_banks(stride: int, sectors: i
 )
 def test_lanes_with_8_or_16_bytes_take_turns(order: Sequence[int], quarters: int, halves: int) -> None:
     """By halves and quarters of a warp, or twice as many at once where lanes in pairs ask for the same."""
-    values = [torch.tensor(order, dtype=torch.int32), torch.zeros(128), torch.zeros(64)]
+    values: list[object] = [torch.tensor(order, dtype=torch.int32), torch.zeros(128), torch.zeros(64)]
     found = counted(WIDE, "wide", 1, 32, values)
     loads = [line for line in found.lines if (line.memory, line.operation) == ("shared", "load")]
     assert [line.transactions for line in loads] == [quarters, halves]
