@@ -9,6 +9,7 @@ PROBLEMS = tuple(Upsample2dProblem(32, 64, 56, 56, (112, 112), mode) for mode in
 
 SMALL_PROBLEMS = (
     *(Upsample2dProblem(2, 16, 5, 7, (10, 14), mode) for mode in MODES),
+    Upsample2dProblem(1, 3, 5, 6, (10, 12), "bilinear"),
     Upsample2dProblem(1, 12, 7, 5, (3, 11), "bilinear", corners=True),
     Upsample2dProblem(1, 3, 4, 6, (9, 1), "bicubic", corners=True),
     Upsample2dProblem(1, 8, 5, 5, (6, 13), "bilinear", factors=(1.3, 2.7)),
