@@ -14,8 +14,6 @@ from torch.utils.weak import TensorWeakRef
 from escalade.device.pytorch import WORDS
 from escalade.ops.calling.straight import Source
 
-_SMALL = 2**16  # bytes
-
 
 @dataclass(frozen=True)
 class Casts:
@@ -63,36 +61,37 @@ class _Known:
         self.state: tuple[Any, ...] | None = None
         self.is_wanted = True
         """Whether somebody has asked for it since it was cast."""
-        self._kept: torch.Tensor | None = None
+        self._waiting: tuple[torch.Tensor, int] | None = None
         self._taken: TensorWeakRef | None = None
 
-    def put(self, cast: torch.Tensor, state: tuple[Any, ...]) -> None:
-        self._kept, self._taken, self.state, self.is_wanted = cast, None, state, False
+    def put(self, cast: torch.Tensor, state: tuple[Any, ...], passes: int) -> None:
+        self._waiting, self._taken, self.state, self.is_wanted = (cast, passes), None, state, False
 
-    def take(self) -> torch.Tensor | None:
-        """The cast: kept until it is first asked for, then only while a graph of autograd holds it, unless it is small:
-        graphs do not hold biases."""
+    def take(self, passes: int) -> torch.Tensor | None:
+        """The cast: kept until it is first asked for, or a backward pass has begun, whose gradients may change the
+        parameter; then only while a graph of autograd holds it."""
         self.is_wanted = True
-        if self._kept is None:
+        if self._waiting is None:
             return None if self._taken is None else self._taken()
-        cast = self._kept
-        if cast.nbytes > _SMALL:
-            self._kept, self._taken = None, TensorWeakRef(cast)
+        cast, before = self._waiting
+        self._waiting = None
+        if passes != before:
+            return None
+        self._taken = TensorWeakRef(cast)
         return cast
 
-    def is_as(self, state: tuple[Any, ...]) -> bool:
-        """Whether it is there for a parameter in that state."""
-        there = self._kept is not None or (self._taken is not None and self._taken() is not None)
-        return there and state == self.state
 
+class OfThread(threading.local):
+    """What a thread has cast."""
 
-class _PerThread(threading.local):
     def __init__(self) -> None:
         self.known: dict[tuple[int, torch.dtype, int], _Known] = {}
         """Casts by the parameter, the dtype and the stream: what is cast on one stream is not yet there on another."""
+        self.passes = [0]
+        """How often a backward pass has come by; a list, for it does so on another thread."""
 
 
-per_thread = _PerThread()
+of_thread = OfThread()
 
 
 def cast_parameter(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -100,26 +99,32 @@ def cast_parameter(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     The first of a step to be asked for has all those cast with it, in one launch, that were used in the last. A
     parameter has changed if it was written to in place, or given other memory or another gradient (a write to `.data`
-    goes by no version, but by a gradient mostly). While a CUDA graph is recorded, whose replays have to do it
-    themselves, and where autocast is to keep nothing, each is cast by itself.
+    goes by no version). While a CUDA graph is recorded, whose replays have to do it themselves, and where autocast is
+    to keep nothing, each is cast by itself.
     """
     if not torch.is_autocast_cache_enabled() or (parameter.is_cuda and WORDS.is_recording()):
         return parameter.to(dtype)
-    device, all_known = parameter.device, per_thread.known
+    device, known = parameter.device, of_thread.known
     stream = WORDS.current_stream(device.index) if device.type == "cuda" else 0
     key = (id(parameter), dtype, stream)
-    found = all_known.get(key)
+    found, state, passes = known.get(key), _state(parameter), of_thread.passes[0]
+    others: list[_Changed] = []
     if found is None or found.source() is not parameter:
-        source = weakref.ref(parameter, lambda _: all_known.pop(key, None))
-        found = all_known[key] = _Known(source, dtype, device, stream)
-    elif found.state == _state(parameter):
-        cast = found.take()
+        source = weakref.ref(parameter, lambda _: known.pop(key, None))
+        found = known[key] = _Known(source, dtype, device, stream)
+    elif found.state == state:
+        cast = found.take(passes)
         if cast is not None:
-            return cast
-    _cast_together(parameter, found)
-    cast = found.take()
+            return cast  # else it is used once more in the same step
+    else:
+        others = _used_and_changed(found)
+    _cast_together([(parameter, found, state), *others], dtype, passes)
+    cast = found.take(passes)
     assert cast is not None
     return cast
+
+
+_Changed = tuple[torch.Tensor, _Known, tuple[Any, ...]]
 
 
 def _state(parameter: torch.Tensor) -> tuple[Any, ...]:
@@ -128,23 +133,27 @@ def _state(parameter: torch.Tensor) -> tuple[Any, ...]:
     return parameter._version, parameter.data_ptr(), given
 
 
-def _cast_together(parameter: torch.Tensor, known: _Known) -> None:
-    """Casts a parameter, and with it the others of its thread, device and stream that were used and have changed, or
-    are there no longer."""
-    together = [(parameter, known, _state(parameter))]
-    for key, other in list(per_thread.known.items()):
+def _used_and_changed(known: _Known) -> list[_Changed]:
+    """The other parameters of the thread, device and stream that have changed; those that nobody has asked for since
+    they were cast are forgotten."""
+    changed = []
+    for key, other in list(of_thread.known.items()):
         source = other.source()
         if other is known or source is None or other.place != known.place:
             continue
         if not other.is_wanted:
-            per_thread.known.pop(key, None)
-        elif not other.is_as(state := _state(source)):
-            together.append((source, other, state))
-    sources = [source.detach() for source, _, _ in together]
-    casts = [torch.empty_like(source, dtype=known.place[0]) for source in sources]
+            of_thread.known.pop(key, None)
+        elif (state := _state(source)) != other.state:
+            changed.append((source, other, state))
+    return changed
+
+
+def _cast_together(changed: Sequence[_Changed], dtype: torch.dtype, passes: int) -> None:
+    sources = [source.detach() for source, _, _ in changed]
+    casts = [torch.empty_like(source, dtype=dtype) for source in sources]
     torch._foreach_copy_(casts, sources)
-    for cast, (_, other, state) in zip(casts, together, strict=True):
-        other.put(cast, state)
+    for cast, (_, known, state) in zip(casts, changed, strict=True):
+        known.put(cast, state, passes)
 
 
 class Differentiable:

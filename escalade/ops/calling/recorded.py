@@ -10,7 +10,7 @@ import torch
 
 from escalade.device.pytorch import WORDS
 from escalade.ops.calling.call import Call
-from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter
+from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter, of_thread
 from escalade.ops.calling.straight import Source
 
 Function = Callable[..., Any]
@@ -91,9 +91,10 @@ def _backward(gradient: Gradient, arguments: Sequence[Any], list_place: int | No
 
 def _casting_back(formula: Function, casts: Casts, saved: Sequence[tuple[int, int]]) -> Function:
     """The gradients of a formula, those of cast parameters in the parameters' dtype."""
-    places = tuple(casts.parameters)
+    places, passes = tuple(casts.parameters), of_thread.passes
 
     def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
+        passes[0] += 1
         context = Differentiable(ctx, saved) if torch.is_grad_enabled() else ctx
         found = list(formula(context, *gradients))
         for place, parameter in zip(places, ctx.parameters, strict=True):

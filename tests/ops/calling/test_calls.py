@@ -161,7 +161,6 @@ def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
 
 def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     used, unused = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
-    large = torch.nn.Parameter(torch.randn(256, 256))
     copied: list[int] = []
     copy = torch._foreach_copy_
 
@@ -170,25 +169,33 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
         copy(to, of)
 
     monkeypatch.setattr(torch, "_foreach_copy_", noted)
-    monkeypatch.setattr(casting.per_thread, "known", {})
+    monkeypatch.setattr(casting.of_thread, "known", {})
     to = torch.bfloat16
-    held = [cast_parameter(one, to) for one in (used, unused, large)]
-    assert cast_parameter(large, to) is held[2] and copied == [1, 1, 1]
-    for expected in (3, 2):  # who was not asked for is forgotten
+    held = [cast_parameter(used, to), cast_parameter(unused, to)]
+    assert cast_parameter(used, to) is held[0] and copied == [1, 1]
+    for expected in (2, 1):  # who was not asked for is forgotten
         with torch.no_grad():
-            for one in (used, unused, large):
-                one.mul_(2)
-        cast = cast_parameter(used, to)
-        assert torch.equal(cast, used.to(to)) and copied.pop() == expected
-        held.append(cast_parameter(large, to))
-    gone = [torch.utils.weak.TensorWeakRef(one) for one in held[2:]]
+            used.mul_(2)
+            unused.mul_(2)
+        held.append(cast_parameter(used, to))
+        assert torch.equal(held[-1], used.to(to)) and copied.pop() == expected
+    gone = [torch.utils.weak.TensorWeakRef(one) for one in held]
     del held
     gc.collect()
-    assert [one() for one in gone] == [None] * 3, "nothing large outlives its graph"
-    assert torch.equal(cast_parameter(large, to), large.to(to)) and copied.pop() == 1
-    del unused, large, one
+    assert [one() for one in gone] == [None] * 4, "nothing outlives its graph"
+    cast_parameter(unused, to)
+    with torch.no_grad():
+        used.mul_(2)
+        unused.mul_(2)
+    cast_parameter(used, to)
+    unused.data.mul_(2)  # no version tells
+    casting.of_thread.passes[0] += 1
+    assert torch.equal(cast_parameter(unused, to), unused.to(to)), (
+        "a backward pass has come by since it was cast"
+    )
+    del unused
     gc.collect()
-    assert len(casting.per_thread.known) == 1
+    assert len(casting.of_thread.known) == 1
 
 
 def test_derivatives_under_autocast_are_those_of_the_dispatchers_way(by_pointers: None) -> None:
