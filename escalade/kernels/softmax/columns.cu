@@ -40,14 +40,13 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS)
     sum_over_parts(sums);
     if (!column.there) return;
 #pragma unroll
+    for (int e = 0; e < VECTOR; ++e) sums[e] = SoftmaxSums{largest[e], sums[e]}.scale();
+#pragma unroll
     for (int i = 0; i < STEPS; ++i) {
         const int at = i * PARTS + column.part;
         if (at >= classes) continue;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-            const SoftmaxSums whole{largest[e], sums[e]};
-            loaded[i].at[e] = from_float<Element>(values[i][e] * whole.scale());
-        }
+        for (int e = 0; e < VECTOR; ++e) loaded[i].at[e] = from_float<Element>(values[i][e] * sums[e]);
         store_pack(y + column.at + 1LL * at * inner, loaded[i]);
     }
 }
