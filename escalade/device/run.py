@@ -129,10 +129,14 @@ class Executable:
             step.point(self._addresses)
         return self
 
-    def counts(self) -> twin.Counts:
-        """What its launches were counted by in the last call; for options with counts, on the twin."""
-        launches = [step for step in self._steps if isinstance(step, _TwinLaunch)]
-        return sum((launch.counts for launch in launches), twin.Counts())
+    def counts(self, packing: bool = True) -> twin.Counts:
+        """What its launches were counted by in the last call, with or without those that pack weights.
+
+        For options with counts, on the twin.
+        """
+        steps = zip(self.recipe.steps, self._steps, strict=True)
+        wanted = [step for call, step in steps if packing or not call.weights_only]
+        return sum((step.counts for step in wanted if isinstance(step, _TwinLaunch)), twin.Counts())
 
     def release(self) -> None:
         """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""

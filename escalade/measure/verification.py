@@ -118,7 +118,9 @@ class Case:
             self._require_healthy_device(rung, problem, error)
             return outcome(f"{type(error).__name__}: {error}")
         judged = self._judge(inputs, outputs, guards, tolerance, outcome)
-        return replace(judged, counts=executable.counts()) if options.counts and judged.passed else judged
+        if not options.counts or not judged.passed:
+            return judged
+        return replace(judged, counts=executable.counts(packing=not self.operation.weights_stay))
 
     def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
         """Raises if the device no longer answers: after an illegal access every further call of the process fails, and

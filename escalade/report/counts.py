@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from escalade.measure.records import Record
@@ -17,7 +18,8 @@ def terminal_tables(records: Sequence[Record], width: int) -> Iterable[Table]:
     for workload, problem in dict.fromkeys((record.workload, record.problem) for record in records):
         chosen = [r for r in records if (r.workload, r.problem) == (workload, problem) and r.counts]
         if chosen:
-            yield _table(f"{workload.removesuffix('_counts')} {problem}, counted on the twin", chosen, width)
+            title = f"{workload.removesuffix('_counts')} {problem}, counted on the twin"
+            yield _table(escape(title), chosen, width)
 
 
 def short(count: int) -> str:

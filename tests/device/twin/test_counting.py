@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from escalade.device import Buffer, KernelCall, Program, Recipe, TwinOptions, bind
 from escalade.device.twin import Counts, Order, assembly, build
 from escalade.errors import LaunchError, UnsupportedError
 from tests.device.twin.support import launch
@@ -125,6 +127,21 @@ def test_counts_of_launches_add_up_by_line() -> None:
     assert len(both.lines) == len(one.lines) and both.barriers == 2
     assert both.figures()["global_load_sectors"] == 4 + 8 + 2 * 16
     assert both.read_bytes == 32 * (4 + 8 + 2 * 16) and both.written_bytes == 32 * (4 + 4 + 2 * 16)
+
+
+def test_a_call_counts_its_launches_with_or_without_packing(tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "moves.cu"
+    source.write_text(MOVES)
+    x, v, y, w = torch.randn(1056), torch.randn(128), torch.zeros(32), torch.zeros(128)
+    program = Program.of(str(source), "moves")
+    calls = [
+        KernelCall(program, (1, 1, 1), (32, 1, 1), (*map(Buffer, "xvyw"), stride), weights_only=stride == 2)
+        for stride in (1, 2)
+    ]
+    call = bind(Recipe(tuple(calls)), {"x": x, "v": v, "y": y, "w": w}, options=TwinOptions(counts=True))
+    call()
+    assert call.counts().of("global", "load").transactions == 4 + 8 + 2 * 16
+    assert call.counts(packing=False).of("global", "load").transactions == 4 + 16
 
 
 def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
