@@ -11,6 +11,7 @@ from escalade.ops.max_pool2d_backward.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.max_pool2d_backward.rungs.atomics import ATOMICS
 from escalade.ops.max_pool2d_backward.rungs.gathered import GATHERED
 from escalade.ops.max_pool2d_backward.rungs.rows import ROWS
+from escalade.ops.max_pool2d_backward.rungs.shared_sums import SHARED_SUMS
 from escalade.ops.max_pool2d_backward.rungs.stored import STORED
 from escalade.ops.max_pool2d_backward.rungs.vectorised import VECTORISED
 from escalade.ops.shared.images import LAYOUTS
@@ -20,14 +21,14 @@ class MaxPool2dBackward(Operation[MaxPool2dBackwardProblem]):
     name = "max_pool2d_backward"
     problem = MaxPool2dBackwardProblem
     in_pytorch = reference
-    ladder = Ladder("max_pool2d_backward", (ATOMICS, GATHERED, STORED, ROWS, VECTORISED))
+    ladder = Ladder("max_pool2d_backward", (ATOMICS, SHARED_SUMS, GATHERED, STORED, ROWS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
 
     def preferred(self, problem: MaxPool2dBackwardProblem) -> tuple[str, ...]:
-        """Never `atomics`: its results are not the same bits every time."""
+        """Never `atomics` and `shared_sums`: their results are not the same bits every time."""
         return ("vectorised", "rows", "stored", "gathered")
 
 

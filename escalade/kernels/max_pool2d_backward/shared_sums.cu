@@ -1,0 +1,59 @@
+// dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose largest is x[n][c][h][w]                     (NCHW)
+//
+// As atomics.cu, but a block has the sums of TILE_ROWS x TILE_COLUMNS pixels of a plane in shared memory, in fp32: its
+// threads go through the windows that reach into the tile and add to the sums there, and each pixel is written once. No
+// workspace, no second launch, and no atomics in global memory; where windows overlap, the order of additions is still
+// another in every run. What bounds it: loads of single elements, and finding maxima again that reach into two tiles.
+//
+// Serves `shared_sums`. max_pool2d/largest_place.cuh has PyTorch's rule for the place of a maximum.
+#include "common/pool_gradient.cuh"
+#include "common/ptx.cuh"
+#include "max_pool2d/largest_place.cuh"
+
+// The windows along one dimension that see any of the pixels from `first` up to, but not including, the end.
+__device__ __forceinline__ Seeing seeing_any(int first, int end, int kernel, int dilation, int stride, int pad,
+                                             int outputs) {
+    const int span = (kernel - 1) * dilation + 1;
+    return {seeing(first, span, stride, pad, outputs).first, seeing(end - 1, span, stride, pad, outputs).end};
+}
+
+extern "C" __global__ void max_pool2d_backward_shared_sums(const Element* gradient, const Element* x,
+                                                           const unsigned char* places, Element* dx, PoolShape shape,
+                                                           Windows windows, int row_tiles, int column_tiles) {
+    __shared__ float sums[TILE_ROWS][TILE_COLUMNS];
+    wait_for_previous_launch();
+    const int top = blockIdx.x / column_tiles % row_tiles * TILE_ROWS, left = blockIdx.x % column_tiles * TILE_COLUMNS;
+    const int bottom = min(top + TILE_ROWS, shape.height), right = min(left + TILE_COLUMNS, shape.width);
+    const long long plane = blockIdx.x / column_tiles / row_tiles;
+    if (plane >= 1LL * shape.batch * shape.channels) return;
+    for (int at = threadIdx.x; at < TILE_ROWS * TILE_COLUMNS; at += blockDim.x)
+        sums[at / TILE_COLUMNS][at % TILE_COLUMNS] = 0.f;
+    __syncthreads();
+
+    const Seeing down = seeing_any(top, bottom, windows.kernel_h, windows.dilation_h, windows.stride_h, windows.pad_h,
+                                   shape.output_height);
+    const Seeing along = seeing_any(left, right, windows.kernel_w, windows.dilation_w, windows.stride_w, windows.pad_w,
+                                    shape.output_width);
+    const int across = along.end - along.first;
+    const long long outputs = plane * shape.output_height * shape.output_width;
+    const long long pixels = plane * shape.height * shape.width;
+    for (int at = threadIdx.x; at < (down.end - down.first) * across; at += blockDim.x) {
+        const int output_row = down.first + at / across, output_column = along.first + at % across;
+        const long long output = outputs + output_row * shape.output_width + output_column;
+        Largest largest{1.f, 0};
+        if (STORED) largest.place = places[output];
+        else largest = largest_in_window(x + pixels, 1, output_row, output_column, shape, windows);
+        if (STORED ? largest.place == NOWHERE : MASK && largest.is_cut_off()) continue;
+        const int row = output_row * windows.stride_h - windows.pad_h + largest.place / windows.kernel_w * windows.dilation_h;
+        const int column =
+            output_column * windows.stride_w - windows.pad_w + largest.place % windows.kernel_w * windows.dilation_w;
+        if (row < top || row >= bottom || column < left || column >= right) continue;  // another tile's
+        atomicAdd(&sums[row - top][column - left], to_float(gradient[output]));
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < TILE_ROWS * TILE_COLUMNS; at += blockDim.x) {
+        const int row = top + at / TILE_COLUMNS, column = left + at % TILE_COLUMNS;
+        if (row < bottom && column < right)
+            dx[pixels + row * shape.width + column] = from_float<Element>(sums[row - top][column - left]);
+    }
+}
