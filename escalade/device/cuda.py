@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -154,7 +154,6 @@ class CudaLaunch:
     ) -> None:
         from cuda.bindings import driver
 
-        self._launch = launch_function()
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._current_stream = WORDS.current_stream
         self._current_device = WORDS.current_device
@@ -164,12 +163,10 @@ class CudaLaunch:
         self.device_index = device_index
         self._lane = call.lane
         self._config = _launch_config(call)
-        self._prepared = [
-            ctypes.c_void_p(address)
-            for address in (
-                self._config.getPtr(), int(self.kernel.handle), ctypes.addressof(self.arguments.addresses), None
-            )
-        ]  # fmt: skip
+        addresses = (
+            self._config.getPtr(), int(self.kernel.handle), ctypes.addressof(self.arguments.addresses), None
+        )  # fmt: skip
+        self._launch = partial(launch_function(), *map(ctypes.c_void_p, addresses))
         self._stream = 0
         self.kernel.allow_shared(call.shared_bytes, device_index, self.what)
 
@@ -206,12 +203,12 @@ class CudaLaunch:
         if stream != self._stream:
             self._stream = stream
             self._config.hStream = stream
-        status = self._launch(*self._prepared)
+        status = self._launch()
         if not status:
             return
         if status == self._no_context:  # the thread's first use of CUDA is this launch
             make_context_current(self.device_index)
-            status = self._launch(*self._prepared)
+            status = self._launch()
         check_status(status, self.what)
 
 

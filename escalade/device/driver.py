@@ -34,12 +34,17 @@ def check_status(status: int, what: str) -> None:
 
 @cache
 def launch_function() -> Callable[..., int]:
-    """`cuLaunchKernelEx` itself, over addresses: on its way through cuda-bindings a launch takes several times as long
-    in Python as in the driver."""
+    """`cuLaunchKernelEx` itself, over four addresses (config, kernel, arguments, and none of what is extra), each a
+    c_void_p: on its way through cuda-bindings a launch takes several times as long in Python as in the driver."""
     from cuda.bindings import driver
 
     address, _ = check(
         driver.cuGetProcAddress(b"cuLaunchKernelEx", _LAUNCHES_SINCE, 0), "finding cuLaunchKernelEx"
     )
-    pointers = [ctypes.c_void_p] * 4  # config, kernel, arguments, and none of what is extra
-    return ctypes.CFUNCTYPE(ctypes.c_int, *pointers)(int(address))
+    return function_at(int(address))
+
+
+def function_at(address: int) -> Callable[..., int]:
+    """A function of C's that returns an int and takes what is given as c_void_p: ctypes knows no types that it would
+    convert arguments to, which takes it as long as the call."""
+    return ctypes.CFUNCTYPE(ctypes.c_int)(address)

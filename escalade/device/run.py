@@ -157,14 +157,17 @@ class Executable:
         """What a call does whose pointers are set, on a device that is the current one."""
         launches = self.launches
         plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_in_line]
-        if len(plain) < len(launches):
+        if not plain or len(plain) < len(launches):
             return self
         index, current_stream = self._index, WORDS.current_stream
-        enqueues = [launch.enqueue for launch in plain]
+        first, *others = [launch.enqueue for launch in plain]
+        if not others:
+            return lambda: first(current_stream(index))
 
         def launch() -> None:
             stream = current_stream(index)
-            for enqueue in enqueues:
+            first(stream)
+            for enqueue in others:
                 enqueue(stream)
 
         return launch

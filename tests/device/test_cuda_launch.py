@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 from escalade.device import cuda
+from escalade.device.driver import function_at
 from escalade.errors import LaunchError
 
 NO_CONTEXT = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
@@ -22,7 +25,7 @@ class Recorder:
         self.has_context = False
         self.status = 0
 
-    def __call__(self, config: Any, *_: Any) -> int:
+    def __call__(self, config: Any) -> int:
         if not self.has_context:
             return NO_CONTEXT
         self.streams.append(config.hStream)
@@ -42,7 +45,7 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     stream = 0
     config = SimpleNamespace(hStream=0)
     vars(launch).update(
-        _launch=recorder, _no_context=NO_CONTEXT, _prepared=[config, None, 0, None], _lane=0, _stream=0,
+        _launch=partial(recorder, config), _no_context=NO_CONTEXT, _lane=0, _stream=0,
         device_index=1, _config=config, what="launching", _current_device=lambda: 1,
         _current_stream=lambda index: stream,
     )  # fmt: skip
@@ -56,3 +59,11 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     recorder.status = int(driver.CUresult.CUDA_ERROR_LAUNCH_FAILED)
     with pytest.raises(LaunchError, match="launching: CUDA_ERROR_LAUNCH_FAILED: it failed"):
         launch()
+
+
+def test_a_function_of_c_takes_whole_addresses() -> None:
+    compare = function_at(ctypes.cast(ctypes.CDLL(None).memcmp, ctypes.c_void_p).value or 0)
+    rooms = [ctypes.create_string_buffer(text, 8) for text in (b"seven", b"seven", b"eight")]
+    one, same, other = (ctypes.c_void_p(ctypes.addressof(room)) for room in rooms)
+    assert compare(one, same, ctypes.c_void_p(8)) == 0
+    assert compare(one, other, ctypes.c_void_p(8)) > 0 > compare(other, one, ctypes.c_void_p(8))
