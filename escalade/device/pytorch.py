@@ -41,8 +41,15 @@ class Words:
         self.function_modes: Callable[[], int] = known("_C._len_torch_function_stack") or _always
         self.dispatch_modes: Callable[[], int] = known("_C._len_torch_dispatch_stack") or _always
         self.transforms: Callable[[], int] = known("_C._are_functorch_transforms_active") or _always
+        self._mode_at = known("_C._get_function_stack_at")
         self._guards = known("_C._dynamo.guards.TensorGuards")
         self._empty = {kind: known(f"_C._dynamo.guards._empty_strided_{kind}") for kind in ("cuda", "cpu")}
+
+    def is_default_device(self) -> bool:
+        """Whether the only mode of functions is that of a default device, which tells new tensors where to be."""
+        if self.function_modes() != 1 or self._mode_at is None:
+            return False
+        return type(self._mode_at(0)).__module__ == "torch.utils._device"
 
     def allocator(self, device: torch.device) -> Allocate:
         """What allocates on that device, which is the current one whenever it is called: what PyTorch's own compiled

@@ -48,7 +48,7 @@ class Operator:
         self._gradient: Gradient | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if _is_compiling() or WORDS.function_modes():
+        if _is_compiling() or (WORDS.function_modes() and not WORDS.is_default_device()):
             return self._packet(*arguments)
         first, dtype = arguments[0], None
         if type(first) not in _PLAIN:

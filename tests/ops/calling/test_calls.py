@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade import ops
@@ -20,6 +22,7 @@ from escalade.ops.calling import casting
 from escalade.ops.calling.casting import cast_parameter
 from escalade.ops.calling.executables import Ready, per_thread
 from escalade.ops.conv2d.op import OPERATOR
+from escalade.ops.relu.op import OPERATOR as RELU
 
 
 @pytest.fixture
@@ -133,6 +136,20 @@ class Noting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Functions(TorchFunctionMode):
+    """Another mode, which may change what functions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def note(self, *arguments: object) -> None:
+        self.seen += arguments
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
+
+
 def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, capturing = 7, False
     monkeypatch.setattr(WORDS, "current_stream", lambda _: stream)
@@ -157,6 +174,13 @@ def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     with Noting() as noted:
         ops.relu(x)
     assert torch.ops.escalade.relu.default in noted.seen
+    with (
+        torch.device("meta"),
+        patch.object(RELU, "_packet", None),
+    ):  # of new tensors, which this makes none of
+        assert ops.relu(x).device == x.device
+    with torch.device("meta"), Functions() as functions, patch.object(RELU, "_packet", functions.note):
+        assert ops.relu(x) is None and functions.seen
 
 
 def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
