@@ -108,8 +108,8 @@ class _Found:
             return None
         if back.value("self") != logs.name or AtenCall(logs)("dim") not in (1, -1) or len(last.shape) != 2:
             return None
-        if AtenCall(logs)("half_to_float", False) or graph.dtype_of(x) is not torch.float32:
-            return None
+        if str(graph.dtype_of(x)) != f"torch.{last.dtype}" or any(one.dtype != "float32" for one in losses):
+            return None  # CUDA's autocast has logits in 16 bits, and their logarithms in fp32
         if graph.dtype_of(scale) is not torch.float32 or set(graph.shape_of(scale)) - {1}:
             return None
         alike = all(

@@ -154,6 +154,10 @@ def test_linear_layers_are_convolutions_of_single_pixels() -> None:
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(y.to(torch.promote_types(y.dtype, torch.float32)), target)
 
+    def as_on_cuda(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(torch.ops.aten._log_softmax(y.half(), 1, True), target)
+
+    assert not in_pytorch(planned(model, as_on_cuda, x, target)[1])
     joint, plan, (found, *gradients) = planned(model, loss, x, target)
     assert not in_pytorch(plan)
     assert Counter(step.node.op for step in plan.steps if step.lowered) == {
