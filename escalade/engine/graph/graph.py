@@ -78,6 +78,35 @@ class Input:
     dtype: str
 
 
+class Nodes(dict[str, Node]):
+    """Nodes by name, which know who reads each value."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        super().__init__()
+        self.readers: dict[str, dict[str, None]] = {}
+        """The names of the nodes that read each value, in no order."""
+        self.update(nodes)
+
+    def __setitem__(self, name: str, node: Node) -> None:
+        self._forget(name)
+        for value in node.inputs.values():
+            self.readers.setdefault(value, {})[name] = None
+        super().__setitem__(name, node)
+
+    def __delitem__(self, name: str) -> None:
+        self._forget(name)
+        super().__delitem__(name)
+
+    def update(self, nodes: Mapping[str, Node]) -> None:  # type: ignore[override]
+        for name, node in nodes.items():
+            self[name] = node
+
+    def _forget(self, name: str) -> None:
+        node = self.get(name)
+        for value in () if node is None else node.inputs.values():
+            self.readers[value].pop(name, None)
+
+
 @dataclass
 class Graph:
     """Inputs, constants and nodes in the order in which they can run."""
@@ -107,6 +136,9 @@ class Graph:
     is_sound: bool = True
     """Whether its sizes are right for every batch by its making; those of a file are checked for each."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, Nodes(value) if name == "nodes" else value)
+
     def __iter__(self) -> Iterator[Node]:
         """Nodes in order, each as it is by then: the graph may be rewritten on the way."""
         for name in tuple(self.nodes):
@@ -124,18 +156,24 @@ class Graph:
         return torch.device("cpu") if largest is None else largest.device
 
     def users(self) -> dict[str, list[Node]]:
-        """The nodes that read each value."""
+        """The nodes that read each value, in order."""
         found: dict[str, list[Node]] = {}
         for node in self:
             for name in dict.fromkeys(node.inputs.values()):
                 found.setdefault(name, []).append(node)
         return found
 
+    def readers(self, name: str) -> list[Node]:
+        """The nodes that read a value, in no order."""
+        nodes = self.nodes
+        assert isinstance(nodes, Nodes)
+        return [nodes[reader] for reader in nodes.readers.get(name, ())]
+
     def only_user(self, name: str) -> Node | None:
         """The one node that reads a value, if there is one and the value is not an output."""
         if name in self.outputs:
             return None
-        readers = [node for node in self if name in node.inputs.values()]
+        readers = self.readers(name)
         return readers[0] if len(readers) == 1 else None
 
     def shape_of(self, name: str) -> Shape:
@@ -155,9 +193,9 @@ class Graph:
 
     def fresh(self, name: str) -> str:
         """A name that nothing has yet."""
-        taken = self.nodes.keys() | self.constants.keys() | {given.name for given in self.inputs}
+        taken = {given.name for given in self.inputs}
         number, candidate = 1, name
-        while candidate in taken:
+        while candidate in self.nodes or candidate in self.constants or candidate in taken:
             number += 1
             candidate = f"{name}_{number}"
         return candidate

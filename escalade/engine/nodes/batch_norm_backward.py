@@ -78,7 +78,7 @@ class BatchNormBackward(Operator):
                 )
             else:
                 del graph.nodes[before.name]
-            put_in_order(graph)
+        put_in_order(graph)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         problem = _problem(node, tuple(inputs["x"].shape), "fp32")

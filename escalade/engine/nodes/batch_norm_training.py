@@ -75,7 +75,7 @@ class BatchNormTraining(Operator):
                 fused = self.applying(node.with_inputs(residual=rest) if rest else node, expression)
                 graph.nodes[node.name] = fused
                 graph.remove(readers[0], instead=node.name)
-                put_in_order(graph)
+        put_in_order(graph)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]

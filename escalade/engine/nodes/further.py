@@ -62,10 +62,11 @@ def put_beside(graph: Graph, maker: Node, further: Node) -> None:
 
 def furthers_of(maker: Node, graph: Graph) -> list[Node]:
     """The further results of a node."""
-    return [node for node in graph if Further.matches(node) and node.inputs[_MAKER] == maker.name]
+    readers = graph.readers(maker.name)
+    return [node for node in readers if Further.matches(node) and node.inputs[_MAKER] == maker.name]
 
 
 def readers_of(maker: Node, graph: Graph) -> list[Node]:
     """The nodes that read a node's first result."""
     own = {node.name for node in furthers_of(maker, graph)}
-    return [node for node in graph if maker.name in node.inputs.values() and node.name not in own]
+    return [node for node in graph.readers(maker.name) if node.name not in own]

@@ -55,7 +55,7 @@ def narrow_layers(graph: Graph) -> None:
             continue
         given = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
         sources = {role: None if one is None else cast_of(one, graph) for role, one in given.items()}
-        readers = graph.users().get(node.name, [])
+        readers = graph.readers(node.name)
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
         types |= {graph.dtype_of(one.name) if cast_of(one, graph) else None for one in readers}
         (narrow,) = types if len(types) == 1 else (None,)

@@ -37,7 +37,7 @@ def _is_recognised(graph: Graph, producer: Node, consumer: Node) -> bool:
     if not (Pointwise.matches(producer) and Pointwise.matches(consumer)):
         return False
     if not producer.is_floating:
-        return all(Pointwise.matches(reader) for reader in graph.users()[producer.name])
+        return all(Pointwise.matches(reader) for reader in graph.readers(producer.name))
     return producer.shape == consumer.shape and graph.only_user(producer.name) is consumer
 
 
@@ -48,7 +48,7 @@ def _is_worth_it(graph: Graph, producer: Node, consumer: Node) -> bool:
     if graph.only_user(producer.name) is consumer:
         return True
     values = [name for name in producer.inputs.values() if name not in graph.constants]
-    readers = graph.users()[producer.name]
+    readers = graph.readers(producer.name)
     return (
         calls <= FREE_CALLS
         and (len(values) <= 1 or not producer.is_floating)
@@ -80,7 +80,7 @@ def _joined_once(graph: Graph, consumer: Node, holds: Condition) -> Node | None:
         whole = _put_together(graph, producer, consumer)
         if whole is not None:
             graph.nodes[consumer.name] = whole
-            if not any(name in node.inputs.values() for node in graph):
+            if not graph.readers(name):
                 del graph.nodes[name]
             return whole
     return None

@@ -235,7 +235,7 @@ class _Arranging:
         del self.within[name]
         if name in self.members:  # its readers get a copy if they need one
             return True
-        readers = self.graph.users().get(name, [])
+        readers = self.graph.readers(name)
         return self._can(maker, RESULT, name, place) and all(
             self._can(reader, role, name, place)
             for reader in readers
@@ -284,7 +284,7 @@ class _Arranging:
                 continue
             unable = {
                 (reader.name, role)
-                for reader in self.graph.users().get(name, [])
+                for reader in self.graph.readers(name)
                 for role, value in reader.inputs.items()
                 if value == name and not self._can(reader, role, name, place)
             }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -123,10 +124,17 @@ class Plan:
         """The outputs that are written where the caller gets them; the others are copied there."""
         return tuple(name for name in self.graph.outputs if name in self.outside)
 
-    def beside(self, name: str) -> dict[str, str]:
+    def beside(self, name: str) -> Mapping[str, str]:
         """The values that a node's kernels write beside its own, by the buffers that they are there."""
-        found = (step for step in self.steps if step.beside is not None and step.beside.node == name)
-        return {step.beside.buffer: step.node.name for step in found if step.beside is not None}
+        return self._beside.get(name, {})
+
+    @cached_property
+    def _beside(self) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = {}
+        for step in self.steps:
+            if step.beside is not None:
+                found.setdefault(step.beside.node, {})[step.beside.buffer] = step.node.name
+        return found
 
     @property
     def fallbacks(self) -> tuple[Step, ...]:
@@ -230,7 +238,7 @@ def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.
     if graph.typed:  # its readers know how inputs lie
         return Form(given.shape, dtype, format.layout)  # type: ignore[arg-type]
     if dtype.is_floating_point and len(given.shape) == 4:
-        readers = graph.users().get(given.name, [])
+        readers = graph.readers(given.name)
 
         def takes(type: torch.dtype) -> bool:
             return all(operator_of(node).takes_image_type(type, storage) for node in readers)
