@@ -44,7 +44,7 @@ def test_long_rows_are_shared_among_blocks() -> None:
     model = _settled(torch.nn.LayerNorm((3, 64, 256)))
     x = torch.randn(2, 3, 64, 256)
     engine = compile(model, x, device="cpu")
-    assert [step.rung for step in planned(engine, x).steps if step.launches] == ["split"]
+    assert [step.rung for step in planned(engine, x).steps if step.launches] == ["clustered"]
     torch.testing.assert_close(engine(x), model(x))
 
 
