@@ -150,8 +150,11 @@ def _used_and_changed(known: _Known) -> list[_Changed]:
 
 def _cast_together(changed: Sequence[_Changed], dtype: torch.dtype, passes: int) -> None:
     sources = [source.detach() for source, _, _ in changed]
-    casts = [torch.empty_like(source, dtype=dtype) for source in sources]
-    torch._foreach_copy_(casts, sources)
+    if len(sources) == 1:  # which is sooner said
+        casts = [sources[0].to(dtype)]
+    else:
+        casts = [torch.empty_like(source, dtype=dtype) for source in sources]
+        torch._foreach_copy_(casts, sources)
     for cast, (_, known, state) in zip(casts, changed, strict=True):
         known.put(cast, state, passes)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -186,13 +188,13 @@ def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
 def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     used, unused = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
     copied: list[int] = []
-    copy = torch._foreach_copy_
+    together = casting._cast_together
 
-    def noted(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-        copied.append(len(to))
-        copy(to, of)
+    def noted(changed: Sequence[Any], dtype: torch.dtype, passes: int) -> None:
+        copied.append(len(changed))
+        together(changed, dtype, passes)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", noted)
+    monkeypatch.setattr(casting, "_cast_together", noted)
     monkeypatch.setattr(casting.of_thread, "known", {})
     to = torch.bfloat16
     held = [cast_parameter(used, to), cast_parameter(unused, to)]
