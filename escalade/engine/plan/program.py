@@ -18,14 +18,13 @@ from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import STORAGE, Form
-from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
+from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.values import Values
 from escalade.errors import EscaladeError
 from escalade.ops.base.dtypes import E4M3, to_e4m3
@@ -236,35 +235,6 @@ class Kernels:
     def _pytorch(self, step: Step) -> Callable[[], None]:
         compute_result = self._computing(step)
         return lambda: self._values.keep(step, compute_result())
-
-
-class SeveralResults:
-    """Operators of PyTorch's with several results, each a node of its own: they run once for all of these."""
-
-    def __init__(self, plan: Plan, everything: bool = False) -> None:
-        """PyTorch does what the plan leaves to it, or `everything`."""
-        self._others: dict[str, list[Node]] = {}
-        """The other nodes of each such call, by its first."""
-        self._ready: dict[str, torch.Tensor] = {}
-        calls: dict[str, list[Node]] = {}
-        for step in plan.steps:
-            call = step.node.attributes.get("call")
-            if call is not None and (everything or step.in_pytorch):
-                calls.setdefault(call, []).append(step.node)
-        for first, *others in calls.values():
-            self._others[first.name] = others
-
-    def compute(self, node: Node, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A node's result; those of the others, which are next, are kept until they are asked for."""
-        others = self._others.get(node.name)
-        if node.name in self._ready:
-            return self._ready.pop(node.name)
-        if not others:
-            return compute(node, inputs)
-        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
-        for other in others:
-            self._ready[other.name] = results[other.attributes["result"]]
-        return results[node.attributes["result"]]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
-from escalade.engine.plan.program import KernelProgram, Program, SeveralResults, compile_together
+from escalade.engine.plan.program import KernelProgram, Program, compile_together
+from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.values import empty, in_form
 from escalade.ops.base.card import Card
 

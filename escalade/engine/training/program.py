@@ -12,7 +12,8 @@ from escalade.device.graph import RecordedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan
-from escalade.engine.plan.program import Kernels, SeveralResults
+from escalade.engine.plan.program import Kernels
+from escalade.engine.plan.several import SeveralResults
 
 Work = Callable[[], None]
 """What is done in front of a plan (inputs are cast) or behind it (buffers are written, parameters stepped)."""

@@ -1,0 +1,41 @@
+"""Calls of PyTorch's in a plan that have several results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.engine.graph.graph import Node
+from escalade.engine.nodes.aten import results_of
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.plan.plan import Plan
+
+
+class SeveralResults:
+    """Operators of PyTorch's with several results, each a node of its own: they run once for all of these."""
+
+    def __init__(self, plan: Plan, everything: bool = False) -> None:
+        """PyTorch does what the plan leaves to it, or `everything`."""
+        self._others: dict[str, list[Node]] = {}
+        """The other nodes of each such call, by its first."""
+        self._ready: dict[str, torch.Tensor] = {}
+        calls: dict[str, list[Node]] = {}
+        for step in plan.steps:
+            call = step.node.attributes.get("call")
+            if call is not None and (everything or step.in_pytorch):
+                calls.setdefault(call, []).append(step.node)
+        for first, *others in calls.values():
+            self._others[first.name] = others
+
+    def compute(self, node: Node, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A node's result; those of the others, which are next, are kept until they are asked for."""
+        others = self._others.get(node.name)
+        if node.name in self._ready:
+            return self._ready.pop(node.name)
+        if not others:
+            return compute(node, inputs)
+        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+        for other in others:
+            self._ready[other.name] = results[other.attributes["result"]]
+        return results[node.attributes["result"]]
