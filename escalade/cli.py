@@ -38,6 +38,7 @@ COMMANDS = {
     "read.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",
     "tables": "The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/.",
+    "report": "All records as one HTML file: the verdict, ladders, networks, and where each figure comes from.",
 }
 """Every command, with what `escalade --help` says of it: the opening of its docstring."""
 

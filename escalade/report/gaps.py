@@ -15,7 +15,7 @@ from escalade.report import ablation_pages, pair_pages, training_pages
 from escalade.report.commits import commits_of, newest
 from escalade.report.comparisons import compared
 from escalade.report.layer_pages import WORKLOADS as LAYER_WORKLOADS
-from escalade.report.network_pages import of_network
+from escalade.report.network_pages import COMPARED, of_network
 
 PART = "gaps"
 """The part of the page, by the markers around it."""
@@ -23,7 +23,6 @@ _SUFFIXES = {
     "accuracy": "_accuracy", "batches": "", "phases": "_phases", "stream": "_stream", "score": "_score",
     "training": "_training",
 }  # fmt: skip
-_COMPARED = ("", "_score", "_training")
 _ELSEWHERE = (training_pages.PART, ablation_pages.PART, pair_pages.PART)
 """Parts of a run that are no part of a network's section."""
 
@@ -66,7 +65,7 @@ def _is_part(record: Record, name: str, part: str) -> bool:
 def _without_ratio(name: str, own: Sequence[Record]) -> Iterator[str]:
     """What is missing for a ratio over the best peer, and where."""
     found: dict[str, list[str]] = {}
-    for suffix in _COMPARED:
+    for suffix in COMPARED:
         for one in compared([r for r in own if r.workload == name + suffix]):
             why = dict.fromkeys(against_best(one.records, clock).why for clock in (on_device, by_clock))
             where = f"{suffix.removeprefix('_')} {one.dtype} b{one.batch}".strip()

@@ -39,10 +39,10 @@ def _climb_section(records: Sequence[Record]) -> str:
     )
 
 
-def climb(records: Sequence[Record]) -> list[Record]:
-    """The peers and rungs of the climb's problem: each rung once, in its home dtype."""
-    own = [r for r in shown(records, "conv2d", CLIMB_PROBLEM) if is_timed(r)]
-    rungs = [rung for rung in ladder_order("conv2d") if any(r.rung == rung for r in own)]
+def climb(records: Sequence[Record], operation: str = "conv2d", problem: str = CLIMB_PROBLEM) -> list[Record]:
+    """The peers and rungs of one problem: each rung once, in its home dtype."""
+    own = [r for r in shown(records, operation, problem) if is_timed(r)]
+    rungs = [rung for rung in ladder_order(operation) if any(r.rung == rung for r in own)]
     found = []
     for rung in rungs:
         dtype = next(d for d in _HOME_DTYPES if any(r.rung == rung and r.dtype == d for r in own))

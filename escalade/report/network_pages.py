@@ -20,6 +20,8 @@ _LEGEND = (
     "was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to replay and so no device time; "
     "they are in the tables of calls.\n"
 )
+COMPARED = ("", "_score", "_training")
+"""The parts of a network's records that stand beside peers', by how their workloads end."""
 _PARTS = ("_accuracy", "_phases", "_stream", "_score", "_training")
 
 

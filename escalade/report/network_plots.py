@@ -27,28 +27,32 @@ Draw = Callable[[Any], None]
 
 
 def network_plot(records: Sequence[Record], workload: str, path: pathlib.Path) -> pathlib.Path:
-    """A panel for each dtype, every system over the batch; further ones for phases, or for op times."""
+    """The picture of a network as a file."""
     import matplotlib
 
-    matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "escalade"  # the same records give the same file
-    import matplotlib.pyplot as plt
-
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UnsupportedError(f"{path.name}: plots are written as .png, .svg or .pdf")
+    figure = network_figure(records, workload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path
+
+
+def network_figure(records: Sequence[Record], workload: str) -> Any:
+    """A panel for each dtype, every system over the batch; further ones for phases, or for op times."""
+    from matplotlib.figure import Figure
+
     panels = _panels(records, workload)
     if not panels:
         raise UnsupportedError("there is nothing to plot: nothing was timed")
     count = len(panels)
-    figure, grid = plt.subplots(1, count, figsize=(4.6 * count, 3.8), layout="constrained", squeeze=False)
-    for axes, draw in zip(grid[0], panels, strict=True):
+    figure = Figure(figsize=(4.6 * count, 3.8), layout="constrained")
+    for axes, draw in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=True):
         draw(axes)
     gpu = next(record.gpu for record in records if record.workload.startswith(workload))
     figure.suptitle(f"{workload} on {gpu}", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
-    return path
+    return figure
 
 
 def _panels(records: Sequence[Record], workload: str) -> list[Draw]:

@@ -36,9 +36,9 @@ _IN_PART: Mapping[str, Mapping[str, Block]] = {
 """Pages that are generated in part: what stands between their markers."""
 
 
-def require_records(results: pathlib.Path) -> None:
-    """There are some, and each comparison is of one commit: tables of nothing, or of what does not belong together,
-    in place of those that are there, are not what anybody asked for."""
+def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
+    """The records by GPU folder. There are some, and each comparison is of one commit: tables of nothing, or of what
+    does not belong together, in place of those that are there, are not what anybody asked for."""
     records = load_folder(results)
     if not records:
         raise EscaladeError(f"there are no records under {results}; --results names the folder that has them")
@@ -48,6 +48,7 @@ def require_records(results: pathlib.Path) -> None:
             f"what is compared must be of one commit, and in {results} some is not; measure it again, or delete the "
             "older lines:\n" + "\n".join(mixtures)
         )
+    return records
 
 
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:

@@ -23,13 +23,13 @@ _FIGURES: comparisons.Figures = {
 
 def block(records: Sequence[Record]) -> str:
     """A section for each network whose steps were measured, all of it of one commit; without any it says so."""
-    found = "".join(map(_section, _measured(records)))
+    found = "".join(map(_section, measured(records)))
     return found or (
         f"It has not been measured yet. On a machine with a GPU: `{_COMMAND}`, then `escalade tables`.\n"
     )
 
 
-def _measured(records: Sequence[Record]) -> list[list[Record]]:
+def measured(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each network, of the commit that was measured last."""
     return [newest(own) for name in WORKLOADS if (own := _of(records, name))]
 
@@ -75,7 +75,7 @@ def _mebibytes(size: int | None) -> str:
 def gaps(records: Sequence[Record]) -> Iterator[str]:
     """What has not been measured of steps of training."""
     absent = [name for name, one in WORKLOADS.items() if PART in one.parts and not _of(records, name)]
-    for own in _measured(records):
+    for own in measured(records):
         found: dict[str, list[str]] = {}
         for one in comparisons.compared(own):
             for why in {against_best(one.records, clock).why for clock in (on_device, by_clock)} - {""}:

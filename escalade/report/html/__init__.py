@@ -1,0 +1,1 @@
+"""All records as one HTML file that needs nothing beside it."""

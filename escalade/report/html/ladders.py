@@ -1,0 +1,151 @@
+"""A ladder as pictures: what each rung was predicted and measured to gain, and where it stands below the roofs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from escalade.measure.records import Record
+from escalade.report.html.bars import Series, ratio_figure
+from escalade.report.ladder_pages import climb
+from escalade.report.operation_pages import fastest, of_workload, problems
+from escalade.report.plot import COLOURS
+
+_MEASURED, _PREDICTED = "#2f6db5", "#b58a1b"
+
+
+def main_problem(records: Sequence[Record], operation: str) -> str:
+    """The problem on which most rungs have a gain, the first of several; empty if nothing was measured."""
+    measured = problems(of_workload(records, operation))
+    return max(measured, key=lambda name: len(gains(records, operation, name)), default="")
+
+
+def gains(records: Sequence[Record], operation: str, problem: str) -> list[Record]:
+    """The rungs of a problem that have a gain over the rung below, measured, predicted or both."""
+    return [r for r in climb(records, operation, problem) if not r.is_peer and (r.gain or r.predicted_gain)]
+
+
+def gain_figure(found: Sequence[Record], title: str) -> Figure:
+    """Two bars a rung, from the foot to the summit."""
+    names = [f"{r.rung} ({r.dtype}, {r.layout})" for r in found]
+    series = (
+        Series("measured", [r.gain for r in found], _MEASURED),
+        Series("predicted", [r.predicted_gain for r in found], _PREDICTED),
+    )
+    return ratio_figure(names, series, "times as fast as the rung below", title)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A record on the roofline."""
+
+    record: Record
+    intensity: float
+    """Operations of the plain algorithm over the fewest bytes."""
+    gflops: float
+
+
+def points(records: Sequence[Record], operation: str) -> list[Point]:
+    """Every rung and the best peers on every problem, where both rates are known."""
+    found = [
+        r for problem in problems(of_workload(records, operation)) for r in climb(records, operation, problem)
+    ]
+    return [Point(r, 1000 * r.tflops / r.gbps, 1000 * r.tflops) for r in found if r.tflops and r.gbps]
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What the card can do, as far as it was recorded."""
+
+    gbps: float | None
+    gflops: dict[str, float]
+    """The best matrix product, by dtype."""
+
+
+def roofs(records: Sequence[Record], operation: str) -> Roofs:
+    """The recorded ceilings; without them what the shares of a ceiling, taken in the same run, come to."""
+    ceilings = of_workload(records, "ceilings")
+    copies = [r.gbps for r in ceilings if r.gbps]
+    products = {r.dtype: 1000 * r.tflops for r in ceilings if r.tflops}
+    own = of_workload(records, operation)
+    shares = {r.dtype: 1e5 * r.tflops / r.peak_pct for r in own if r.tflops and r.peak_pct}
+    rates = [100 * r.gbps / r.copy_pct for r in own if r.gbps and r.copy_pct]
+    return Roofs(max([*copies, *rates], default=None), shares | products)
+
+
+def roofline_figure(found: Sequence[Point], limits: Roofs, title: str) -> Figure:
+    """A point a rung and problem in the colour of its dtype, peers as crosses; the fastest rungs have their names."""
+    figure = Figure(figsize=(8, 4.8))
+    axes = figure.add_axes((0.12, 0.12, 0.84, 0.8))
+    kinds = dict.fromkeys("peer" if point.record.is_peer else point.record.dtype for point in found)
+    for kind in kinds:
+        own = [p for p in found if ("peer" if p.record.is_peer else p.record.dtype) == kind]
+        axes.scatter(
+            [p.intensity for p in own],
+            [p.gflops for p in own],
+            s=22,
+            marker="x" if kind == "peer" else "o",
+            alpha=0.85,
+            color=COLOURS[kind],
+            label=kind,
+            gid=f"points-{kind}",
+        )
+    _draw_roofs(axes, found, limits)
+    for point in _named(found):
+        place = (point.intensity, point.gflops)
+        axes.annotate(point.record.rung, place, (4, 4), textcoords="offset points", fontsize=7)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for line in (axes.xaxis, axes.yaxis):
+        line.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        )
+        line.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("FLOP a byte, of the plain algorithm over the fewest bytes", fontsize=9)
+    axes.set_ylabel("GFLOP/s", fontsize=9)
+    axes.margins(0.1)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _named(found: Sequence[Point]) -> list[Point]:
+    """The fastest rungs of the problems, each where it is the highest."""
+    best = [
+        fastest(p.record for p in found if p.record.problem == problem and not p.record.is_peer)
+        for problem in problems(p.record for p in found)
+    ]
+    highest: dict[str, Point] = {}
+    for point in found:
+        known = highest.get(point.record.rung)
+        if any(point.record is one for one in best) and (known is None or point.gflops > known.gflops):
+            highest[point.record.rung] = point
+    return list(highest.values())
+
+
+def _draw_roofs(axes: Any, found: Sequence[Point], limits: Roofs) -> None:
+    low, high = min(p.intensity for p in found) / 2, max(p.intensity for p in found) * 2
+    for dtype in dict.fromkeys(p.record.dtype for p in found):
+        level = limits.gflops.get(dtype)
+        if level is None:
+            continue
+        ridge = level / limits.gbps if limits.gbps else low
+        across = [x for x in (low, ridge, high) if low <= x <= high]
+        heights = [min(level, x * limits.gbps) if limits.gbps else level for x in across]
+        axes.plot(across, heights, color=COLOURS[dtype], linewidth=1, linestyle="--", gid=f"roof-{dtype}")
+
+
+def roof_sentence(limits: Roofs) -> str:
+    """Which roofs are drawn, or that none was recorded."""
+    known = [f"{level / 1000:,.0f} TFLOP/s in {dtype}" for dtype, level in limits.gflops.items()]
+    if limits.gbps:
+        known.append(f"a copy's {limits.gbps:,.0f} GB/s")
+    if not known:
+        return "The records of this ladder hold no ceilings, so that no roof is drawn."
+    return f"Dashed: the ceilings that were measured, {', '.join(known)}."
