@@ -12,10 +12,8 @@ HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or
 .PHONY: demo test types suite test-slice gpu-test setup clean
 
 # Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
-# At the end all that was ever recorded, as a page.
 demo: setup
 	$(BIN)/escalade demo
-	$(BIN)/escalade report --results $(RESULTS)
 
 test: setup
 	$(BIN)/ruff check

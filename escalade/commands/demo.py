@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import time
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from escalade.bench.networks.judging import Standard, standard
 from escalade.bench.networks.workloads import workload
-from escalade.commands import doctor, ladder
+from escalade.commands import doctor, ladder, report
 from escalade.commands.options import KernelDevice
 from escalade.engine import compile, training_step
+from escalade.errors import EscaladeError
 from escalade.models import ConvAutoencoder
 from escalade.train.batches import Batch, Normalization
 from escalade.train.data.synthetic import make
@@ -43,6 +45,8 @@ GPU_TRAINING = Training(256, 32, 256, 200, "fp16")
 TWIN_TRAINING = Training(8, 8, 8, 12, "fp32")
 _SHOWN = 6
 """Losses that are shown of a run."""
+RESULTS = pathlib.Path("results")
+"""Where a checkout has its records, of which the demo ends by writing the report."""
 _PLACES = {"cuda": "GPU", "cpu": "CPU", "twin": "twin"}
 _TWIN = (
     "There is no GPU here, so the kernels run on the twin: the CUDA sources themselves, compiled by g++ and run on the "
@@ -69,6 +73,9 @@ def command() -> None:
     _network(console, "cuda" if on_gpu else "twin")
     console.rule("A network that learns: escalade train autoencoder")
     _training(console, "cuda" if on_gpu else "twin", GPU_TRAINING if on_gpu else TWIN_TRAINING)
+    if RESULTS.is_dir():
+        console.rule("All that is recorded: escalade report")
+        _report(console)
 
 
 def _network(console: Console, device: str) -> None:
@@ -123,6 +130,14 @@ def _training(console: Console, device: str, run: Training) -> None:
         console.print("[red]The loss has not fallen.[/]")
         raise typer.Exit(1)
     console.print(f"[green]The loss has fallen to {losses[-1] / losses[0]:.0%} in {run.steps} steps.[/]")
+
+
+def _report(console: Console) -> None:
+    """Writes the report of what is recorded, if anything is."""
+    try:
+        report.command(RESULTS)
+    except EscaladeError as error:
+        console.print(f"There is no report to write: {error}", markup=False)
 
 
 def _compare(console: Console, results: torch.Tensor, in_fp32: torch.Tensor, wanted: Standard) -> None:

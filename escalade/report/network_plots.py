@@ -39,17 +39,19 @@ def network_plot(records: Sequence[Record], workload: str, path: pathlib.Path) -
     return path
 
 
-def network_figure(records: Sequence[Record], workload: str) -> Any:
-    """A panel for each dtype, every system over the batch; further ones for phases, or for op times."""
+def network_figure(records: Sequence[Record], workload: str, columns: int | None = None) -> Any:
+    """A panel for each dtype, every system over the batch; further ones for phases, or for op times. All stand in one
+    row, or in rows of so many columns."""
     from matplotlib.figure import Figure
 
     panels = _panels(records, workload)
     if not panels:
         raise UnsupportedError("there is nothing to plot: nothing was timed")
-    count = len(panels)
-    figure = Figure(figsize=(4.6 * count, 3.8), layout="constrained")
-    for axes, draw in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=True):
-        draw(axes)
+    across = min(len(panels), columns or len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(4.6 * across, 3.8 * down), layout="constrained")
+    for place, draw in enumerate(panels, start=1):
+        draw(figure.add_subplot(down, across, place))
     gpu = next(record.gpu for record in records if record.workload.startswith(workload))
     figure.suptitle(f"{workload} on {gpu}", fontsize=11)
     return figure

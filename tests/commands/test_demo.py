@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import pathlib
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from escalade.bench.networks.judging import standard
 from escalade.bench.networks.workload import Workload
 from escalade.commands import demo
 from escalade.device.twin import launch
+from escalade.measure import records as store
 
 
 def small(size: int, seed: int) -> nn.Module:
@@ -69,3 +71,19 @@ def test_the_network_that_learns_is_planned_and_its_loss_falls() -> None:
     with pytest.raises(typer.Exit):
         demo._training(console, "cpu", dataclasses.replace(demo.TWIN_TRAINING, steps=1))
     assert "The loss has not fallen" in text.getvalue()
+
+
+def test_the_demo_ends_with_the_report_of_what_is_recorded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = io.StringIO()
+    demo._report(Console(file=text, width=200))
+    assert "There is no report to write: there are no records under results" in text.getvalue()
+    record = store.Record(
+        "relu", "1M", "fp32", "flat", 1, "escalade", "naive", median_us=9.0, gpu="NVIDIA H200"
+    )
+    store.file_away(demo.RESULTS, [record])
+    demo._report(Console(file=text))
+    assert f"wrote {tmp_path / 'report.html'}" in capsys.readouterr().out
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -42,9 +42,30 @@ COVERED = replace(
     NETWORK, workload="coverage_torchvision", problem="vgg11_224_b32", config={"launches": 9, "pytorch": {}}
 )
 STEP = replace(NETWORK, workload="autoencoder_training_step", problem="32_b32", median_us=300.0)
+PLAN = [
+    replace(
+        NETWORK, workload="resnet18_steps", problem="b1_plan", batch=1, config={"steps": 1, "launches": 1}
+    ),
+    replace(
+        NETWORK,
+        workload="resnet18_steps",
+        problem="b1_step0",
+        batch=1,
+        median_us=4.0,
+        config={
+            "number": 1,
+            "source": "conv1",
+            "operation": "stem",
+            "problem": "p",
+            "rung": "streamed",
+            "kernels": ["stem.cu"],
+            "why": "estimate",
+        },
+    ),
+]
 RECORDS = [
     *LADDER, *CEILINGS, NETWORK, *PEERS, COVERED, replace(COVERED, system="torch-graph", median_us=300.0), STEP,
-    replace(STEP, system="torch-graph", median_us=900.0),
+    replace(STEP, system="torch-graph", median_us=900.0), *PLAN,
     replace(STEP, system="torch-compile-default", median_us=600.0),
     replace(NETWORK, workload="lenet_accuracy", problem="n100", batch=100, accuracy=0.86, median_us=None),
 ]  # fmt: skip
@@ -138,21 +159,23 @@ def test_every_plot_has_its_records(page: Page, text: str) -> None:
         "ladder-conv2d: conv2d 64to64_56_k3s1_b256 on NVIDIA H200: gains over the rung below",
         "ladder-conv2d: conv2d on NVIDIA H200: roofline",
         "networks: resnet18",
+        "steps: ResNet-18 on NVIDIA H200: each step beside its floor",
         "coverage: torchvision, fp16, batch 32 on NVIDIA H200",
     ]
     drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    gains, roofline, network, covered = drawn
+    gains, roofline, network, steps, covered = drawn
     assert re.findall(r'id="[^"]*-((?:measured|predicted)-\d+)"', gains) == ["measured-0", "predicted-0"]
     assert ">2.00×<" in gains and ">1.50×<" in gains
     points = re.findall(r'id="[^"]*-points-(\w+)">(.*?)\n   </g>', roofline, re.DOTALL)
     assert {kind: group.count("<use") for kind, group in points} == {"peer": 1, "fp32": 2}
     assert 'roof-fp32"' in roofline
     assert all(f">{record.system}<" in network for record in (NETWORK, *PEERS))
+    assert 'step-0"' in steps and ">1: stem, streamed<" in steps and ">4.00<" in steps
     assert ">vgg11<" in covered and ">1.50×<" in covered
     assert all("#010203" not in one and "currentColor" in one for one in drawn)
 
 
-def test_tables_say_what_the_records_do(page: Page) -> None:
+def test_tables_say_what_the_records_do(page: Page, text: str) -> None:
     ours, step = page.rows("verdict")
     assert (ours["workload"], ours["µs"], ours["best peer"]) == (
         "resnet18",
@@ -160,6 +183,8 @@ def test_tables_say_what_the_records_do(page: Page) -> None:
         "torch.compile max-autotune",
     )
     assert (ours["vs best peer"], ours["floor, µs"], ours["× floor"]) == ("2.50×", "100.0", "2.00")
+    assert '<td style="text-align:right" class="faster">2.50×</td>' in text
+    assert '<td style="text-align:right" class="slower">0.05×</td>' in text, "direct beside PyTorch"
     assert ours["vs best peer, a call"] == "not measured: jax" and step["vs best peer"] == "2.00×"
     rungs = page.rows("ladder-conv2d")
     assert [row["rung"] for row in rungs] == ["torch-nchw", "direct", "input_tile", "weight_tile"]

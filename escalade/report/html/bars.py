@@ -1,9 +1,10 @@
-"""Bars of ratios, from 1× on: to the right is faster."""
+"""Rows of bars, each with its name; and such of ratios, from 1× on: to the right is faster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -13,6 +14,23 @@ from escalade.report import cells
 _WIDTH = 8.0
 _LETTER = 0.067
 """Inches of a letter of a name."""
+
+
+def named_rows(names: Sequence[str], inches: float, axis: str, title: str) -> tuple[Figure, Any]:
+    """A figure with room for a row a name, each so many inches high, and its axes."""
+    rows = inches * len(names)
+    height, left = rows + 0.9, 0.2 + _LETTER * max(map(len, names))
+    # Margins by hand: to find them by drawing takes three times as long as the drawing.
+    figure = Figure(figsize=(_WIDTH, height))
+    axes = figure.add_axes((left / _WIDTH, 0.5 / height, 1 - (left + 0.5) / _WIDTH, rows / height))
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.margins(x=0.15)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel(axis, fontsize=9)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 @dataclass(frozen=True)
@@ -28,13 +46,7 @@ class Series:
 
 def ratio_figure(names: Sequence[str], series: Sequence[Series], axis: str, title: str) -> Figure:
     """The bars of one name lie under each other, and each is marked by its label and its name."""
-    thickness = 0.17 if len(series) > 1 else 0.2
-    rows = len(names) * (len(series) * thickness + 0.04)
-    height = rows + 0.9
-    left = 0.2 + _LETTER * max(map(len, names))
-    # Margins by hand: to find them by drawing takes three times as long as the drawing.
-    figure = Figure(figsize=(_WIDTH, height))
-    axes = figure.add_axes((left / _WIDTH, 0.5 / height, 1 - (left + 0.5) / _WIDTH, rows / height))
+    figure, axes = named_rows(names, 0.06 + 0.16 * len(series), axis, title)
     part = 0.84 / len(series)
     for number, one in enumerate(series):
         shown = [(place, ratio) for place, ratio in enumerate(one.ratios) if ratio]
@@ -56,13 +68,6 @@ def ratio_figure(names: Sequence[str], series: Sequence[Series], axis: str, titl
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}×"))
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.margins(x=0.15)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(axis, fontsize=9)
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
     return figure

@@ -25,7 +25,7 @@ from escalade.report import (
     step_pages,
     training_pages,
 )
-from escalade.report.html import changes, coverage, ladders, origins, verdict
+from escalade.report.html import changes, coverage, ladders, origins, steps, verdict
 from escalade.report.html.rendering import block, page
 from escalade.report.html.svg import inline
 from escalade.report.network_plots import network_figure
@@ -92,7 +92,10 @@ def sections(records: Records, since: changes.Changes | None = None) -> Iterator
         list(_network_pictures(measured)),
     )
     yield Section(
-        "steps", f"{step_pages.TITLE}, step by step", page(step_pages.steps_page(measured, PREFERRED_GPU))
+        "steps",
+        f"{step_pages.TITLE}, step by step",
+        page(step_pages.steps_page(measured, PREFERRED_GPU)),
+        list(_step_pictures(measured)),
     )
     yield Section(
         "layers", "Single layers", page(layer_pages.layers_page(dict(measured), PREFERRED_GPU), folded=4)
@@ -166,7 +169,17 @@ def _network_pictures(records: Records) -> Iterator[Picture]:
         for name in network_pages.networks(own):
             if network_pages.has_plot(network_pages.of_network(own, name), name):
                 shown = network_pages.plotted(own, name)
-                yield Picture(inline(partial(network_figure, shown, name), f"network-{gpu}-{name}", name))
+                yield Picture(
+                    inline(partial(network_figure, shown, name, columns=2), f"network-{gpu}-{name}", name)
+                )
+
+
+def _step_pictures(records: Records) -> Iterator[Picture]:
+    for gpu, own in records.items():
+        run = step_pages.latest(own)
+        if run is not None:
+            title = f"{step_pages.TITLE} on {own[0].gpu}: each step beside its floor"
+            yield Picture(inline(partial(steps.step_figure, run, title), f"steps-{gpu}", title))
 
 
 def _coverage_pictures(records: Records) -> Iterator[Picture]:

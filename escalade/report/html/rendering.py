@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -11,6 +13,9 @@ from markupsafe import Markup
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _LEFT_OUT = ("link_open", "link_close", "image")
 """What leads to other files."""
+_RATIO = re.compile(r"([\d.]+)×")
+_RATIOS = ("vs ", "ratio", "times as fast")
+"""How headings begin below which more than 1× is better."""
 
 
 def page(text: str, folded: int = 0) -> Markup:
@@ -31,12 +36,31 @@ def _rendered(tokens: Sequence[Token], folded: int) -> Markup:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{_level(token) + 1}"
         token.children = [child for child in token.children or () if child.type not in _LEFT_OUT]
+    _judge(made)
     text = _MARKDOWN.renderer.render(list(_framed(made)), _MARKDOWN.options, {})
     return Markup(text)  # text of records has been escaped: `html` is off
 
 
 def _level(heading: Token) -> int:
     return len(heading.markup)
+
+
+def _judge(tokens: Sequence[Token]) -> None:
+    """Marks the cells that say that we are faster, and that we are slower."""
+    header: list[str] = []
+    column = 0
+    for token, content in pairwise(tokens):
+        if token.type == "table_open":
+            header = []
+        elif token.type == "th_open":
+            header.append(content.content)
+        elif token.type == "tr_open":
+            column = 0
+        elif token.type == "td_open":
+            ratio = _RATIO.fullmatch(content.content)
+            if ratio and header[column].startswith(_RATIOS):
+                token.attrJoin("class", "faster" if float(ratio[1]) >= 1 else "slower")
+            column += 1
 
 
 def _framed(tokens: Sequence[Token]) -> Iterator[Token]:

@@ -14,16 +14,16 @@ for (const table of document.querySelectorAll("table")) {
   });
 }
 
-// Figures by size, other cells by their text; what has neither comes last either way.
+// Figures by size, then other cells by their text; what is empty comes last either way.
 function sort(body, column, direction) {
   const keyed = [...body.rows].map((row) => {
     const text = row.cells[column].textContent.trim();
-    return { row, text, size: parseFloat(text.replaceAll(",", "").replace("−", "-")) };
+    const isFigure = /^[\d,]*\.?\d+(e[+-]?\d+)?\s*[×%ᵗ]?$/.test(text);
+    return { row, text, size: parseFloat(text.replaceAll(",", "")), rank: text ? Number(!isFigure) : 2 };
   });
-  const sized = keyed.filter((one) => one.text).every((one) => !Number.isNaN(one.size));
   keyed.sort((one, other) => {
-    if (!one.text || !other.text) return Number(!one.text) - Number(!other.text);
-    const order = sized ? one.size - other.size : one.text.localeCompare(other.text, "en", { numeric: true });
+    if (one.rank !== other.rank) return one.rank - other.rank;
+    const order = one.rank ? one.text.localeCompare(other.text, "en", { numeric: true }) : one.size - other.size;
     return direction * order;
   });
   body.append(...keyed.map((one) => one.row));
