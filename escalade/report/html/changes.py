@@ -61,10 +61,15 @@ class Changes:
     @property
     def sentence(self) -> str:
         return (
-            f"Of {len(self.same):,} times that both have, {len(self.slower):,} got slower and {len(self.faster):,} "
+            f"Of {len(self.same):,} times that both have, {_ours(self.slower)} got slower and {_ours(self.faster)} "
             f"faster beyond the spread (p20 to p80 of both do not meet); {self.only_new:,} are only here, "
             f"{self.only_old:,} only there."
         )
+
+
+def _ours(some: Sequence[Change]) -> str:
+    peers = sum(change.new.is_peer for change in some)
+    return f"{len(some):,} ({peers:,} of them peers')" if peers else f"{len(some):,}"
 
 
 def spread(record: Record) -> tuple[float, float]:

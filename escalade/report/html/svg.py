@@ -15,6 +15,7 @@ _INK = "#010203"
 """Stands for the colour of the page's text until the picture is on the page."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "font.sans-serif": ["DejaVu Sans"],
     "svg.hashsalt": "escalade",  # the same records give the same file
     "text.color": _INK,
     "axes.labelcolor": _INK,
