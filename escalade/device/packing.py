@@ -40,7 +40,7 @@ class Prepared:
             recipe.after_packing if weights_stay else recipe,
             device,
             label,
-            options,
+            options=options,
             weights_ready=weights_stay,
             release_dependents=comes_early,
         )
@@ -53,7 +53,7 @@ class Prepared:
             if workspace.name not in complete:
                 complete[workspace.name] = workspace.allocate(self._device)
         if self.packs:
-            Executable(self._recipe.packing, self._device, self._label, self._options).bind(complete)()
+            Executable(self._recipe.packing, self._device, self._label, options=self._options).bind(complete)()
         return complete
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:

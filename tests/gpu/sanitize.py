@@ -102,7 +102,7 @@ def run(job: Job, device: torch.device, seed: int = 0) -> str:
     tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
     outputs = {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
     for output in outputs.values():
-        output.fill_(float("nan"))
+        output.fill_(float("nan") if output.is_floating_point() else torch.iinfo(output.dtype).max)
     bind(recipe, {**tensors, **poisoned(recipe, device), **outputs}, str(job))()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
