@@ -53,7 +53,9 @@ class Prepared:
             if workspace.name not in complete:
                 complete[workspace.name] = workspace.allocate(self._device)
         if self.packs:
-            Executable(self._recipe.packing, self._device, self._label, options=self._options).bind(complete)()
+            Executable(self._recipe.packing, self._device, self._label, options=self._options).bind(
+                complete
+            )()
         return complete
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:

@@ -153,7 +153,7 @@ class Conv2d(Operation[Conv2dProblem]):
         # and narrow 12.2.
         idle = {"narrow", "col2im"} if problem.taps == 1 else set()
         # Warps of skinny have 64 filters each, and the products of those that do not exist are made too.
-        idle |= {"skinny"} if problem.filters % SKINNY_FILTERS else set()
+        idle |= {"skinny"} if problem.filters % SKINNY_FILTERS and not problem.pools else set()
         return tuple(name for name in rungs if name not in idle)
 
     def further_outputs(self, problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:

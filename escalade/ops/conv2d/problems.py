@@ -29,8 +29,20 @@ PROBLEMS = (
     _SQUARE(256, 256, 56, 3, batch=256, stride=2, groups=32),
     _SQUARE(1024, 1024, 14, 3, batch=256, groups=32),
     _SQUARE(3, 256, 32, 3, batch=256, bias=True, relu=True),
-    _SQUARE(3, 256, 32, 3, batch=256, bias=True, relu=True, pool=(2, 2), places=True),
-    _SQUARE(256, 128, 16, 3, batch=256, bias=True, relu=True, pool=(2, 2), places=True),
+    _SQUARE(3, 256, 32, 3, batch=256, layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
+    _SQUARE(
+        256,
+        128,
+        16,
+        3,
+        batch=256,
+        dtype="fp16",
+        layout="nhwc",
+        bias=True,
+        relu=True,
+        pool=(2, 2),
+        places=True,
+    ),
     _SQUARE(256, 3, 32, 3, batch=256, bias=True),
 )
 """What `escalade ladder conv2d` measures, in every dtype and layout that a rung supports."""
@@ -78,7 +90,7 @@ SMALL_PROBLEMS = (
     _SQUARE(64, 32, 7, 1, batch=2, stride=2, dtype="fp16", layout="nhwc", bias=True, relu=True,
             prologue="relu(gain * x + shift)"),
     _SQUARE(3, 72, 9, 3, batch=2, layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
-    _SQUARE(64, 72, 4, 3, layout="nhwc", residual=True, pool=(2, 1)),
+    _SQUARE(64, 72, 4, 3, dtype="fp16", layout="nhwc", residual=True, pool=(2, 1)),
 )  # fmt: skip
 """Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
 square, shortcuts, FP8, parts of larger buffers, prologues, and pools with places and without."""

@@ -347,7 +347,7 @@ class Persistent(HopperRung):
         found = []
         for candidate in self.candidates:
             config = candidate.fitted(p)
-            if config is None:
+            if config is None or not self.card.clusters_at_once(config.cluster):
                 continue
             if self.may_split:
                 found += self._split(p, config)
