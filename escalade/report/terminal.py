@@ -74,7 +74,7 @@ _WIDE = 180
 
 def _ladder_table(records: Sequence[Record], width: int) -> Table:
     columns = _COLUMNS | (_MORE_COLUMNS if width >= _WIDE else {})
-    table = Table(title=f"{records[0].workload} {records[0].problem}", title_justify="left")
+    table = Table(title=escape(f"{records[0].workload} {records[0].problem}"), title_justify="left")
     for heading in ("dtype", "rung", "layout"):
         table.add_column(heading, no_wrap=True)
     for heading in columns:
@@ -90,7 +90,7 @@ def _ladder_table(records: Sequence[Record], width: int) -> Table:
 
 
 def _twin_table(records: Sequence[Record]) -> Table:
-    table = Table(title=f"{records[0].workload} {records[0].problem}, on the twin", title_justify="left")
+    table = Table(title=escape(f"{records[0].workload} {records[0].problem}, on the twin"), title_justify="left")
     for heading in ("dtype", "rung", "layout", "result"):
         table.add_column(heading, no_wrap=heading != "rung", overflow="fold")
     table.add_column("error", justify="right")
@@ -115,7 +115,7 @@ def remark(record: Record) -> str:
 
 def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Table:
     """One row a rung: how many problems were right, wrong or not taken, and how close to the tolerance it came."""
-    table = Table(title=f"{operation.name}", title_justify="left")
+    table = Table(title=operation.name, title_justify="left")
     table.add_column("rung")
     for heading in ("right", "wrong", "not taken", "largest error/tolerance", "seconds"):
         table.add_column(heading, justify="right")

@@ -23,7 +23,7 @@ OLDEST_COMPILER = 12
 _INCLUDED = ("vector_types.h", "vector_functions.h", "cuda_fp16.h", "cuda_bf16.h")
 """What the twin's headers and kernels include of NVIDIA's."""
 
-# -ffp-contract=fast is g++'s default and nvcc's too: a*b + c becomes one fused operation.
+# -ffp-contract=fast is g++'s default and nvcc's too: a*b + c may become one fused operation, from -O2 on.
 _COMMON = ("-std=c++20", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
 
 LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
