@@ -18,7 +18,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import linear
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.plan import program
+from escalade.engine.plan import program, several
 from escalade.engine.plan.program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
@@ -147,14 +147,14 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []
-    real = program.compute
+    real = several.compute
 
     def spy(*given: Any) -> torch.Tensor:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         seen.append((cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32))
         return real(*given)
 
-    monkeypatch.setattr(program, "compute", spy)
+    monkeypatch.setattr(several, "compute", spy)
     x = torch.randn(1, 4, 5, 5)
     engine = Engine(capture(nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2), (x,)), dtype, "twin")
     assert len(engine.plan(x).fallbacks) == 1

@@ -94,7 +94,6 @@ def test_nothing_is_planned_twice(monkeypatch: pytest.MonkeyPatch, by_pointers: 
         lambda x, w, b: ops.linear(ops.max_pool2d(x, 2).flatten(1), w.view(8, 72), b),
         lambda x, w, b: ops.cross_entropy(ops.upsample2d(ops.relu(x), 12).mean((2, 3)), b[:2].long() * 0),
         lambda x, w, b: ops.mse_loss(ops.avg_pool2d(x, 3), torch.zeros(2, 8, 2, 2)),
-        lambda x, w, b: ops.mlp(x.mean((2, 3)), [w[:, :, 0, 0].contiguous(), b], "8-8br"),
     ],
 )
 def test_gradients_are_those_of_the_dispatchers_way(layer, by_pointers: None) -> None:  # type: ignore[no-untyped-def]
