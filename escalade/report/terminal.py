@@ -90,7 +90,9 @@ def _ladder_table(records: Sequence[Record], width: int) -> Table:
 
 
 def _twin_table(records: Sequence[Record]) -> Table:
-    table = Table(title=escape(f"{records[0].workload} {records[0].problem}, on the twin"), title_justify="left")
+    table = Table(
+        title=escape(f"{records[0].workload} {records[0].problem}, on the twin"), title_justify="left"
+    )
     for heading in ("dtype", "rung", "layout", "result"):
         table.add_column(heading, no_wrap=heading != "rung", overflow="fold")
     table.add_column("error", justify="right")
