@@ -28,8 +28,8 @@ _RESIDENT_THREADS = 1024
 """Threads of a multiprocessor at once, with some 64 registers each."""
 _PAUSE_US = 4.5
 """Microseconds from the last loads of blocks to their first stores, and from their end to the loads of the next: those
-that begin together stay together, and hide nothing of each other's. By 16 turns of 8 MB on an H200, 139 µs in blocks of
-1,024 threads and 123 in clusters of blocks of 128."""
+that begin together stay together, and hide nothing of each other's. By 16 turns of 8 MB on an H200, 134 µs in blocks of
+1,024 threads and 119 in clusters of blocks of 128."""
 _FIRST = 0.4
 """The part of a pause that a launch takes longer whose blocks all run at once."""
 
@@ -180,7 +180,7 @@ class Split(Rung[GroupNormProblem]):
         return tuple(dict.fromkeys(offered))
 
     def estimate(self, problem: GroupNormProblem, config: Config) -> float:
-        """Counts x twice, for both launches read it, and somewhat more: 268 MB take 116 to 120 µs on an H200."""
+        """Counts x twice, for both launches read it, and somewhat more: 268 MB take 112 to 116 µs on an H200."""
         return self.card.microseconds(0, 1.75 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
 
     def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
