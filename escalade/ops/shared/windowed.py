@@ -1,6 +1,4 @@
-"""What poolings over windows of one size share: the problem, its name, and the rung with 16 bytes of channels a
-thread.
-"""
+"""What poolings over windows of one size share: the problem, its name, and the constants of its kernels."""
 
 from __future__ import annotations
 
@@ -8,19 +6,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
+from escalade.device.program import Constant
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
-from escalade.ops.base.grid import blocks, ceil_div
-from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
@@ -195,168 +190,3 @@ def constants(problem: WindowedImages) -> dict[str, Constant]:
         "PAD_H": p.padding[0],
         "PAD_W": p.padding[1],
     }
-
-
-# --- the rung
-
-
-BUSY_THREADS = 4 * 2048
-"""Threads a multiprocessor that fill it four times."""
-MOST_LOADS_IN_ROW = 11
-"""Four registers each: what fits beside the results."""
-MOST_LOADS = 81
-"""Loads of a window at most: the code has no loop over them."""
-
-
-@dataclass(frozen=True)
-class RunConfig(Config):
-    rows: int
-    columns: int
-    """Outputs that a thread takes."""
-    threads: int = 128
-
-    def threads_for(self, problem: WindowedImages) -> int:
-        p = problem
-        vectors = p.channels // widest_vector(p.dtype, p.channels)
-        return p.batch * blocks(p.output_height, self.rows) * blocks(p.output_width, self.columns) * vectors
-
-    def loads(self, problem: WindowedImages) -> tuple[int, int]:
-        """Pixels in a row that a thread loads at once, and in all rows."""
-        p = problem
-        columns = (self.columns - 1) * p.stride[1] + p.kernel[1]
-        return columns, columns * ((self.rows - 1) * p.stride[0] + p.kernel[0])
-
-
-RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4), (2, 4)))
-W = TypeVar("W", bound=WindowedImages)
-
-
-@dataclass(frozen=True)
-class VectorisedWindows(Rung[W]):
-    """16 bytes of channels a thread, for a run of outputs whose overlapping windows are read once."""
-
-    source: ClassVar[str]
-
-    def supports(self, problem: W) -> str | None:
-        if problem.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {problem.layout}"
-        if problem.dilations != (1, 1):
-            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
-        if not self.configs(problem):
-            return f"{self.name} takes windows of up to {MOST_LOADS_IN_ROW} columns and {MOST_LOADS} pixels in all"
-        if RunConfig(1, 1).threads_for(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
-        return unsupported_pitch(self.name, problem, ("x", "y"))
-
-    def configs(self, problem: W) -> tuple[Config, ...]:
-        """A square of outputs where that leaves the card busy, else one."""
-        fitting = [run for run in RUNS if self._fits(problem, run)]
-        busy = RUNS[0].threads_for(problem) >= BUSY_THREADS * self.card.multiprocessors
-        default = RUNS[0] if busy else RUNS[1]
-        return tuple(sorted(fitting, key=lambda run: run != default))
-
-    def _fits(self, problem: W, run: RunConfig) -> bool:
-        row, total = run.loads(problem)
-        return row <= MOST_LOADS_IN_ROW and total <= MOST_LOADS
-
-    @abstractmethod
-    def constants(self, problem: W) -> dict[str, Constant]:
-        """What its source leaves open besides the run."""
-
-    def operands(self) -> tuple[Argument, ...]:
-        """What its source takes besides x and y."""
-        return ()
-
-    def recipe(self, problem: W, config: Config) -> Recipe:
-        assert isinstance(config, RunConfig)
-        run = {
-            "VECTOR": widest_vector(problem.dtype, problem.channels),
-            "OUTPUT_ROWS": config.rows,
-            "OUTPUT_COLUMNS": config.columns,
-        }
-        entry = self.source.removesuffix(".cu").replace("/", "_")
-        call = KernelCall(
-            Program.of(self.source, entry, self.constants(problem) | run),
-            (blocks(config.threads_for(problem), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
-
-
-MOST_COLUMNS = 48
-"""Columns of x at most that a thread holds at once."""
-
-
-@dataclass(frozen=True)
-class RowConfig(Config):
-    rows: int
-    columns: int
-    """Outputs that a thread takes, the columns of which are whole packs of x apart."""
-    threads: int = 128
-
-    def threads_for(self, problem: WindowedImages) -> int:
-        p = problem
-        runs = blocks(p.output_height, self.rows) * blocks(p.output_width, self.columns)
-        return p.batch * p.channels * runs
-
-
-@dataclass(frozen=True)
-class RowPacks(Rung[W]):
-    """Packs of 16 bytes of a row of x, in NCHW, for a run of outputs in several rows."""
-
-    source: ClassVar[str]
-
-    def supports(self, problem: W) -> str | None:
-        if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
-        if problem.dilations != (1, 1):
-            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
-        if not self.configs(problem):
-            return f"{self.name} takes windows of up to {MOST_COLUMNS} columns and {MOST_LOADS} pixels in all"
-        if RowConfig(1, 1).threads_for(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
-        return unsupported_pitch(self.name, problem)
-
-    def configs(self, problem: W) -> tuple[Config, ...]:
-        """Two rows of outputs where that leaves the card busy and windows overlap, else one."""
-        p = problem
-        vector = widest_vector(p.dtype, p.width)
-        least = vector // gcd(vector, p.stride[1])
-        runs = [RowConfig(rows, times * least) for rows in (2, 1, 4) for times in (1, 2)]
-        busy = runs[0].threads_for(p) >= BUSY_THREADS * self.card.multiprocessors
-        default = 2 if busy and p.kernel[0] > p.stride[0] else 1
-        fitting = [run for run in runs if self._fits(p, run)]
-        return tuple(sorted(fitting, key=lambda run: run.rows != default))
-
-    def _fits(self, problem: W, run: RowConfig) -> bool:
-        p = problem
-        columns = run.columns * p.stride[1] + p.kernel[1]
-        return columns <= MOST_COLUMNS and p.kernel[0] * p.kernel[1] <= MOST_LOADS
-
-    @abstractmethod
-    def constants(self, problem: W) -> dict[str, Constant]:
-        """What its source leaves open besides the run."""
-
-    def operands(self) -> tuple[Argument, ...]:
-        """What its source takes besides x and y."""
-        return ()
-
-    def recipe(self, problem: W, config: Config) -> Recipe:
-        assert isinstance(config, RowConfig)
-        run: dict[str, Constant] = {
-            "VECTOR": widest_vector(problem.dtype, problem.width),
-            "OUTPUT_ROWS": config.rows,
-            "OUTPUT_COLUMNS": config.columns,
-            "STORED": widest_vector(problem.dtype, problem.output_width, config.columns),
-        }
-        entry = self.source.removesuffix(".cu").replace("/", "_")
-        call = KernelCall(
-            Program.of(self.source, entry, self.constants(problem) | run),
-            (blocks(config.threads_for(problem), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))

@@ -6,10 +6,10 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Argument
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.avg_pool2d.rungs.naive import rules
-from escalade.ops.shared import prologue, windowed
+from escalade.ops.shared import prologue, window_runs, windowed
 
 
-class RowPacks(windowed.RowPacks[AvgPool2dProblem]):
+class RowPacks(window_runs.RowPacks[AvgPool2dProblem]):
     source = "avg_pool2d/row_packs.cu"
 
     def constants(self, problem: AvgPool2dProblem) -> dict[str, Constant]:

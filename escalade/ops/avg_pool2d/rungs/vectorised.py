@@ -6,10 +6,10 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Argument
 from escalade.ops.avg_pool2d.problem import AvgPool2dProblem
 from escalade.ops.avg_pool2d.rungs.naive import rules
-from escalade.ops.shared import prologue, windowed
+from escalade.ops.shared import prologue, window_runs, windowed
 
 
-class Vectorised(windowed.VectorisedWindows[AvgPool2dProblem]):
+class Vectorised(window_runs.ChannelPacks[AvgPool2dProblem]):
     source = "avg_pool2d/vectorised.cu"
 
     def constants(self, problem: AvgPool2dProblem) -> dict[str, Constant]:

@@ -6,10 +6,10 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d.rungs.naive import kept
-from escalade.ops.shared import windowed
+from escalade.ops.shared import window_runs, windowed
 
 
-class RowPacks(windowed.RowPacks[MaxPool2dProblem]):
+class RowPacks(window_runs.RowPacks[MaxPool2dProblem]):
     source = "max_pool2d/row_packs.cu"
 
     def constants(self, problem: MaxPool2dProblem) -> dict[str, Constant]:

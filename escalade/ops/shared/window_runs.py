@@ -1,0 +1,156 @@
+"""The rungs that poolings over windows share: a thread takes a run of outputs, and reads packs of 16 bytes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar, TypeVar
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
+from escalade.ops.base.dtypes import widest_vector
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.pitch import unsupported_pitch
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import spell_pair
+from escalade.ops.shared.windowed import WindowedImages
+
+BUSY_THREADS = 4 * 2048
+"""Threads a multiprocessor that fill it four times."""
+MOST_LOADS = 81
+"""Loads of a window at most: the code has no loop over them."""
+
+
+@dataclass(frozen=True)
+class RunConfig(Config):
+    rows: int
+    columns: int
+    """Outputs that a thread takes."""
+    threads: int = 128
+
+
+W = TypeVar("W", bound=WindowedImages)
+
+
+@dataclass(frozen=True)
+class WindowRuns(Rung[W]):
+    """A run of outputs a thread, whose overlapping windows are read once."""
+
+    source: ClassVar[str]
+    layout: ClassVar[str]
+    most_columns: ClassVar[int]
+    """Columns of windows at most that a thread holds at once."""
+    apart: ClassVar[tuple[str, ...]] = ()
+    """The tensors whose pixels may lie apart."""
+
+    def supports(self, problem: W) -> str | None:
+        if problem.layout != self.layout:
+            return f"{self.name} takes layout {self.layout}, not {problem.layout}"
+        if problem.dilations != (1, 1):
+            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
+        if not self.configs(problem):
+            return f"{self.name} takes windows of up to {self.most_columns} columns and {MOST_LOADS} pixels in all"
+        if self.threads_for(problem, RunConfig(1, 1)) >= 2**31:
+            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+        return unsupported_pitch(self.name, problem, self.apart)
+
+    @abstractmethod
+    def threads_for(self, problem: W, run: RunConfig) -> int:
+        """The threads that it takes for all outputs."""
+
+    @abstractmethod
+    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
+        """How wide its source loads, and stores if that is not as wide."""
+
+    @abstractmethod
+    def constants(self, problem: W) -> dict[str, Constant]:
+        """What its source leaves open besides the run."""
+
+    def operands(self) -> tuple[Argument, ...]:
+        """What its source takes besides x and y."""
+        return ()
+
+    def is_busy(self, problem: W, run: RunConfig) -> bool:
+        """Whether such runs leave no multiprocessor without work."""
+        return self.threads_for(problem, run) >= BUSY_THREADS * self.card.multiprocessors
+
+    def recipe(self, problem: W, config: Config) -> Recipe:
+        assert isinstance(config, RunConfig)
+        run = {"OUTPUT_ROWS": config.rows, "OUTPUT_COLUMNS": config.columns, **self.packs(problem, config)}
+        entry = self.source.removesuffix(".cu").replace("/", "_")
+        call = KernelCall(
+            Program.of(self.source, entry, self.constants(problem) | run),
+            (blocks(self.threads_for(problem, config), config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4), (2, 4)))
+
+
+@dataclass(frozen=True)
+class ChannelPacks(WindowRuns[W]):
+    """16 bytes of channels a thread, in NHWC."""
+
+    layout = "nhwc"
+    most_columns = 11  # four registers each: what fits beside the results
+    apart = ("x", "y")
+
+    def configs(self, problem: W) -> tuple[Config, ...]:
+        """A square of outputs where that leaves the card busy, else one."""
+        fitting = [run for run in RUNS if self._fits(problem, run)]
+        default = RUNS[0] if self.is_busy(problem, RUNS[0]) else RUNS[1]
+        return tuple(sorted(fitting, key=lambda run: run != default))
+
+    def _fits(self, problem: W, run: RunConfig) -> bool:
+        p = problem
+        columns = (run.columns - 1) * p.stride[1] + p.kernel[1]
+        rows = (run.rows - 1) * p.stride[0] + p.kernel[0]
+        return columns <= self.most_columns and rows * columns <= MOST_LOADS
+
+    def threads_for(self, problem: W, run: RunConfig) -> int:
+        p = problem
+        vectors = p.channels // widest_vector(p.dtype, p.channels)
+        return p.batch * blocks(p.output_height, run.rows) * blocks(p.output_width, run.columns) * vectors
+
+    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
+        return {"VECTOR": widest_vector(problem.dtype, problem.channels)}
+
+
+@dataclass(frozen=True)
+class RowPacks(WindowRuns[W]):
+    """16 bytes of a row of x, in NCHW; runs are whole packs of x apart."""
+
+    layout = "nchw"
+    most_columns = 48
+
+    def configs(self, problem: W) -> tuple[Config, ...]:
+        """Two rows of outputs where that leaves the card busy and windows overlap, else one."""
+        p = problem
+        vector = widest_vector(p.dtype, p.width)
+        least = vector // gcd(vector, p.stride[1])
+        runs = [RunConfig(rows, times * least) for rows in (2, 1, 4) for times in (1, 2)]
+        default = 2 if p.kernel[0] > p.stride[0] and self.is_busy(p, runs[0]) else 1
+        fitting = [run for run in runs if self._fits(p, run)]
+        return tuple(sorted(fitting, key=lambda run: run.rows != default))
+
+    def _fits(self, problem: W, run: RunConfig) -> bool:
+        p = problem
+        columns = run.columns * p.stride[1] + p.kernel[1]
+        return columns <= self.most_columns and p.kernel[0] * p.kernel[1] <= MOST_LOADS
+
+    def threads_for(self, problem: W, run: RunConfig) -> int:
+        p = problem
+        return p.batch * p.channels * blocks(p.output_height, run.rows) * blocks(p.output_width, run.columns)
+
+    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
+        p = problem
+        return {
+            "VECTOR": widest_vector(p.dtype, p.width),
+            "STORED": widest_vector(p.dtype, p.output_width, run.columns),
+        }
