@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import pathlib
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from escalade import ops, parsing
+from escalade import models, ops, parsing
 from escalade.commands.networks import network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
@@ -55,6 +56,12 @@ class Asked:
             raise UnsupportedError(
                 f"{', '.join(given)}: that is of an operation, and {self.target} is none; there is "
                 f"{', '.join(ops.OPERATIONS)}"
+            )
+        known = self.target in ops.OPERATIONS or self.target in models.MODELS or self.training
+        if not known and not pathlib.Path(self.target).is_file():
+            raise UnsupportedError(
+                f"{self.target!r} is no operation ({', '.join(ops.OPERATIONS)}), no model "
+                f"({', '.join(models.MODELS)}), and no file of a saved engine"
             )
 
     def to_json(self) -> str:
