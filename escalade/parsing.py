@@ -1,10 +1,11 @@
-"""JSON from files to dataclasses, with every mistake named."""
+"""Texts to values, with every mistake named: JSON from files to dataclasses, and sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", re.IGNORECASE)
+
 
 def parse(text: str | bytes) -> Any:
     """A JSON value; what is none is a ValueError."""
@@ -20,6 +23,16 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deeply") from None
+
+
+def size(text: str) -> int:
+    """A number of bytes, such as `500MB`, `1.5GiB` or `4096`; a ValueError that says how one is written."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is no size; sizes are written as 500MB, 1.5GiB or 4096, which is bytes")
+    number, unit, binary = found.groups()
+    power = "kmgt".index(unit.lower()) + 1 if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def typed(kind: type[T], values: object) -> T:

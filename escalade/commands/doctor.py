@@ -15,9 +15,14 @@ from rich.text import Text
 
 from escalade import outside
 from escalade.showing import shown
+from escalade.showing import size as shown_size
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
+    "ESCALADE_CACHE_LIMIT": (
+        "1GiB",
+        "how much of them is kept; those unused for longest go first (500MB, 1.5GiB)",
+    ),
     "ESCALADE_COMMIT": ("HEAD", "what records name as the commit; without it, git is asked"),
     "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
     "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
@@ -206,4 +211,4 @@ def _cache() -> str:
     if problem := cache.problem():
         raise RuntimeError(problem)
     entries, size = cache.size()
-    return f"{cache.directory}: {entries} entries, {size / 2**20:.1f} MiB"
+    return f"{cache.directory}: {entries} entries, {shown_size(size)} of {shown_size(cache.limit_bytes)}"

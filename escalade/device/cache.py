@@ -24,12 +24,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import BinaryIO
 
-from escalade import files
+from escalade import files, parsing
 from escalade.device import trust
-from escalade.errors import CompileError
+from escalade.errors import CompileError, UnsupportedError
 
 SCHEMA = 3
 FOLDER = f"escalade-cache-v{SCHEMA}"
@@ -83,6 +84,16 @@ def _absolute(chosen: str) -> pathlib.Path:
         return pathlib.Path(os.path.abspath(chosen))
     except OSError:  # the folder that it is in is gone
         return pathlib.Path(chosen)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished product in the folder, as its file's status says it."""
+
+    path: pathlib.Path
+    bytes: int
+    last_use: float
+    """Seconds since the epoch."""
 
 
 class DiskCache:
@@ -162,8 +173,38 @@ class DiskCache:
 
     def size(self) -> tuple[int, int]:
         """How many entries there are, and their bytes."""
-        entries = self._entries()
-        return len(entries), sum(size for _, size, _ in entries)
+        entries = self.entries()
+        return len(entries), sum(entry.bytes for entry in entries)
+
+    def trim(self, limit_bytes: int) -> list[Entry]:
+        """Removes entries, those unused for longest first, until the others fit; gives those that are gone.
+
+        A payload can go at any time: whoever has asked for it reads it, or makes it again. What others open by its
+        name stays for `grace_seconds` after its last use.
+        """
+        with self._lock:
+            return self._trim(limit_bytes, lambda entry: entry.path.suffix == ".bin" or self._is_idle(entry))
+
+    def _trim(self, limit_bytes: int, may_go: Callable[[Entry], bool]) -> list[Entry]:
+        entries = sorted(self.entries(), key=lambda entry: entry.last_use)
+        total = sum(entry.bytes for entry in entries)
+        gone: list[Entry] = []
+        for entry in entries:
+            if total <= limit_bytes:
+                break
+            if not may_go(entry):
+                continue
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+                gone.append(entry)
+            total -= entry.bytes
+        return gone
+
+    def _is_idle(self, entry: Entry) -> bool:
+        """Whether nobody has asked for an entry's file who may still be about to open it."""
+        with contextlib.suppress(OSError):
+            return time.time() - _last_use(os.lstat(entry.path)) >= self.grace_seconds
+        return False
 
     def problem(self) -> str:
         """Why new entries would last no longer than this process; empty if they are kept."""
@@ -248,10 +289,10 @@ class DiskCache:
                 )
             return pathlib.Path(self._substitute.name)
 
-    def _entries(self) -> list[tuple[float, int, pathlib.Path]]:
-        """Last use, size and path of each; what another process removes meanwhile is left out."""
+    def entries(self) -> list[Entry]:
+        """All that is there; what another process removes meanwhile is left out."""
         return [
-            (_last_use(status), status.st_size, path)
+            Entry(path, status.st_size, _last_use(status))
             for path, status in self._own_files(_ENTRY)
             if stat.S_ISREG(status.st_mode)
         ]
@@ -273,17 +314,11 @@ class DiskCache:
                 self._unwatched_bytes -= keep.stat().st_size
             if self._unwatched_bytes > 0:
                 return
-            entries = sorted(self._entries())
-            total = sum(size for _, size, _ in entries)
-            wanted = self.limit_bytes - (self.limit_bytes // _ROOM if total > self.limit_bytes else 0)
-            for _, size, path in entries:
-                if total <= wanted:
-                    break
-                with contextlib.suppress(OSError):
-                    if path == keep or time.time() - _last_use(os.lstat(path)) < self.grace_seconds:
-                        continue
-                    os.unlink(path)
-                total -= size
+            _, total = self.size()
+            if total > self.limit_bytes:
+                wanted = self.limit_bytes - self.limit_bytes // _ROOM
+                gone = self._trim(wanted, lambda entry: entry.path != keep and self._is_idle(entry))
+                total -= sum(entry.bytes for entry in gone)
             self._unwatched_bytes = (self.limit_bytes - total) // _WRITERS
             self._sweep()
 
@@ -402,12 +437,23 @@ def _last_use(status: os.stat_result) -> float:
     return status.st_mtime if status.st_mtime <= time.time() + _SKEW_SECONDS else 0.0
 
 
-_caches: dict[pathlib.Path, DiskCache] = {}
+_caches: dict[tuple[pathlib.Path, int], DiskCache] = {}
 
 
 def default_cache() -> DiskCache:
-    """The process's cache in the folder that the environment names now."""
-    directory = default_directory()
-    if directory not in _caches:
-        _caches.setdefault(directory, DiskCache(directory))
-    return _caches[directory]
+    """The process's cache in the folder, and with the limit, that the environment names now."""
+    named = default_directory(), default_limit()
+    if named not in _caches:
+        _caches.setdefault(named, DiskCache(*named))
+    return _caches[named]
+
+
+def default_limit() -> int:
+    """`ESCALADE_CACHE_LIMIT`, or 1 GiB."""
+    chosen = os.environ.get("ESCALADE_CACHE_LIMIT")
+    if not chosen:
+        return DEFAULT_LIMIT_BYTES
+    try:
+        return parsing.size(chosen)
+    except ValueError as error:
+        raise UnsupportedError(f"ESCALADE_CACHE_LIMIT: {error}") from error

@@ -40,6 +40,10 @@ def forbidden() -> bytes:
     raise AssertionError("a hit was expected, but the product was made again")
 
 
+def write_library(path: pathlib.Path) -> None:
+    path.write_bytes(bytes(100))
+
+
 def age(path: pathlib.Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(path, (then, then))

@@ -9,8 +9,9 @@ import pytest
 from escalade.device.cache import (
     FOLDER,
     SEAL_BYTES,
+    Entry,
 )
-from tests.device.cache.support import Cache, age, contents, forbidden
+from tests.device.cache.support import Cache, age, contents, forbidden, write_library
 
 # --- what is not ours
 
@@ -94,13 +95,13 @@ def test_the_folder_is_looked_through_now_and_then(
     """Not for every entry: where there are thousands, that would take longer than a build."""
     cache = Cache(tmp_path, limit_bytes=100 * (100 + SEAL_BYTES), grace_seconds=0)
     looks: list[int] = []
-    real = cache._entries
+    real = cache.entries
 
-    def entries() -> list[tuple[float, int, pathlib.Path]]:
+    def entries() -> list[Entry]:
         looks.append(len(looks))
         return real()
 
-    monkeypatch.setattr(cache, "_entries", entries)
+    monkeypatch.setattr(cache, "entries", entries)
     for number in range(50):
         cache.get(f"k{number}", lambda: bytes(100))
     assert 1 <= len(looks) <= 10
@@ -126,3 +127,22 @@ def test_what_was_used_a_moment_ago_stays(tmp_path: pathlib.Path) -> None:
     cache.get("new", lambda: bytes(100))
     assert cache.entry("recent").exists()
     assert not cache.entry("old").exists()
+
+
+# --- what is asked for
+
+
+def test_trimming_removes_what_was_unused_for_longest_and_leaves_what_is_about_to_be_opened(
+    tmp_path: pathlib.Path,
+) -> None:
+    cache = Cache(tmp_path)
+    for position, name in enumerate("abc"):
+        cache.get(name, lambda: bytes(100))
+        age(cache.entry(name), 1000 - position)
+    library = cache.file("library", ".so", write_library)
+    gone = cache.trim(2 * (100 + SEAL_BYTES))
+    assert [entry.path for entry in gone] == [cache.entry("a"), cache.entry("b")]
+    cache.get("c", forbidden)  # so its payload is read already, and may go
+    assert [entry.path for entry in cache.trim(0)] == [cache.entry("c")] and library.exists()
+    age(library, 1000)
+    assert [entry.path for entry in cache.trim(0)] == [library] and not cache.entries()

@@ -1,0 +1,87 @@
+"""The command `cache`: the compiled kernels that are kept on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from escalade import parsing
+from escalade.device.cache import Entry, default_cache
+from escalade.errors import UnsupportedError
+from escalade.showing import shown, size
+
+KINDS = {
+    ".bin": "kernels for a GPU",
+    ".so": "kernels for the twin",
+    ".gch": "headers for the twin, compiled",
+    ".run": "sanitizers of the twin",
+}
+"""What an entry is, by how its name ends."""
+_AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+
+
+def command(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    limit: Annotated[
+        str | None,
+        typer.Option(help="Remove what has been unused for longest until the rest fits, such as 200MiB."),
+    ] = None,
+) -> None:
+    """The kernels that are kept on disk: how many, how large and when they were used last; clears them."""
+    console = Console()
+    if clear and limit is not None:
+        raise UnsupportedError("--clear removes all and --limit some; give one of them")
+    cache = default_cache()
+    if clear or limit is not None:
+        gone = cache.trim(_bytes(limit) if limit is not None else 0)
+        console.print(f"removed {len(gone)} entries, {_total(gone)}", highlight=False)
+        if clear and (left := len(cache.entries())):
+            console.print(
+                f"{left} stay for now: they were used in the last {cache.grace_seconds:.0f} seconds, and whoever "
+                "asked for them may be about to open them",
+                highlight=False,
+            )
+        return
+    entries = cache.entries()
+    console.print(Text(shown(cache.directory)))
+    console.print(_table(entries))
+    console.print(
+        f"{len(entries)} entries, {_total(entries)} of {size(cache.limit_bytes)}, those unused for longest go "
+        "first; ESCALADE_CACHE_LIMIT changes that",
+        highlight=False,
+    )
+    if problem := cache.problem():
+        console.print(Text(f"New entries last as long as the process that makes them: {shown(problem)}"))
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parsing.size(text)
+    except ValueError as error:
+        raise UnsupportedError(f"--limit: {error}") from error
+
+
+def _table(entries: Sequence[Entry]) -> Table:
+    table = Table("what", "entries", "size", "least recent use", "latest")
+    for suffix, kind in KINDS.items():
+        of_kind = [entry for entry in entries if entry.path.suffix == suffix]
+        if of_kind:
+            uses = [entry.last_use for entry in of_kind]
+            table.add_row(kind, str(len(of_kind)), _total(of_kind), _ago(min(uses)), _ago(max(uses)))
+    return table
+
+
+def _total(entries: Sequence[Entry]) -> str:
+    return size(sum(entry.bytes for entry in entries))
+
+
+def _ago(then: float) -> str:
+    seconds = max(time.time() - then, 0)
+    unit, name = next((each for each in _AGES if seconds >= 2 * each[0]), _AGES[-1])
+    return f"{seconds / unit:.0f} {name} ago"
