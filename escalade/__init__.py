@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from escalade.discovery import be_found
 from escalade.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from escalade.engine import Engine, compile, load, training_step
 
 __all__ = ["Engine", "__version__", "compile", "load", "ops", "training_step"]
+
+be_found()
 
 
 def __getattr__(name: str) -> Any:

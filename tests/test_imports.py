@@ -16,7 +16,10 @@ OPERATIONS = tuple(
     and folder.name not in ("base", "choose", "calling", "expressions", "shared")
 )
 LAYERS = (
-    tuple(f"escalade.{name}" for name in ("errors", "files", "outside", "parsing", "showing", "version")),
+    tuple(
+        f"escalade.{name}"
+        for name in ("discovery", "errors", "files", "outside", "parsing", "showing", "version")
+    ),
     ("escalade.device",),
     ("escalade.ops.base",),
     ("escalade.ops.expressions",),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends import registry
 
+from escalade import discovery
 from escalade.engine import backend
 from escalade.engine.engine import Engine
 from escalade.engine.training.parts import compile_for_training
@@ -39,13 +41,6 @@ def model() -> nn.Module:
     return Small().eval()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def named() -> None:
-    """A checkout that is run without being installed has no entry point to find it by."""
-    if "escalade" not in torch._dynamo.list_backends():
-        torch._dynamo.register_backend(backend.escalade_backend, name="escalade")
-
-
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
@@ -67,9 +62,6 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 
 def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> None:
-    if not entry_points(group="torch_dynamo_backends", name="escalade"):
-        pytest.skip("escalade is run from its sources, not installed")
-    assert "escalade" in torch._dynamo.list_backends()
     compiled = torch.compile(model, backend="escalade")
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
@@ -78,6 +70,18 @@ def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> Non
     assert len(engines) == 1 and len(engines[0].graph.inputs) == 1
     ops = {node.op for node in engines[0]._graphs["nchw"]}
     assert "few_channels" in ops and "batch_norm" not in ops  # its weights are known
+
+
+def test_pytorch_that_has_looked_already_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    torch._dynamo.list_backends()
+    monkeypatch.setattr(registry, "_BACKENDS", {})
+    monkeypatch.setattr(registry, "_COMPILER_FNS", {})
+    discovery.be_found()
+    discovery.be_found()
+    run: Any = registry.lookup_backend("escalade")
+    relu = run(torch.fx.symbolic_trace(nn.ReLU()), [-torch.ones(2, 3)])
+    assert torch.equal(relu(-torch.ones(2, 3)), torch.zeros(2, 3))
 
 
 def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[Engine]) -> None:
