@@ -12,12 +12,15 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import TextColumn, TimeRemainingColumn
 
+from escalade.bench.networks.learning import learning_record
 from escalade.commands.devices import engine_device
 from escalade.commands.options import EngineOn
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
+from escalade.measure import records
 from escalade.models import ConvAutoencoder
 from escalade.train.parallel import LostError, Processes, processes
 from escalade.train.probing import Probe
@@ -97,6 +100,12 @@ def command(
             "--classifier", help="Then fit a linear classifier to the autoencoder's features (scikit-learn)."
         ),
     ] = False,
+    results: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="File the course of the run under this folder, as FOLDER/<gpu>/TASK_learning.jsonl, for the report."
+        ),
+    ] = None,
 ) -> None:
     """Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit."""
     options: dict[str, Any] = {
@@ -112,6 +121,11 @@ def command(
         )
     where = engine_device(device)
     twin = where == "twin"
+    if results is not None and where == "cpu":
+        raise UnsupportedError(
+            "--results files what Escalade's kernels have learned: it takes --device cuda or twin; the course of this "
+            "run is in its folder"
+        )
     with processes(torch.device("cpu" if twin else where)) as own:
         console = Console(quiet=not own.first)
         with console.status("Reading the images and planning the step"):
@@ -125,6 +139,10 @@ def command(
         console.print(f"All of it is in {folder}: {best}the course in log.jsonl and loss.png")
         if probe is not None and own.first:
             _classify(console, run, probe, where)
+        if results is not None and own.first:
+            record = learning_record(run.settings, run.dataset, folder)
+            for path in records.file_away(results, [record.stamped(records.provenance(own.device))]):
+                console.print(f"wrote {escape(str(path))}")
 
 
 def _announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path, resume: bool) -> None:

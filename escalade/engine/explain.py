@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -67,6 +67,19 @@ class ExplainedStep:
 
 
 @dataclass(frozen=True)
+class ArenaBlock:
+    """Bytes of the arena that are needed from one step to another, both included, by the steps' numbers."""
+
+    name: str
+    offset: int
+    bytes: int
+    first: int
+    """0 for what is there before the first step."""
+    last: int
+    """One more than there are steps for what the caller gets."""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """A plan to read: `str()` gives a table, `to_json()` everything."""
 
@@ -83,6 +96,8 @@ class Explanation:
     time_us: float | None = None
     """Microseconds of the whole plan, in one go."""
     title: str = "plan"
+    arena: tuple[ArenaBlock, ...] = ()
+    """What lies in the arena, and when."""
     device: str = "cuda"
     """`cuda` or `twin`, where Escalade's kernels run the plan, or `cpu`, where PyTorch computes every step."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
@@ -107,9 +122,19 @@ class Explanation:
         return sum(step.launches for step in self.steps)
 
     @property
+    def memory(self) -> dict[str, int]:
+        """The bytes that a call uses, by what they are for, PyTorch's own steps apart."""
+        return {
+            "weights": self.weight_bytes,
+            "packed": self.lasting_bytes,
+            "arena": self.arena_bytes,
+            "caller": self.outside_bytes,
+        }
+
+    @property
     def total_bytes(self) -> int:
         """All the memory that a call uses, PyTorch's own steps apart."""
-        return self.arena_bytes + self.weight_bytes + self.lasting_bytes + self.outside_bytes
+        return sum(self.memory.values())
 
     @property
     def floor_us(self) -> float | None:
@@ -205,8 +230,20 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
         plan.lasting_bytes,
         plan.outside_bytes,
         tuple(plan.graph.notes),
+        arena=() if device == "cpu" else tuple(_blocks(plan)),
         device=device,
     )
+
+
+def _blocks(plan: Plan) -> Iterator[ArenaBlock]:
+    for alive in sorted(plan.lifetimes, key=lambda one: (one.first, plan.places[one.name])):
+        yield ArenaBlock(
+            alive.name,
+            plan.places[alive.name],
+            alive.bytes,
+            alive.first + 1,
+            min(alive.last, len(plan.steps)) + 1,
+        )
 
 
 def _in_pytorch(step: ExplainedStep) -> ExplainedStep:

@@ -32,12 +32,26 @@ def pairs(originals: torch.Tensor, made: torch.Tensor, path: pathlib.Path) -> No
         for below, image in enumerate((originals[number], made[number])):
             top, left = (2 * line + below) * high, column * wide
             sheet[top : top + rows, left : left + columns] = image.cpu()
-    scale = max(1, _ENLARGED // max(rows, columns))
     picture = Image.fromarray(sheet.numpy())
-    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    scale = _scale(rows, columns)
+    files.replace(path, _png(picture, picture.width * scale, picture.height * scale))
+
+
+def reduced(path: pathlib.Path, rows: int, columns: int) -> bytes:
+    """The PNG that `pairs` has written of such images, with a pixel for each of theirs."""
+    scale = _scale(rows, columns)
+    with Image.open(path) as picture:
+        return _png(picture, picture.width // scale, picture.height // scale)
+
+
+def _scale(rows: int, columns: int) -> int:
+    return max(1, _ENLARGED // max(rows, columns))
+
+
+def _png(picture: Image.Image, width: int, height: int) -> bytes:
     contents = io.BytesIO()
-    picture.save(contents, "PNG")
-    files.replace(path, contents.getvalue())
+    picture.resize((width, height), Image.Resampling.NEAREST).save(contents, "PNG", optimize=True)
+    return contents.getvalue()
 
 
 def curve(lines: Sequence[dict[str, Any]], title: str, path: pathlib.Path) -> None:

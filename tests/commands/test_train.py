@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import pathlib
 import signal
 
 import pytest
 import torch
+from PIL import Image
 
+from escalade.bench.networks.learning import learning_record
 from escalade.commands import train
-from escalade.train import logs
+from escalade.train import data, logs
 from escalade.train.parallel import LostError, Processes
+from escalade.train.settings import Settings
 from escalade.train.trainer import BEST
 from tests.commands.support import run, said_by
 from tests.train.quick import hasten
@@ -32,6 +37,18 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
     assert f"the weights in {BEST}" in begun.output and "the best test loss is 0." in begun.output
     steps = [line["step"] for line in logs.read(tmp_path / "run" / "log.jsonl") if line["event"] == "step"]
     assert steps == [1, 2, 3, 4, 5, 6]
+    record = learning_record(
+        Settings(
+            "autoencoder", "synthetic", 2, 8, 0.1, "sgd", "constant", 0.0, "fp32", 0, 4, 8, False, 0, 0.1
+        ),
+        data.read("synthetic:24", side=8, held_out=0.1, seed=0),
+        tmp_path / "run",
+    )
+    assert record.workload == "autoencoder_learning" and record.problem == "synthetic_b8"
+    assert [step for step, _ in record.config["losses"]] == steps
+    assert [step for step, *_ in record.config["evaluations"]] == [3, 6]
+    with Image.open(io.BytesIO(base64.b64decode(record.config["reconstructions"]))) as sheet:
+        assert sheet.width == 8 * 10 - 2, "eight images of eight pixels, two between them"
 
 
 def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
@@ -53,6 +70,7 @@ def test_mistakes_are_answered_by_one_sentence(
     for arguments, sentence in (
         (("train", "vgg"), "there is nothing called 'vgg' to train; there is autoencoder, resnet18"),
         (("train", "autoencoder", "--data", "nowhere"), "there is no nowhere; what is read is CIFAR-10"),
+        (("train", "autoencoder", "--results", str(tmp_path)), "it takes --device cuda or twin"),
         (("train", "resnet18", "--classifier"), "--classifier is for the features of the autoencoder"),
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)

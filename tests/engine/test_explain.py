@@ -58,7 +58,15 @@ def test_totals_are_those_of_the_plan(engine: Engine) -> None:
     x = torch.randn(3, 8, 4, 4)
     plan = engine.plan(x)
     explanation = explain_plan(plan)
-    assert explanation.batch == 3 and explanation.total_bytes == plan.bytes
+    assert explanation.batch == 3 and explanation.total_bytes == plan.bytes == sum(
+        explanation.memory.values()
+    )
+    assert {block.name for block in explanation.arena} <= set(plan.places) and explanation.arena
+    assert max(block.offset + block.bytes for block in explanation.arena) <= plan.arena_bytes
+    conv = next(step for step in explanation.steps if step.source == "conv")
+    (block,) = (one for one in explanation.arena if one.name == conv.name)
+    assert (block.offset, block.bytes, block.first) == (conv.offset, conv.result_bytes, conv.number)
+    assert conv.number < block.last <= len(explanation.steps)
     assert explanation.flops == sum(step.lowered.problem.flops for step in plan.steps if step.lowered)
     assert explanation.floor_us is None
     with_floor = explain_plan(plan, lambda flops, moved, dtype: flops / 1e3)
@@ -88,7 +96,7 @@ def test_times_are_shown_where_they_are_known(explanation: Explanation) -> None:
 def test_on_the_cpu_pytorch_computes_everything(engine: Engine, explanation: Explanation) -> None:
     """Neither a rung nor a launch is named where no kernel runs, nor is what PyTorch does a fallback among kernels."""
     here = engine.explain()
-    assert not here.in_kernels and here.launches == 0
+    assert not here.in_kernels and here.launches == 0 and not here.arena
     assert {step.rung for step in here.steps} == {PYTORCH, ""}
     assert not any(step.config or step.kernels for step in here.steps)
     text = str(here)

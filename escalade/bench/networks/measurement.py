@@ -92,7 +92,12 @@ def _has_run(record: Record) -> bool:
 
 def summary(plan: Explanation) -> dict[str, Any]:
     """What a record says of the plan that ran."""
-    return {"steps": len(plan.steps), "launches": plan.launches, "pytorch": by_operator(plan)}
+    return {
+        "steps": len(plan.steps),
+        "launches": plan.launches,
+        "pytorch": by_operator(plan),
+        "memory": plan.memory,
+    }
 
 
 @dataclass(frozen=True)

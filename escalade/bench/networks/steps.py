@@ -36,7 +36,13 @@ def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceili
 
 def step_records(explanation: Explanation) -> list[Record]:
     """A record for the whole plan, and one for each step with all that the plan says of it as its config."""
-    plan = {"steps": len(explanation.steps), "launches": explanation.launches, "inputs": explanation.inputs}
+    plan = {
+        "steps": len(explanation.steps),
+        "launches": explanation.launches,
+        "inputs": explanation.inputs,
+        "memory": explanation.memory,
+        "arena": [asdict(block) for block in explanation.arena],
+    }
     whole = _record(explanation, "plan", plan, explanation.time_us, explanation.floor_us)
     return [whole, *(_step_record(explanation, step) for step in explanation.steps)]
 

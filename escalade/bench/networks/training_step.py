@@ -23,6 +23,8 @@ from escalade.bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task,
 from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
+from escalade.engine.plan.arena import most_alive
+from escalade.engine.plan.plan import Plan
 from escalade.engine.training.step import TrainingStep
 from escalade.engine.training.techniques import GRAPH
 from escalade.measure.records import Record
@@ -165,9 +167,18 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         system, "nhwc", call,
         lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
         waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
-        config=summary(plan) | {"plan": _digest(plan), "making_bytes": making_bytes},
+        config=summary(plan)
+        | {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)},
         sources=hashes(name for one in plan.steps for name in one.kernels),
     )  # fmt: skip
+
+
+def phases(plan: Plan) -> dict[str, int]:
+    """The most bytes of the arena that are needed at once: up to the loss, behind it, and while the optimiser runs."""
+    end = len(plan.steps)
+    loss = next(number for number, one in enumerate(plan.steps) if one.node.name == plan.graph.outputs[0])
+    spans = {"forward": (0, loss), "backward": (loss + 1, end - 1), "optimiser": (end, end)}
+    return {name: most_alive(plan.lifetimes, *span) for name, span in spans.items()}
 
 
 def _digest(plan: Explanation) -> str:

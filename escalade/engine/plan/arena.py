@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 256
@@ -24,10 +24,11 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Arena:
-    """Offsets by name, and the size of the whole."""
+    """Offsets by name, the size of the whole, and what was placed."""
 
     offsets: Mapping[str, int]
     bytes: int
+    lifetimes: tuple[Lifetime, ...]
 
 
 def assign(lifetimes: Iterable[Lifetime]) -> Arena:
@@ -45,4 +46,16 @@ def assign(lifetimes: Iterable[Lifetime]) -> Arena:
             start = max(start, high)
         placed.append((start, start + size, value))
         total = max(total, start + size)
-    return Arena({value.name: start for start, _, value in placed}, total)
+    offsets = {value.name: start for start, _, value in placed}
+    return Arena(offsets, total, tuple(value for *_, value in placed))
+
+
+def most_alive(lifetimes: Sequence[Lifetime], first: int, last: int) -> int:
+    """The most bytes that are needed at once, at any step from one to another, both included."""
+    return max(
+        (
+            sum(value.bytes for value in lifetimes if value.first <= step <= value.last)
+            for step in range(first, last + 1)
+        ),
+        default=0,
+    )

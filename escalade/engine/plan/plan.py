@@ -96,6 +96,8 @@ class Plan:
     follow behind the arena, for runs over memory of the plan's own."""
     arena_bytes: int
     """Bytes of all that lies inside."""
+    lifetimes: tuple[Lifetime, ...]
+    """When each value and workspace inside is alive, in steps from 0 on: inputs from -1, outputs to behind the last."""
     lasting: Mapping[str, Workspace]
     """Workspaces that are written once, and counters: they keep what they hold from call to call."""
     constants: tuple[ConstantForm, ...]
@@ -209,6 +211,7 @@ def make_plan(
         forms,
         {**roots, **aliases},
         inner.bytes,
+        inner.lifetimes,
         lasting,
         tuple(constants),
         outside,

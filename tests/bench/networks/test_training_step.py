@@ -52,7 +52,9 @@ def test_our_step_is_right_and_its_time_a_call_s() -> None:
     found = judged(lesson, escalade(lesson), peers._eager(lesson, "nchw"))
     for record in found.values():
         assert not record.failure and record.wall_us and record.error is not None
-    assert found["escalade"].config["steps"] > 10
+    said = found["escalade"].config
+    assert said["steps"] > 10 and set(said["phases"]) == {"forward", "backward", "optimiser"}
+    assert 0 < said["phases"]["optimiser"] < max(said["phases"].values()) <= said["memory"]["arena"]
     for name, tensor in lesson.model.state_dict().items():
         assert torch.equal(tensor, before[name]), "the model that all begin with stays as it is"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign
+from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign, most_alive
 
 _SIZES = st.one_of(st.integers(0, 5000), st.sampled_from([0, 1, 255, 256, 257, 1 << 33]))
 
@@ -43,7 +43,10 @@ def test_the_whole_is_between_what_is_needed_at_once_and_the_sum(values: list[Li
     arena = assign(values)
     steps = range(-1, 22)
     needed = max(sum(_rounded(v.bytes) for v in values if v.first <= step <= v.last) for step in steps)
-    assert needed <= arena.bytes <= sum(_rounded(value.bytes) for value in values)
+    assert sum(v.bytes for v in values if v.first <= 3 <= v.last) == most_alive(values, 3, 3)
+    assert (
+        most_alive(values, -1, 21) <= needed <= arena.bytes <= sum(_rounded(value.bytes) for value in values)
+    )
 
 
 @given(_lifetimes(), st.randoms())
@@ -62,4 +65,7 @@ def test_meeting_counts_both_ends() -> None:
 def test_a_chain_needs_two_places() -> None:
     """Each value lives from its step to the next one's."""
     chain = [Lifetime(str(number), 1024, number, number + 1) for number in range(20)]
-    assert assign(chain).bytes == 2048
+    assert assign(chain).bytes == 2048 and assign(chain).lifetimes == tuple(chain)
+    assert (
+        most_alive(chain, 0, 0) == 1024 and most_alive(chain, 0, 19) == 2048 and most_alive(chain, 5, 4) == 0
+    )
