@@ -1,8 +1,10 @@
-"""Gradients of convolutions whose images only a GPU has room for."""
+"""Gradients of convolutions: images that only a GPU has room for, and sums as its tensor cores make them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
+from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT
 from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits
 from tests.support import label, with_batch
@@ -69,3 +72,20 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     assert of_bias is not None and of_bias_alone is not None
     torch.testing.assert_close(found, alone, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(of_bias, of_bias_alone, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("rung", OPERATIONS["conv2d_weight_gradient"].ladder.rungs, ids=label)
+def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(
+    rung: Rung[Any], cuda: torch.device, seed: int
+) -> None:
+    """Tensor cores cut sums off: of 16,384 products that all point the same way, nothing else makes up for it."""
+    few = {"few_channels": 8, "skinny": 4}.get(rung.name, 64)
+    problem = replace(
+        Conv2dWeightGradientProblem.parse(f"{few}to64_16_k3s1_b64"), dtype="fp32", layout="nhwc"
+    )
+    if reason := rung.supports(problem):
+        pytest.skip(reason)
+    operation = OPERATIONS["conv2d_weight_gradient"]
+    inputs = {name: tensor.abs() for name, tensor in operation.inputs(problem, cuda, seed).items()}
+    found, _ = conv2d_weight_gradient(inputs["x"], inputs["gradient"], 3, padding=1, rung=rung.name)
+    assert relative_error(found, operation.reference(problem, inputs)) < 4e-6

@@ -21,6 +21,7 @@ from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
 from escalade.ops.conv2d_weight_gradient.rungs.parts import Work
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import TILES, WGMMA, WgmmaConfig
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW, WindowConfig
 from tests import formulas
@@ -96,6 +97,7 @@ def test_parts_fill_the_card_in_whole_waves() -> None:
     assert work.best() == 23  # 44 parts of 3 tiles are 132 blocks
     assert replace(work, cycles=1.0, elements=10**7).best() > 23  # adding up is the larger work
     assert replace(work, tiles=400, pieces=1).best() == 1
+    assert work.best(most=9) == 8  # of 132 parts, in three whole waves; 112 would be enough
 
 
 # --- what is computed
@@ -125,6 +127,23 @@ def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int)
     total = WGMMA.recipe(problem, config).steps[-1]
     assert isinstance(total, KernelCall) and ("LANES", lanes) in total.program.constants
     check(OPERATION, WGMMA, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize(
+    "rung, most, config",
+    [(WGMMA_SPLIT, 16, WgmmaConfig(64, 64, 1, 2, 3, 64)), (WINDOW_SPLIT, 32, WindowConfig(2, 5, 64))],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_tensor_cores_add_up_few_upper_halves_in_fp32(rung: Any, most: int, config: Any, seed: int) -> None:
+    """128 products in one part of those with a lower half, in at least two of the upper halves."""
+    problem = half("8to8_8x16_k3s1_b16_bias", "fp32")
+    *_, upper_lower, upper, lower_upper, _ = rung.recipe(problem, config).steps
+    assert all(isinstance(step, KernelCall) for step in (upper_lower, upper, lower_upper))
+    assert upper_lower.grid[1] == lower_upper.grid[1] == 1 < 2 <= upper.grid[1]
+    assert upper.arguments[-1] <= most
+    (one,) = rung.recipe(replace(problem, dtype="tf32"), config).steps[2:-1]
+    assert one.grid[1] == 1
+    check(OPERATION, rung, problem, config, CPU, seed)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.filters}x{tile.columns}")

@@ -92,10 +92,12 @@ class Work:
         reduced = _REDUCTION_RATE * self.card.multiprocessors
         return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / reduced
 
-    def best(self) -> int:
-        """The best number of pieces of a part."""
+    def best(self, most: int = _MANY) -> int:
+        """The best number of pieces of a part, which has so many at most."""
+        least = ceil_div(self.pieces, most)
         wanted = {
-            max(1, min(self.pieces, _MOST_PARTS, int(waves * self.slots) // self.tiles)) for waves in _WAVES
+            max(least, min(self.pieces, _MOST_PARTS, int(waves * self.slots) // self.tiles))
+            for waves in _WAVES
         }
         return min((ceil_div(self.pieces, parts) for parts in wanted), key=self.cost)
 

@@ -11,6 +11,8 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 
 BOX = 64
 """Filters or channels of a row in shared memory: 128 bytes, what the swizzle spans."""
+STEP_PIXELS = 16
+"""Pixels that one product is over, and a tensor core adds to its sums at once."""
 PRODUCT_RATE = 2048
 """Multiplications and additions of a multiprocessor in a cycle."""
 STAGE_CYCLES = 60.0

@@ -17,6 +17,7 @@ from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
     PRODUCT_RATE,
+    STEP_PIXELS,
     HopperRung,
     narrow,
 )
@@ -96,6 +97,14 @@ class Wgmma(HopperRung):
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
         assert isinstance(config, WgmmaConfig)
         return config.work(problem, self.card).microseconds(problem, config.part_slabs)
+
+    def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
+        """The same tile, with parts that add up so many products of `STEP_PIXELS` at most."""
+        assert isinstance(config, WgmmaConfig)
+        most = max(1, products * STEP_PIXELS // SLAB)
+        if config.part_slabs <= most:
+            return config
+        return replace(config, part_slabs=config.work(problem, self.card).best(most))
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, WgmmaConfig)

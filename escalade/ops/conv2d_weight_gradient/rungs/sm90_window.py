@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
@@ -18,12 +18,13 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
     PRODUCT_RATE,
     STAGE_CYCLES,
+    STEP_PIXELS,
     HopperRung,
     narrow,
 )
 
-IMAGES = 16
-"""Images of a product of `window`."""
+IMAGES = STEP_PIXELS
+"""Images of a product of `window`, each at the same pixel."""
 MOST_ROWS = 8
 MOST_STAGES = 16
 
@@ -88,6 +89,14 @@ class Window(HopperRung):
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
         assert isinstance(config, WindowConfig)
         return _window_work(problem, config.rows, self.card).microseconds(problem, config.part_columns)
+
+    def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
+        """The same strips, with parts that add up so many products at most: a column has one a row."""
+        assert isinstance(config, WindowConfig)
+        most = max(1, products // config.rows)
+        if config.part_columns <= most:
+            return config
+        return replace(config, part_columns=_window_work(problem, config.rows, self.card).best(most))
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
         assert isinstance(config, WindowConfig)
