@@ -107,10 +107,11 @@ def command(
             f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch's operators run the plan, without "
             "kernels, graphs or peers. [yellow]Times are this CPU's.[/]"
         )
-    if slow_batches and any(name in SLOW for name in beside):
+    slow = [name for name in beside if name in SLOW]
+    if slow_batches and slow:
         console.print(
-            f"{', '.join(SLOW)} takes part at batches {', '.join(map(str, slow_batches))} only, because it is "
-            "slow to make; with --batch it takes part at those that are named."
+            f"{', '.join(slow)}: at batches {', '.join(map(str, slow_batches))} only, because of the time that it "
+            "takes to make; with --batch at those that are named."
         )
     if chosen.notice():
         console.print(f"[yellow]note:[/] {escape(chosen.notice())}")

@@ -27,8 +27,6 @@ def _row(peer: Peer, records: Sequence[Record]) -> tuple[str, ...]:
 
 def _measured(peer: Peer, records: Sequence[Record]) -> str:
     """How many times it was, and the reason that most of its other records have."""
-    if peer.unmade:
-        return f"no: {peer.unmade}"
     own = [record for record in records if record.system in peer.systems]
     timed = sum(record.median_us is not None for record in own)
     refusals = Counter(record.failure.splitlines()[0] for record in own if record.failure)

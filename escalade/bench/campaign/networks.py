@@ -11,7 +11,7 @@ from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade.bench.networks.workload import Workload
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers.catalogue import SLOW
-from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT
+from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT, EXPORTED
 from escalade.measure.records import Record
 
 BATCHES, LADDER = "batches", "op-times"
@@ -41,9 +41,9 @@ def units() -> Iterator[Unit]:
                     yield _part(workload, part, dtype)
 
 
-def _peers(workload: Workload, compiler: str = "") -> tuple[str, ...]:
-    """The quick peers, and one of the compilers."""
-    return tuple(name for name in workload.peers if name == compiler or name not in SLOW)
+def _peers(workload: Workload, *slow: str) -> tuple[str, ...]:
+    """The quick peers, and those of the slow ones."""
+    return tuple(name for name in workload.peers if name in slow or name not in SLOW)
 
 
 def _worth(workload: Workload, dtype: str) -> float:
@@ -57,7 +57,7 @@ def _command(workload: Workload, part: str, dtype: str, peers: Sequence[str], *m
 
 def _batch(workload: Workload, dtype: str, batch: int) -> Unit:
     slow = COMPILE in workload.peers and batch in (workload.slow_batches or workload.batches)
-    peers = _peers(workload, COMPILE if slow else "")
+    peers = _peers(workload, COMPILE, *EXPORTED) if slow else _peers(workload)
     compiling = _COMPILE_SECONDS.get(workload.name, _OTHER_COMPILE_SECONDS) if slow else 0.0
     return Unit(
         f"network/{workload.name}/{BATCHES}/b{batch}/{dtype}",

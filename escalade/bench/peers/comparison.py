@@ -21,7 +21,7 @@ COVERAGE = "coverage_"
 TRAINING_STEP = "_training_step"
 """How the workloads end that are whole steps of training, behind the network's name."""
 _EITHER_MODE: Required = (_GRAPH, (*_COMPILE, "torch-compile-default"))
-_FUSED: Required = (("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", *_COMPILE),)
+_FUSED: Required = (("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "triton", *_COMPILE),)
 _OPERATOR: Required = (("torch-nhwc", "torch-nchw", "torch-flat", "torch"),)
 
 

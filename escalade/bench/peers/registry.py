@@ -12,9 +12,12 @@ from escalade.bench.peers.cudnn_graph import cudnn_graph_peer
 from escalade.bench.peers.jax_network import jitted
 from escalade.bench.peers.layer import LayerPeer
 from escalade.bench.peers.network import Maker
+from escalade.bench.peers.onnxruntime_network import sessions
+from escalade.bench.peers.tensorrt_network import engines
 from escalade.bench.peers.torch_conv2d import compiled_peer, conv2d_peers
 from escalade.bench.peers.torch_operator import compiled_operator
 from escalade.bench.peers.torch_training import Loss
+from escalade.bench.peers.triton_conv2d import triton_peer
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 
@@ -51,12 +54,20 @@ def _compiled(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
     return [compiled_peer()]
 
 
+def _triton(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
+    return [triton_peer(operation, problem)]
+
+
 LAYERS: dict[str, Callable[[Operation[Any], Any], list[LayerPeer]]] = {
     "cudnn-graph": _cudnn_graph,
     "torch": _torch,
     COMPILE: _compiled,
+    "triton": _triton,
 }
 """The peers of a single layer; each refuses what it cannot do with an `UnsupportedError`."""
+
+EXPORTED: dict[str, Maker] = {"onnxruntime": sessions, "tensorrt": engines}
+"""The peers that read a network as an ONNX model."""
 
 RESNETS: dict[str, Maker] = {
     "torch-eager": partial(torch_network.eager, layouts=("nhwc",)),
@@ -64,13 +75,14 @@ RESNETS: dict[str, Maker] = {
     COMPILE: partial(torch_network.compiled, layouts=("nhwc",)),
     COMPILE_DEFAULT: partial(torch_network.compiled, layouts=("nhwc",), mode=torch_network.DEFAULT),
     "jax": jitted,
+    **EXPORTED,
 }
-
 
 NETWORKS: dict[str, Maker] = {
     "torch-graph": torch_network.graph,
     COMPILE: torch_network.compiled,
     COMPILE_DEFAULT: partial(torch_network.compiled, mode=torch_network.DEFAULT),
+    **EXPORTED,
 }
 """The peers of any network, in the layout that Escalade has its inputs in."""
 
@@ -82,6 +94,7 @@ def plain(*layouts: str) -> dict[str, Maker]:
         "torch-graph": partial(torch_network.graph, layouts=layouts),
         COMPILE: partial(torch_network.compiled, layouts=layouts, own_graphs=True),
         COMPILE_DEFAULT: partial(torch_network.compiled, layouts=layouts, mode=torch_network.DEFAULT),
+        **EXPORTED,
     }
 
 

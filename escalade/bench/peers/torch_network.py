@@ -52,9 +52,7 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
 
 def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
     """BatchNorm folded, one CUDA graph; in Escalade's own layout if none is named."""
-    return [
-        _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
-    ]
+    return [graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)]
 
 
 MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
@@ -89,27 +87,27 @@ def _compiled(system: str, task: Task, layout: str, mode: str, own_graphs: bool)
     def make(model: nn.Module, mode: str) -> Run:
         return torch.compile(model, mode=mode, dynamic=False)
 
-    graphed = _graphed(system, task, layout, partial(make, mode=WITHOUT_GRAPHS[mode]))
-    graphed = replace(graphed, config={"mode": WITHOUT_GRAPHS[mode], "freezing": True})
+    alone = graphed(system, task, layout, partial(make, mode=WITHOUT_GRAPHS[mode]))
+    alone = replace(alone, config={"mode": WITHOUT_GRAPHS[mode], "freezing": True})
     if not own_graphs:
-        return graphed
-    run, x = make(_folded(task, layout)[0], MAX_AUTOTUNE), task.input(layout)
+        return alone
+    run, x = make(folded(task, layout)[0], MAX_AUTOTUNE), task.input(layout)
     repeat(lambda: run(x))
-    note = "; ".join(filter(None, (graphed.note, "a call is max-autotune's, with CUDA graphs of its own")))
-    return replace(graphed, call=lambda: run(x), note=note)
+    note = "; ".join(filter(None, (alone.note, "a call is max-autotune's, with CUDA graphs of its own")))
+    return replace(alone, call=lambda: run(x), note=note)
 
 
-def _graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Run]) -> NetworkPeer:
+def graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Run]) -> NetworkPeer:
     """What is made of the folded model, as one CUDA graph."""
     require_cuda(system, task.device)
     peak = Peak(task.device)
     x = task.input(layout)
-    model, note = _folded(task, layout)
-    graphed = Graphed(make(model), x, peak)
+    model, note = folded(task, layout)
+    made = Graphed(make(model), x, peak)
     return NetworkPeer(
-        system, layout, lambda: graphed(x), tensors, waiting(task.device),
-        Replay(lambda: graphed.fill(x), graphed.replay, (graphed.x,), tensors(graphed.y)),
-        peak_bytes=graphed.peak_bytes, note=note,
+        system, layout, lambda: made(x), tensors, waiting(task.device),
+        Replay(lambda: made.fill(x), made.replay, (made.x,), tensors(made.y)),
+        peak_bytes=made.peak_bytes, note=note,
     )  # fmt: skip
 
 
@@ -126,8 +124,10 @@ class Graphed:
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
 
-        def capture() -> Any:
-            with torch.no_grad(), recorded(self._graph):
+        def capture() -> (
+            Any
+        ):  # on the stream of the calls before: some keep the one that they were first given
+            with torch.no_grad(), recorded(self._graph, side):
                 return run(self.x)
 
         self.y, self.peak_bytes = peak.of(capture)
@@ -144,7 +144,7 @@ class Graphed:
         return tree_map_only(torch.Tensor, torch.Tensor.clone, self.y)
 
 
-def _folded(task: Task, layout: str) -> tuple[nn.Module, str]:
+def folded(task: Task, layout: str) -> tuple[nn.Module, str]:
     """The model with its norms folded, in float64 first, so that folding adds no rounding of its own; and a note if
     PyTorch cannot fold them.
     """

@@ -28,7 +28,7 @@ class Untraceable(nn.Module):
 def test_norms_are_folded_where_the_model_can_be_traced(model: nn.Module, note: str) -> None:
     model.eval()
     x = torch.rand(2, 3, 32, 32)
-    folded, said = torch_network._folded(Task(model, x, "fp32"), "nhwc")
+    folded, said = torch_network.folded(Task(model, x, "fp32"), "nhwc")
     assert said.startswith(note) and bool(said) == bool(note)
     assert any(isinstance(layer, nn.BatchNorm2d) for layer in folded.modules()) == bool(note)
     with torch.no_grad():
