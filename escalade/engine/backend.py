@@ -44,7 +44,7 @@ def escalade_backend(
         )
     dtype = (options or {}).get("dtype")
     if dtype is not None:
-        require_dtype(dtype)
+        dtype = require_dtype(dtype)
     if dtype == "fp8":
         raise UnsupportedError(
             "backend escalade has no calibration, which fp8 needs; use escalade.compile(model, ..., dtype='fp8', "

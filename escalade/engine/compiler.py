@@ -27,7 +27,7 @@ def compile(
     example_inputs: torch.Tensor | Sequence[Any],
     example_keywords: Mapping[str, Any] | None = None,
     *,
-    dtype: str = "fp32",
+    dtype: str | torch.dtype = "fp32",
     device: torch.device | str | None = None,
     normalize: Normalization | None = None,
     calibration: Iterable[Any] | None = None,
@@ -37,14 +37,19 @@ def compile(
     """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
 
     `dtype` is fp32 (fp32's accuracy), tf32, fp16, bf16 or fp8 (which takes `calibration`, batches to measure value
-    ranges on, and is slower than fp16 today). `device` is where it runs: the model's own device if not given; "cpu"
+    ranges on, and is slower than fp16 today); torch.float16 and the like are the same. Arguments that are no tensors
+    are constants: numbers, texts, True, None. `device` is where it runs: the model's own device if not given; "cpu"
     runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
     of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are
     kept ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
     which takes seconds; the faster is kept for each, and remembered for the card.
     """
-    require_dtype(dtype)
+    dtype = require_dtype(dtype)
     require_module(model)
+    if any(isinstance(module, Engine) for module in model.modules()):
+        raise UnsupportedError(
+            "the model is an engine, or has one inside: compile takes the PyTorch model that it was made of"
+        )
     if calibration is not None and dtype != "fp8":
         raise UnsupportedError(f"calibration is for dtype fp8; {dtype} needs none")
     if calibration is None and dtype == "fp8":
@@ -63,9 +68,8 @@ def compile(
             fused = fuse(graph, dtype)
         graph.ranges = ranges(fused, calibration, home)
     engine = Engine(graph, dtype, where, plans, measured=measured)
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if not example_keywords and len(tensors) == len(inputs) == len(graph.inputs):
-        engine.calls([tensor.to(engine.device) for tensor in tensors])
+    given = engine.flatten(inputs, example_keywords or {})
+    engine.calls([tensor.to(engine.device) for tensor in given])
     return engine
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import pathlib
+import tempfile
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,9 +20,10 @@ from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.file import write
-from escalade.engine.graph.forms import InputFormat, require_dtype
+from escalade.engine.file import elsewhere, read, write
+from escalade.engine.graph.forms import STORAGE, InputFormat, require_dtype
 from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.graph.trees import flatten
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch, optimise
@@ -43,11 +47,14 @@ _transforms_active = torch._C._are_functorch_transforms_active
 _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
-class Engine:
+class Engine(torch.nn.Module):
     """A network compiled for one dtype. Call it like the model; `stream` feeds it from host memory.
 
     It may be called from any thread and on any stream. A new batch size is planned when it first comes, which takes
     part of a second; calls after that allocate nothing that lasts but their results.
+
+    It is a module, for a place among others: always in evaluation mode, without parameters, and `to` moves it to
+    another device. Pickled it is what `save` writes.
     """
 
     def __init__(
@@ -60,7 +67,9 @@ class Engine:
         measured: bool = False,
     ) -> None:
         """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each."""
-        require_dtype(dtype)
+        super().__init__()
+        super().train(False)
+        dtype = require_dtype(dtype)
         require_device(device)
         if measured:
             _require_gpu("measured=True", device)
@@ -77,27 +86,31 @@ class Engine:
         self.on_twin = device == TWIN
         if plans < 1:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
-        self._captured = graph
         self.fusion = fusion
         self._measured = measured
-        with own_arithmetic("fp32", self.device):
-            self._graphs = {"nchw": optimise(graph, dtype, fusion)}
         self._structure, self._arguments = graph.structure, graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
-        self._positional = given == tuple(range(len(graph.inputs)))
+        self._positional = given == tuple(range(len(graph.inputs))) and not named
         self._names = tuple(named)
         self._output_types = tuple(getattr(torch, name) for name in graph.output_types)
         self._returns_one_tensor = self._structure.is_leaf()
-        self._plans: dict[tuple[Any, ...], _Kept] = {}
         self._most_plans = plans
-        self._sights: dict[tuple[Any, ...], _Kept] = {}
-        """Plans by what a call with one tensor sees of it, read without the lock."""
         self._turns = count()
-        self._constants: dict[tuple[torch.device, str], Constants] = {}
-        """Weights, each set shared by the plans on one device for images that come in one layout."""
         self._avoid: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._said_no_gradients = False
+        self._begin(graph)
+
+    def _begin(self, graph: Graph) -> None:
+        """Without any plan: for the graph as it is captured for the engine's device."""
+        self._captured = graph
+        with own_arithmetic("fp32", self.device):
+            self._graphs = {"nchw": optimise(graph, self.dtype, self.fusion)}
+        self._constants: dict[tuple[torch.device, str], Constants] = {}
+        """Weights, each set shared by the plans on one device for images that come in one layout."""
+        self._plans: dict[tuple[Any, ...], _Kept] = {}
+        self._sights: dict[tuple[Any, ...], _Kept] = {}
+        """Plans by what a call with one tensor sees of it, read without the lock."""
 
     @property
     def _where(self) -> str:
@@ -110,23 +123,80 @@ class Engine:
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        sight = None
         if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor:
-            sight = (x.shape, x.dtype, x.device, x.is_contiguous() or x.stride())
-            kept = self._sights.get(sight)
-            if kept is not None and not x.requires_grad and not _transforms_active():
+            kept = self._sights.get(_sight(x))
+            if kept is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
                 kept.turn = next(self._turns)
                 return self.returned(kept.calls.call(arguments))
+        return super().__call__(*arguments, **keywords)  # with the caller's hooks
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """What a call does between the hooks that a module may have."""
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
+        sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
         return self.returned(self._kept(tensors, sight).calls.call(tensors))
+
+    @property
+    def _has_hooks(self) -> bool:
+        return bool(self._forward_hooks or self._forward_pre_hooks)
+
+    def train(self, mode: bool = True) -> Engine:
+        """Changes nothing: an engine computes what the model does in evaluation mode, whatever stands beside it."""
+        return self
+
+    def extra_repr(self) -> str:
+        """What it takes and returns, where it runs, and the batch sizes that it has plans for."""
+        returned = (_spell(self._captured.shape_of(name)) for name in self._captured.outputs)
+        with self._lock:
+            batches = sorted({kept.calls.plan.batch for kept in self._plans.values()})
+        ready = f", ready for batches of {', '.join(map(str, batches))}" if batches else ""
+        return f"{self._taken()} -> {', '.join(returned)}, {self.dtype} on {self._where}{ready}"
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Engine:
+        """What PyTorch does to each tensor of a module in `to`, `cuda`, `half` and the like."""
+        own = torch.empty(0, dtype=STORAGE[self.dtype], device=self.device)
+        wanted = fn(own)
+        if wanted.dtype is not own.dtype:
+            raise UnsupportedError(
+                f"this engine computes in {self.dtype}, and keeps to it; compile the model with "
+                f"dtype={wanted.dtype} for another that does so"
+            )
+        if wanted.device != own.device:
+            require_device(wanted.device)
+            with self._lock:
+                self.device, self.on_twin = wanted.device, False
+                self._begin(elsewhere(self._captured, self.device))
+        return self
+
+    def __copy__(self) -> Engine:
+        """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
+        return Engine(self._captured, self.dtype, **self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return copy(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "engine")
+            self.save(path)
+            return _restored, (path.read_bytes(), self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """How it was asked for, beside its network and dtype."""
+        device = TWIN if self.on_twin else self.device
+        return {
+            "device": device, "plans": self._most_plans, "fusion": self.fusion, "measured": self._measured,
+        }  # fmt: skip
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a call's inputs promise, and an engine does not keep."""
-        if _transforms_active() or any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        is_traced = torch.jit.is_tracing() or any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if _transforms_active() or is_traced:
             raise UnsupportedError(
-                "an engine takes tensors with contents: transforms of torch.func (vmap, grad) and tracing with fake "
-                "tensors work on the model, not on what it was compiled to"
+                "an engine takes tensors with contents: transforms of torch.func (vmap, grad), torch.jit.trace and "
+                "tracing with fake tensors work on the model, not on what it was compiled to"
             )
         if self._said_no_gradients or not torch.is_grad_enabled():
             return
@@ -189,13 +259,18 @@ class Engine:
             return tuple(arguments)
         if keywords.keys() == set(self._names):
             keywords = {name: keywords[name] for name in self._names}
-        leaves, structure = pytree.tree_flatten((tuple(arguments), dict(keywords)))
-        if structure != self._arguments or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            expected = ", ".join(f"{given.name} {_spell(given.shape)}" for given in self._captured.inputs)
+        tensors, structure = flatten((tuple(arguments), dict(keywords)))
+        if structure != self._arguments:
             raise UnsupportedError(
-                f"the engine is called like the model it was compiled from: with {expected}"
+                f"the engine is called like the model it was compiled from: with {self._taken()}"
             )
-        return tuple(leaves)
+        return tuple(tensors)
+
+    def _taken(self) -> str:
+        """What a call gives, as a reader wants to hear it: tensors by name and sizes, other values as they are."""
+        inputs = [_Spelled(f"{given.name} {_spell(given.shape)}") for given in self._captured.inputs]
+        given, named = pytree.tree_unflatten(inputs, self._arguments)
+        return ", ".join([*map(repr, given), *(_by_name(name, value) for name, value in named.items())])
 
     def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
         """The plan for these, to be recognised by `sight` from now on."""
@@ -351,6 +426,31 @@ def failing_rung(plan: Plan, error: CompileError) -> str | None:
 
 def _spell(shape: Sequence[Any]) -> str:
     return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
+
+
+class _Spelled(str):
+    """Words that are no text of the caller's, and stand without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _by_name(name: str, value: Any) -> str:
+    return repr(value) if isinstance(value, _Spelled) else f"{name}={value!r}"
+
+
+def _sight(x: torch.Tensor) -> tuple[Any, ...]:
+    """What a call sees of its one tensor."""
+    return x.shape, x.dtype, x.device, x.is_contiguous() or x.stride()
+
+
+def _restored(data: bytes, options: dict[str, Any]) -> Engine:
+    """An engine of the bytes that `save` has written, as pickle finds it again."""
+    require_device(options["device"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "engine")
+        path.write_bytes(data)
+        graph, dtype = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
+    return Engine(graph, dtype, **options)
 
 
 class _Kept:

@@ -217,12 +217,10 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
 
     `device` is what runs it: `cuda`, `twin`, or `cpu`, where PyTorch computes every step and no rung is named.
     """
-    batch = plan.graph.inputs[0].shape[0] if plan.graph.inputs and plan.graph.inputs[0].shape else 1
-    assert isinstance(batch, int)
     steps = tuple(_explained(plan, number, step, floor) for number, step in enumerate(plan.steps, start=1))
     return Explanation(
         plan.dtype,
-        batch,
+        plan.batch,
         tuple(f"{given.name} {_form(plan.forms[given.name])}" for given in plan.graph.inputs),
         tuple(map(_in_pytorch, steps)) if device == "cpu" else steps,
         plan.arena_bytes,

@@ -98,6 +98,12 @@ def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str
         raise FileError(f"{path} holds no network: {error}") from error
 
 
+def elsewhere(graph: Graph, device: torch.device) -> Graph:
+    """A captured graph for an engine on another device, as if it came out of a file."""
+    constants = {name: tensor.cpu() for name, tensor in graph.constants.items()}
+    return _at_home(replace(graph, constants=constants), device)
+
+
 class _Malformed(EscaladeError):
     """Data that is not in the file's form."""
 

@@ -14,6 +14,7 @@ from escalade.engine.capture.reader import CaptureError, NotBatched, Reader
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.graph.trees import TreeError, flatten
 from escalade.errors import UnsupportedError
 
 
@@ -84,17 +85,35 @@ class _Given:
                 )
 
 
+class _Returned:
+    """Lets a copy of the model return its tensors alone, and keeps the structure that they come in: `torch.export` does
+    not know every one. Those of `torch.fx` it knows, and it runs such a graph without hooks.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.structure: pytree.TreeSpec | None = None
+        if not isinstance(model, torch.fx.GraphModule):
+            model.register_forward_hook(self._note)  # behind the model's own, which see what it returns
+
+    def _note(self, model: torch.nn.Module, arguments: Any, results: Any) -> tuple[torch.Tensor, ...]:
+        tensors, self.structure = flatten(results)
+        return tuple(tensors)
+
+
 def _graph(original: Original, given: _Given) -> Graph:
     graph = _batched_graph(original, given)
     if graph is not None:
         return graph
     model = original.copied()
+    returned = _Returned(model)
     arguments, keywords = given.map(lambda leaf: leaf)
     try:
         exported = torch.export.export(model, arguments, keywords, strict=False)
+    except TreeError as error:
+        raise CaptureError(f"{type(model).__name__} returns {error}") from error
     except Exception as error:
         raise CaptureError(_explain(model, error)) from error
-    graph = Reader(exported, original).graph()
+    graph = Reader(exported, original, returned.structure).graph()
     graph.notes.append(
         "the model works for this batch size only: what it does depends on the batch in other ways than by a factor"
     )
@@ -103,11 +122,12 @@ def _graph(original: Original, given: _Given) -> Graph:
 
 def _batched_graph(original: Original, given: _Given) -> Graph | None:
     """The graph for more than the batch size of these inputs; None if there is none."""
-    exported = _export_batched(original, given)
-    if exported is None:
+    found = _export_batched(original, given)
+    if found is None:
         return None
+    exported, structure = found
     try:
-        graph = Reader(exported, original).graph()
+        graph = Reader(exported, original, structure).graph()
     except NotBatched:
         return None
     if not graph.is_batched:
@@ -142,15 +162,18 @@ def _holds_for_one(original: Original, given: _Given, graph: Graph) -> bool:
         arguments, keywords = given.map(first)
         model = original.copied(mode.from_tensor)
         with mode:
-            results = model(*arguments, **keywords)
+            results, _ = flatten(model(*arguments, **keywords))
     except Exception:  # without contents it does not run: nothing is known against the graph
         return True
-    shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-    return shapes == [fixed(graph.shape_of(name), 1) for name in graph.outputs]
+    return [tuple(result.shape) for result in results] == [
+        fixed(graph.shape_of(name), 1) for name in graph.outputs
+    ]
 
 
-def _export_batched(original: Original, given: _Given) -> torch.export.ExportedProgram | None:
-    """The program with a free batch size; None if the model does not allow it."""
+def _export_batched(
+    original: Original, given: _Given
+) -> tuple[torch.export.ExportedProgram, pytree.TreeSpec | None] | None:
+    """The program with a free batch size, and how the model returns its results; None if it does not allow that."""
     sizes = {tensor.shape[0] for tensor in given.tensors if tensor.dim() > 1}
     if len(sizes) != 1 or 0 in sizes:
         return None
@@ -165,10 +188,12 @@ def _export_batched(original: Original, given: _Given) -> torch.export.ExportedP
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else None
 
     model = original.copied()
+    returned = _Returned(model)
     wide = given.map(widened)
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
-        return torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
+        return exported, returned.structure
     except Exception:  # whatever it is, the attempt with fixed sizes will say it
         return None
 

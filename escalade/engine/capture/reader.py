@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.blocks import unwrapped
 from escalade.engine.capture.separate import Original
@@ -21,6 +22,7 @@ from escalade.engine.graph.graph import (
     Shape,
     map_leaves,
 )
+from escalade.engine.graph.trees import flatten
 from escalade.engine.nodes.recognition import recognise_captured
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -44,12 +46,7 @@ class FxReader:
         """The results of operations in place, and the tensors that they are."""
 
     def _input(self, node: torch.fx.Node) -> Input:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            raise CaptureError(
-                f"input {node.name!r} is {type(value).__name__}; a compiled model takes tensors only. Fix other "
-                "arguments with functools.partial or a wrapper module"
-            )
+        value = node.meta["val"]
         for size in value.shape:
             if self._symbol is None and isinstance(size, torch.SymInt):
                 symbols = size.node.expr.free_symbols
@@ -148,7 +145,10 @@ class FxReader:
 class Reader(FxReader):
     """An exported program, node by node."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, original: Original) -> None:
+    def __init__(
+        self, exported: torch.export.ExportedProgram, original: Original, structure: pytree.TreeSpec | None
+    ) -> None:
+        """`structure` is how the model returns the program's results, if the program does not know itself."""
         super().__init__()
         self._nodes = unwrapped(exported.graph_module)
         if _tangled(self._nodes):
@@ -156,6 +156,7 @@ class Reader(FxReader):
             self._nodes = unwrapped(exported.graph_module)
         self._exported = exported
         self._original = original
+        self._structure = structure
 
     def graph(self) -> Graph:
         exported = self._exported
@@ -168,15 +169,20 @@ class Reader(FxReader):
         }  # fmt: skip
         copies = _Copies(self._original)
         inputs: list[Input] = []
+        given: list[Any] = []
+        """What the caller gives: tensors, and values that are the same at every call."""
         for node in self._nodes.nodes:
             if node.op == "placeholder":
                 if node.name in targets:
                     graph.constants[node.name] = copies.of(tensors[targets[node.name]])
                     self._values[node] = node.name
-                else:
+                    continue
+                value = node.meta.get("val")
+                given.append(value)
+                if isinstance(value, torch.Tensor):
                     inputs.append(self._input(node))
                     self._values[node] = node.name
-                graph.inputs = tuple(inputs)
+                    graph.inputs = tuple(inputs)
             elif node.op == "call_function":
                 self._call(graph, node)
             elif node.op == "get_attr":
@@ -185,7 +191,7 @@ class Reader(FxReader):
                 )
             elif node.op == "output":
                 self._outputs(graph, node)
-        graph.structure, graph.arguments = exported.call_spec.out_spec, exported.call_spec.in_spec
+        _, graph.arguments = flatten(pytree.tree_unflatten(given, exported.call_spec.in_spec))
         if self._symbol is not None:
             graph.batches = self._batches()
         if graph.changes_inputs:
@@ -197,17 +203,20 @@ class Reader(FxReader):
     def _outputs(self, graph: Graph, node: torch.fx.Node) -> None:
         specs = self._exported.graph_signature.output_specs
         found, types = [], []
+        returned: list[Any] = []
         for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 graph.changes_inputs = True
                 continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise CaptureError(_state(spec.target))
-            if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
-                raise CaptureError(f"the model returns {value!r}; a compiled model returns tensors only")
-            found.append(self._value(value))
-            types.append(_dtype_name(value.meta["val"].dtype))
+            returned.append(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+            if isinstance(returned[-1], torch.Tensor):
+                found.append(self._value(value))
+                types.append(_dtype_name(returned[-1].dtype))
         graph.outputs, graph.output_types = tuple(found), tuple(types)
+        spec = self._exported.call_spec.out_spec
+        graph.structure = self._structure or flatten(pytree.tree_unflatten(returned, spec))[1]
 
     def _batches(self) -> tuple[int, int | None]:
         """The batch sizes for which the model takes the branches that it took."""

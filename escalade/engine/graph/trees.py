@@ -1,30 +1,100 @@
-"""How tensors are given and returned (tuples, lists and dicts of them), as plain data.
+"""How tensors are given and returned: in tuples, lists, dicts and dataclasses, with plain values among them.
 
-In a process PyTorch's `TreeSpec` says it, for whatever containers PyTorch knows. A file can only hold those that can be
-made again without importing anything that it names.
+In a process PyTorch's `TreeSpec` says it: for whatever containers PyTorch knows, for dataclasses and plain values by
+two kinds of node of ours. Its leaves are the tensors. A file can only hold what can be made again without importing
+anything that it names.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
+from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from escalade.errors import UnsupportedError
 
 MOST_DEPTH = 64
 _LEAF = object()
+_VALUE = "value"
 _SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list}
 _MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict}
 
 
+_IN_FILES = (type(None), bool, int, float, str)
+_PLAIN = (*_IN_FILES, complex, bytes, Enum, torch.dtype, torch.device)
+"""Values that nobody can change, and that hold no tensors."""
+
+_SYMBOLIC: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
 class TreeError(UnsupportedError):
-    """A structure that a file cannot hold, or does not."""
+    """A structure that a file cannot hold, or does not; or a value that is no part of one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """A plain value in a structure, where a tensor might stand. It has no leaves, and becomes the value itself."""
+
+    value: Any
+
+
+class Record:
+    """An object of a dataclass whose fields may hold tensors. It becomes such an object, made without `__init__`."""
+
+    def __init__(self, kind: type, names: tuple[str, ...], values: list[Any]) -> None:
+        self.kind, self.names, self.values = kind, names, values
+
+
+def _record(values: Iterable[Any], context: tuple[type, tuple[str, ...]]) -> Any:
+    kind, names = context
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)  # frozen ones too
+    return made
+
+
+pytree.register_pytree_node(
+    Literal, lambda literal: ([], (type(literal.value), literal.value)), lambda _, context: context[1]
+)
+pytree.register_pytree_node(Record, lambda record: (record.values, (record.kind, record.names)), _record)
+
+
+def flatten(tree: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
+    """The tensors of arguments or results, and the structure that they and all other values are in."""
+    return pytree.tree_flatten(_described(tree))
+
+
+def _described(tree: Any) -> Any:
+    return pytree.tree_map(_leaf, tree)
+
+
+def _leaf(leaf: Any) -> Any:
+    """What PyTorch takes for a leaf, as a tensor or a node of ours."""
+    if isinstance(leaf, torch.Tensor | Literal):
+        return leaf
+    if isinstance(leaf, _PLAIN):
+        return Literal(leaf)
+    if type(leaf) in _SYMBOLIC:
+        return Literal(_SYMBOLIC[type(leaf)](leaf))  # which fixes the batch, if it is the size of one
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        names = tuple(field.name for field in dataclasses.fields(leaf) if hasattr(leaf, field.name))
+        return Record(type(leaf), names, [_described(getattr(leaf, name)) for name in names])
+    raise TreeError(
+        f"a {type(leaf).__name__} among arguments or results: they are tensors and plain values (numbers, texts, None) "
+        "in tuples, lists, dicts and dataclasses, or in what PyTorch was taught to look into, by "
+        "torch.utils._pytree.register_pytree_node"
+    )
 
 
 def to_plain(structure: pytree.TreeSpec) -> Any:
-    """A tensor is null; a container is its kind with what is in it, of dicts with the keys."""
+    """A tensor is null, a plain value stands behind a word; a container is its kind with what is in it, of dicts with
+    the keys.
+    """
     return _plain(pytree.tree_unflatten([_LEAF] * structure.num_leaves, structure))
 
 
@@ -35,6 +105,8 @@ def from_plain(data: Any) -> pytree.TreeSpec:
 def _plain(tree: Any) -> Any:
     if tree is _LEAF:
         return None
+    if type(tree) in _IN_FILES:
+        return {_VALUE: tree}
     for word, kind in _SEQUENCES.items():
         if type(tree) is kind:
             return {word: [_plain(part) for part in tree]}
@@ -43,8 +115,8 @@ def _plain(tree: Any) -> Any:
             return {word: [[key, _plain(part)] for key, part in tree.items()]}
     keys = f" with the keys {', '.join(map(repr, tree))}" if isinstance(tree, dict) else ""
     raise TreeError(
-        f"the model takes or returns a {type(tree).__name__}{keys}; a file holds tuples, lists and dicts of tensors, "
-        "dicts by names or whole numbers"
+        f"the model takes or returns a {type(tree).__name__}{keys}; a file holds tuples, lists and dicts of tensors "
+        "and plain values, dicts by names or whole numbers"
     )
 
 
@@ -55,6 +127,8 @@ def _made(data: Any, depth: int) -> Any:
         raise TreeError(f"a structure of more than {MOST_DEPTH} containers in each other")
     if type(data) is dict and len(data) == 1:
         ((word, parts),) = data.items()
+        if word == _VALUE and type(parts) in _IN_FILES:
+            return Literal(parts)
         if word in _SEQUENCES and type(parts) is list:
             return _SEQUENCES[word](_made(part, depth - 1) for part in parts)
         if word in _MAPPINGS and type(parts) is list and all(_is_entry(part) for part in parts):

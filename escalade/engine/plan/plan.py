@@ -110,6 +110,13 @@ class Plan:
     matters. Outputs are not among them."""
 
     @property
+    def batch(self) -> int:
+        """The size of the first input's first dimension, if it has one."""
+        batch = self.graph.inputs[0].shape[0] if self.graph.inputs and self.graph.inputs[0].shape else 1
+        assert isinstance(batch, int)
+        return batch
+
+    @property
     def is_direct(self) -> bool:
         """Whether a call is a few launches over nothing but the caller's tensors and scratch memory."""
         read, written = len(self.inputs_outside), len(self.outputs_outside)

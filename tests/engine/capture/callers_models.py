@@ -377,7 +377,7 @@ FAILING: dict[str, Callable[[], nn.Module]] = {
     ),
     "a decision by values": lambda: Model(_decides, cache=None),
     "state": lambda: Model(_state, cache=None, total=nn.Buffer(torch.zeros(()))),
-    "a number as a result": lambda: Model(lambda self, x: (_cached(self, x), 3), cache=None),
+    "an object as a result": lambda: Model(lambda self, x: (_cached(self, x), object()), cache=None),
     "weights that are not finite": lambda: Model(_cached, cache=torch.full((SIZE,), float("nan"))),
     "no contents": lambda: nn.Linear(SIZE, SIZE, device="meta"),
     "lazy modules": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.LazyLinear(3)),

@@ -1,0 +1,108 @@
+"""An engine as an object: among modules, copied and pickled; and how its model takes arguments and returns results."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from escalade.engine import Engine, compile
+from escalade.engine.file import FileError
+from escalade.errors import UnsupportedError
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: int
+
+
+@dataclass(frozen=True)
+class Found:
+    scores: torch.Tensor
+    others: dict[str, Any] = field(default_factory=dict)
+    boxes: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert self.scores.numel()
+
+
+class Many(nn.Module):
+    """Whatever structure a model may return, by constants among its arguments."""
+
+    def forward(self, x: torch.Tensor, doubled: bool, times: int = 1, *, kind: str | None = None) -> Any:
+        y = (x * 2 if doubled else x) * times
+        if kind == "plain":
+            return {"y": [y, None], "scale": 2.5, "is_doubled": doubled, "kind": kind}
+        return [Found(y, {"pair": Pair(y + 1, times)}), None, x.shape[1], torch.float16]
+
+
+def equal(found: Any, expected: Any) -> bool:
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(found, expected)
+    if isinstance(expected, Found):
+        return isinstance(found, Found) and equal(vars(found), vars(expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(equal(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and all(
+            equal(*both) for both in zip(found, expected, strict=True)
+        )
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def test_arguments_are_constants_and_results_come_as_the_model_has_them() -> None:
+    model, x = Many(), torch.randn(2, 3)
+    engine = compile(model, (x, False, 3), {"kind": "own"})
+    for batch in (2, 5):
+        x = torch.randn(batch, 3)
+        assert equal(engine(x, False, 3, kind="own"), model(x, False, 3, kind="own"))
+    for arguments, keywords in (((x, True, 3), {"kind": "own"}), ((x, 0, 3), {"kind": "own"}), ((x,), {})):
+        with pytest.raises(UnsupportedError, match=r"with x \[batch, 3\], False, 3, kind='own'"):
+            engine(*arguments, **keywords)
+    with pytest.raises(FileError, match="takes or returns a Found; a file holds tuples"):
+        pickle.dumps(engine)
+    plain = compile(model, (x, True), {"kind": "plain"})
+    again = pickle.loads(pickle.dumps(plain))
+    for one in (plain, again):
+        assert equal(one(x, True, kind="plain"), model(x, True, kind="plain"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.manual_seed(3)
+    return compile(nn.Linear(4, 3), torch.randn(2, 4), dtype=torch.float16, device="twin")
+
+
+def test_an_engine_says_what_it_is(engine: Engine) -> None:
+    assert repr(engine) == "Engine(input_1 [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
+
+
+def test_copies_are_engines_of_their_own(engine: Engine) -> None:
+    x = torch.randn(2, 4)
+    for again in (copy.deepcopy(engine), copy.copy(engine), pickle.loads(pickle.dumps(engine))):
+        assert (again.dtype, again.on_twin, again._plans) == ("fp16", True, {})
+        assert torch.equal(again(x), engine(x)) and again._lock is not engine._lock
+
+
+def test_an_engine_among_modules(engine: Engine) -> None:
+    x = torch.randn(2, 4)
+    network = nn.Sequential(engine, nn.Linear(3, 2)).train().to("cpu")
+    assert engine.eval() is engine and not engine.training and not engine.state_dict()
+    torch.testing.assert_close(network(x), network[1](engine(x)))
+    seen: list[torch.Tensor] = []
+    hook = engine.register_forward_hook(lambda module, given, result: seen.append(result))
+    found = engine(x)
+    hook.remove()
+    engine(x)
+    assert seen == [found]
+    with pytest.raises(UnsupportedError, match="computes in fp16, and keeps to it"):
+        network.double()
+    with pytest.raises(UnsupportedError, match="device meta: an engine runs on"):
+        network.to("meta")
+    with pytest.raises(UnsupportedError, match="has one inside"):
+        compile(network, x)
