@@ -1,41 +1,58 @@
 // y[c][i][j][f] = x[f][r][s][c] + x[f][r][s+1][c] + x[f][r+1][s][c] + x[f][r+1][s+1][c], r and s counted from the end
 //
 // A block takes one row of y for TILE filters and TILE channels: the two rows of x that it is of come into shared memory
-// along channels, added up on the way, and leave it along filters. What bounds it: the launch; for large filters, L2.
+// along channels, added up on the way, and leave it along filters. A thread has its reads under way at once. What
+// bounds it: the launch; for large filters, L2.
 //
 // Serves `tiled`. filters.cuh has the sizes.
 #include "filter_sums/filters.cuh"
 
 constexpr int TILE = 32;
+constexpr int WARPS = THREADS / 32;
+constexpr int PASSES = WIDTH > 4 ? TILE / WARPS : 1;  // of wide filters a thread would have more reads than registers
+constexpr int ROUNDS = WIDTH * TILE / WARPS / PASSES;
+constexpr int COLUMNS = WIDTH + 2 * ZEROS - 1;
+static_assert(TILE % WARPS == 0, "all warps have as many taps of filters to read");
 
 extern "C" __global__ void __launch_bounds__(THREADS) filter_sums_tiled(const Element* x, Element* y, Filters shape) {
     __shared__ float tile[WIDTH][TILE][TILE + 1];  // the sums of two rows, by tap, channel and filter
     wait_for_previous_launch();
     const int first_filter = blockIdx.x * TILE, first_channel = blockIdx.y * TILE;
     const int row = Filters::window(blockIdx.z, shape.rows);
-    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    for (int at = threadIdx.x / 32; at < WIDTH * TILE; at += THREADS / 32) {
-        const int tap = at % WIDTH, filter = first_filter + at / WIDTH, channel = first_channel + lane;
-        float sum = 0.f;
-        if (filter < shape.filters && channel < shape.channels) {
-            const Element* first = x + (1LL * filter * shape.height * WIDTH + tap) * shape.channels + channel;
+    // What is outside is read elsewhere and not added: a branch would have the reads wait for each other.
+    const bool has_upper = row >= 0, has_lower = row + 1 < shape.height;
+    const int upper = max(row, 0), lower = min(row + 1, shape.height - 1);
+    const Element* columns = x + min(first_channel + lane, shape.channels - 1);
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; ++pass) {
+        Element read[ROUNDS][2];
 #pragma unroll
-            for (int r = row; r < row + 2; ++r)
-                if (r >= 0 && r < shape.height) sum += to_float(first[r * WIDTH * shape.channels]);
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int at = (pass * ROUNDS + round) * WARPS + warp;
+            const long long filter = min(first_filter + at / WIDTH, shape.filters - 1);
+            read[round][0] = columns[((filter * shape.height + upper) * WIDTH + at % WIDTH) * shape.channels];
+            read[round][1] = columns[((filter * shape.height + lower) * WIDTH + at % WIDTH) * shape.channels];
         }
-        tile[tap][lane][at / WIDTH] = sum;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int at = (pass * ROUNDS + round) * WARPS + warp;
+            const float sum = has_upper ? to_float(read[round][0]) : 0.f;
+            tile[at % WIDTH][lane][at / WIDTH] = has_lower ? sum + to_float(read[round][1]) : sum;
+        }
     }
     __syncthreads();
 
     const int filter = first_filter + lane;
-    for (int at = threadIdx.x / 32; at < shape.columns * TILE; at += THREADS / 32) {
-        const int channel = at / shape.columns, j = at % shape.columns;
+#pragma unroll 4
+    for (int at = warp; at < COLUMNS * TILE; at += WARPS) {
+        const int channel = at / COLUMNS, j = at % COLUMNS;
         if (filter >= shape.filters || first_channel + channel >= shape.channels) continue;
-        const int column = Filters::window(j, shape.columns);
+        const int column = Filters::window(j, COLUMNS);
         float sum = column >= 0 ? tile[column][channel][lane] : 0.f;
         if (column + 1 < WIDTH) sum += tile[column + 1][channel][lane];
-        y[((1LL * (first_channel + channel) * shape.rows + blockIdx.z) * shape.columns + j) * shape.filters + filter] =
+        y[((1LL * (first_channel + channel) * shape.rows + blockIdx.z) * COLUMNS + j) * shape.filters + filter] =
             from_float<Element>(sum);
     }
 }

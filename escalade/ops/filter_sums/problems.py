@@ -13,6 +13,6 @@ PROBLEMS = (
 
 SMALL_PROBLEMS = (
     FilterSumsProblem(34, 40, 3, 2, zeros=True),
-    FilterSumsProblem(3, 65, 2, 4),
+    FilterSumsProblem(3, 65, 2, 5),
 )
-"""Small problems that between them have parts of tiles both ways, zeros and none, and filters of two shapes."""
+"""Small problems that between them have parts of tiles both ways, zeros and none, and narrow and wide filters."""

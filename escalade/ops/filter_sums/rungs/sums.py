@@ -51,7 +51,7 @@ class Tiled(Rung[FilterSumsProblem]):
         return None
 
     def configs(self, problem: FilterSumsProblem) -> tuple[Config, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512))
+        return tuple(ThreadsConfig(threads) for threads in (512, 256))
 
     def recipe(self, problem: FilterSumsProblem, config: Config) -> Recipe:
         assert isinstance(config, ThreadsConfig)
