@@ -37,6 +37,8 @@ COMMANDS = {
     "profile": "What the kernels of a rung, a network or a step of training do: counters or times, and what they say.",
     "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "
     "read.",
+    "evaluate": "A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits "
+    "are off.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",
     "tables": "The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/.",
     "report": "All records as one HTML file: the verdict, ladders, networks, and where each figure comes from.",

@@ -45,8 +45,8 @@ def predict(
 ) -> Generator[Prediction, None, None]:
     """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
     sent: deque[list[pathlib.Path]] = deque()
-    batches = _batches(files, crop, batch, sent, skipped)
-    with closing(batches), closing(engine.stream(batches)) as results:
+    given = batches(files, crop, batch, sent, skipped)
+    with closing(given), closing(engine.stream(given)) as results:
         for logits in results:
             likely = logits.float().softmax(1).topk(min(top, len(labels)), 1)
             # The last batch is filled up, and zip leaves out what is beyond its files.
@@ -67,11 +67,11 @@ def example(batch: int, crop: Crop) -> torch.Tensor:
 
 def first_images(files: Sequence[pathlib.Path], crop: Crop, batch: int) -> list[torch.Tensor]:
     """The first batch as `predict` gives it to the engine, to calibrate with; none if none can be read."""
-    with closing(_batches(files, crop, batch, deque(), lambda image: None)) as batches:
-        return [torch.from_numpy(images).clone() for images in islice(batches, 1)]
+    with closing(batches(files, crop, batch, deque(), lambda image: None)) as given:
+        return [torch.from_numpy(images).clone() for images in islice(given, 1)]
 
 
-def _batches(
+def batches(
     files: Sequence[pathlib.Path],
     crop: Crop,
     batch: int,

@@ -12,24 +12,17 @@ from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from escalade.classify import output
-from escalade.classify.images import Crop, Unreadable, find
+from escalade.classify.images import Unreadable, find
 from escalade.classify.labels import class_labels
-from escalade.classify.prediction import Prediction, example, first_images, predict
+from escalade.classify.prediction import Prediction, predict
+from escalade.classify.preparation import compiled, crop_of, normalization
 from escalade.commands.devices import engine_device
-from escalade.commands.options import EngineOn
+from escalade.commands.options import ColourDeviation, ColourMean, EngineOn
 from escalade.commands.progress import progress_bar
-from escalade.engine import compile
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.models import ResNet, read_resnet
+from escalade.models import read_resnet
 from escalade.showing import shown
-
-Colour = tuple[float, float, float]
-
-PHOTOGRAPHS, SMALL_IMAGES = Crop(256, 224), Crop(32, 32)
-"""The crops for ImageNet's stem and for CIFAR's."""
-_IMAGENET: tuple[Colour, Colour] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_PLAIN: tuple[Colour, Colour] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 
 def command(
@@ -54,16 +47,8 @@ def command(
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
     device: EngineOn = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 5,
-    mean: Annotated[
-        tuple[float, float, float] | None,
-        typer.Option(
-            help="Of red, green and blue, from 0 to 1. Without it: ImageNet's, or 0 for a CIFAR network."
-        ),
-    ] = None,
-    std: Annotated[
-        tuple[float, float, float] | None,
-        typer.Option(help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."),
-    ] = None,
+    mean: ColourMean = None,
+    std: ColourDeviation = None,
     json: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
     csv: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
 ) -> None:
@@ -82,17 +67,10 @@ def command(
     files, closed = find(tuple(images))
     model = read_resnet(weights)
     names = class_labels(model.fc.out_features, labels)
-    crop = SMALL_IMAGES if model.small_images else PHOTOGRAPHS
+    crop = crop_of(model)
     batch = min(batch, len(files))
     with status.status(f"Compiling ResNet-{model.layers} in {dtype} for {where}"):
-        engine = compile(
-            model,
-            example(batch, crop),
-            dtype=dtype,
-            device=where,
-            normalize=_normalization(model, mean, std),
-            calibration=first_images(files, crop, batch) if dtype == "fp8" else None,
-        )
+        engine = compiled(model, dtype, where, batch, normalization(model, mean, std), files)
 
     skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
@@ -149,9 +127,3 @@ def _summarise(
         status.print(f"[red]{images:,} of {read + images:,} images could not be read[/]", highlight=False)
     if folders:
         status.print(f"[red]folders that could not be opened: {folders:,}[/]", highlight=False)
-
-
-def _normalization(model: ResNet, mean: Colour | None, std: Colour | None) -> tuple[Colour, Colour]:
-    """What was given, else ImageNet's; none for small images, whose networks differ in it."""
-    usual_mean, usual_std = _PLAIN if model.small_images else _IMAGENET
-    return mean or usual_mean, std or usual_std

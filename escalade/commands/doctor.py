@@ -24,7 +24,10 @@ VARIABLES = {
         "how much of them is kept; those unused for longest go first (500MB, 1.5GiB)",
     ),
     "ESCALADE_COMMIT": ("HEAD", "what records name as the commit; without it, git is asked"),
-    "ESCALADE_DATA": ("data", "where `escalade bench lenet` finds its weights and Fashion-MNIST"),
+    "ESCALADE_DATA": (
+        "data",
+        "where `escalade bench lenet` finds its weights and Fashion-MNIST, and `escalade measure` photographs",
+    ),
     "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
     "ESCALADE_TWIN_LIMIT": (
         "120",

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.bench.campaign import coverage, registry
+from escalade.bench.campaign import coverage, evaluation, registry
 from escalade.bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade.bench.campaign.staleness import State, states
 from escalade.bench.campaign.units import Session
@@ -165,8 +165,8 @@ def _summary(found: Sequence[State], console: Console) -> None:
             console.print(
                 f"{escape(state.unit.name)} failed; with --again it is tried again: {escape(state.failure)}"
             )
-    if coverage.missing():
-        console.print(f"[yellow]note:[/] {coverage.missing()}")
+    for why in filter(None, (coverage.missing(), evaluation.missing())):
+        console.print(f"[yellow]note:[/] {escape(why)}")
     console.print(
         f"{len(stale)} of {len(found)} units are missing or overtaken{f' ({of})' if of else ''}, "
         f"about {duration(sum(state.seconds for state in stale))}"

@@ -66,6 +66,19 @@ EngineOn = Annotated[
         show_default=False,
     ),
 ]
+ColourMean = Annotated[
+    tuple[float, float, float] | None,
+    typer.Option(
+        "--mean",
+        help="Of red, green and blue, from 0 to 1. Without it: ImageNet's, or 0 for a CIFAR network.",
+    ),
+]
+ColourDeviation = Annotated[
+    tuple[float, float, float] | None,
+    typer.Option(
+        "--std", help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."
+    ),
+]
 InputSeed = Annotated[int, typer.Option("--seed", help="Of the random inputs.")]
 RecordsFile = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Write the records to this file too.")

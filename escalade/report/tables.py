@@ -23,6 +23,7 @@ from escalade.report import (
 )
 from escalade.report.commits import mixed
 from escalade.report.network_plots import network_plot
+from escalade.report.plans import page as plans
 from escalade.report.plot import ladder_plot
 
 NETWORKS = "networks"
@@ -102,6 +103,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
         root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
         root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
         root / "docs" / coverage_pages.PAGE: coverage_pages.coverage_page(measured, PREFERRED_GPU),
+        root / "docs" / plans.PAGE: plans.plans_page(_chosen(measured)),
         root / "docs" / step_pages.PAGE: step_pages.steps_page(measured, PREFERRED_GPU),
     }
 

@@ -154,29 +154,22 @@ def test_names_do_nothing_to_the_terminal_are_written_exactly_and_closed_folders
         assert {row["file"] for row in csv.DictReader(file)} == files
 
 
-def test_readable_images_end_well_with_any_batch(
+def test_readable_images_end_well_with_any_batch_and_by_mean_and_deviation(
     weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    tops = []
-    for batch in (2, 64):
-        path = tmp_path / f"{batch}.json"
-        result = run(images, "-w", weights, "-b", batch, "--device", "cpu", "--json", path)
-        assert result.exit_code == 0, result.output
-        tops.append([entry["top"][0]["class"] for entry in json.loads(path.read_text())["images"]])
-        assert len(tops[-1]) == 5
-    assert tops[0] == tops[1]
-
-
-def test_mean_and_deviation_are_taken(
-    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    chances = []
-    for options in ((), ("--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2)):
+    runs = []
+    for options in (("-b", 2), ("-b", 64), ("--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2)):
         path = tmp_path / "o.json"
-        assert run(images, "-w", weights, "--device", "cpu", "--json", path, *options).exit_code == 0
-        top = json.loads(path.read_text())["images"][0]["top"]
-        chances.append([(guess["class"], round(guess["probability"], 4)) for guess in top])
-    assert chances[0] != chances[1]
+        result = run(images, "-w", weights, "--device", "cpu", "--json", path, *options)
+        assert result.exit_code == 0, result.output
+        runs.append([entry["top"] for entry in json.loads(path.read_text())["images"]])
+        assert len(runs[-1]) == 5
+    few, many, otherwise = runs
+    assert [top[0]["class"] for top in few] == [top[0]["class"] for top in many]
+    chances, others = (
+        [(guess["class"], round(guess["probability"], 4)) for guess in each[0]] for each in (many, otherwise)
+    )
+    assert chances != others
 
 
 def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib.Path) -> None:

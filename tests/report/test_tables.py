@@ -51,6 +51,7 @@ def test_records_become_tables_and_a_plot(root: pathlib.Path) -> None:
         "networks.md",
         "layers.md",
         "coverage.md",
+        "plans.md",
         "resnet18.md",
     ]
     written = tables.write(root / "results", root)

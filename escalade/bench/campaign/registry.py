@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from escalade.bench.campaign import coverage, ladders, layers, networks, steps
+from escalade.bench.campaign import coverage, evaluation, ladders, layers, networks, steps
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
@@ -17,6 +17,7 @@ KINDS: dict[str, Callable[[], Iterator[Unit]]] = {
     "steps": steps.units,
     "layers": layers.units,
     "coverage": coverage.units,
+    "evaluation": evaluation.units,
 }
 """The makers of units, by what their names begin with."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from escalade.bench.networks import at_hand
 from escalade.errors import UnsupportedError
 
 SIZE = 86
@@ -19,7 +19,6 @@ SIZE = 86
 COUNT = 10_000
 WEIGHTS = "lenet_weights-86.bin"
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-_FOLDERS = ("data", "../shared/data")
 _PACKAGED = pathlib.Path("/usr/share/datasets/fashion-mnist")
 """The folder where Debian's package dataset-fashion-mnist has it."""
 _SIDE = 28
@@ -30,9 +29,7 @@ _MAGIC = {IMAGES: 2051, LABELS: 2049}
 
 def folders() -> tuple[pathlib.Path, ...]:
     """The folders where it is looked for."""
-    given = os.environ.get("ESCALADE_DATA")
-    own = (given,) if given else _FOLDERS
-    return (*(pathlib.Path(name) for name in own), _PACKAGED)
+    return (*at_hand.folders(), _PACKAGED)
 
 
 def find(name: str) -> pathlib.Path | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.bench.campaign import ladders, registry, runner, units
+from escalade.bench.campaign import evaluation, ladders, registry, runner, units
 from escalade.bench.campaign.runner import Clock, ordered, run
 from escalade.bench.campaign.staleness import WORKLOAD, State, states
 from escalade.bench.campaign.units import Say, Session, Unit
@@ -199,3 +199,17 @@ def test_the_registry_has_every_kind_and_finds_names() -> None:
         assert registry.named([pattern])
     with pytest.raises(UnsupportedError, match="no unit 'ladders'; names begin with ladder,"):
         registry.named(["ladders"])
+
+
+def test_right_answers_are_a_unit_where_weights_and_photographs_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
+    assert not list(evaluation.units()) and evaluation.WEIGHTS in evaluation.missing()
+    for name in (evaluation.WEIGHTS, evaluation.PHOTOGRAPHS, evaluation.CLASSES):
+        (tmp_path / name).touch()
+    (found,) = evaluation.units()
+    assert found.kind in registry.KINDS and not evaluation.missing()
+    assert found.command.startswith(
+        f"escalade evaluate resnet18 --weights {tmp_path / evaluation.WEIGHTS} --data"
+    )

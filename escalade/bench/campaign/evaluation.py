@@ -1,0 +1,60 @@
+"""The unit of right answers with real weights, where weights and labelled photographs are at hand."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from escalade.bench.campaign.units import Say, Session, Unit
+from escalade.bench.ladder import free
+from escalade.bench.networks import at_hand
+from escalade.bench.networks.evaluation import DTYPES, Task, evaluate
+from escalade.classify.labelled import find_labelled
+from escalade.classify.preparation import normalization
+from escalade.measure.records import Record
+from escalade.models import read_resnet
+
+NETWORK = "resnet18"
+WEIGHTS, PHOTOGRAPHS, CLASSES = (
+    "resnet18_imagenet_rebuilt_fp16.safetensors",
+    "images",
+    "imagenet_synsets.txt",
+)
+_BATCH = 32
+_SECONDS, _VALUE = 20.0, 15.0
+
+
+def units() -> Iterator[Unit]:
+    """The one unit, all dtypes at once: an image is decoded once for all of them."""
+    if missing():
+        return
+    weights, photographs, classes = (at_hand.find(name) for name in (WEIGHTS, PHOTOGRAPHS, CLASSES))
+    asked = ("--weights", str(weights), "--data", str(photographs), "--classes", str(classes))
+    yield Unit(
+        f"evaluation/{NETWORK}",
+        f"right answers of {NETWORK} with real weights",
+        shlex.join(("escalade", "evaluate", NETWORK, *asked)),
+        _SECONDS,
+        _VALUE,
+        _measure,
+        DTYPES,
+        chooses=True,
+    )
+
+
+def missing() -> str:
+    """Why there is no such unit here; empty if there is."""
+    absent = [name for name in (WEIGHTS, PHOTOGRAPHS, CLASSES) if at_hand.find(name) is None]
+    where = ", ".join(map(str, at_hand.folders()))
+    return f"{', '.join(absent)}: not in {where}, so right answers are not among the units" if absent else ""
+
+
+def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
+    weights, photographs, classes = (at_hand.find(name) for name in (WEIGHTS, PHOTOGRAPHS, CLASSES))
+    assert weights is not None and photographs is not None
+    model = read_resnet(weights)
+    images = find_labelled(photographs, model.fc.out_features, classes)
+    batch = min(_BATCH, len(images))
+    task = Task(NETWORK, model, weights, photographs, images, normalization(model), batch)
+    yield evaluate(task, DTYPES, session.device.type, say)
+    free(session.device)

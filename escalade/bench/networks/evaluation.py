@@ -1,0 +1,134 @@
+"""A ResNet with real weights over labelled images: right answers by dtype, and how far they are from PyTorch's in fp32.
+
+All systems see a batch before the next one is decoded, so that a data set of any size is read once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from escalade.bench.networks.judging import MOST
+from escalade.bench.networks.parts import normalised
+from escalade.classify.images import Unreadable
+from escalade.classify.labelled import Labelled
+from escalade.classify.prediction import batches
+from escalade.classify.preparation import Normalization, compiled, crop_of
+from escalade.errors import UnsupportedError
+from escalade.measure.records import Record
+from escalade.models import ResNet
+from escalade.ops.base.switches import precision
+from escalade.showing import shown
+
+SUFFIX = "_evaluation"
+"""How the workload of these records ends, behind the network's name."""
+PYTORCH = "torch"
+FEW = 5
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network of a name, with the weights of a file, and the images that it is shown."""
+
+    network: str
+    model: ResNet
+    weights: pathlib.Path
+    folder: pathlib.Path
+    images: Sequence[Labelled]
+    normalize: Normalization
+    batch: int
+
+    @property
+    def files(self) -> list[pathlib.Path]:
+        return [image.file for image in self.images]
+
+
+class _Score:
+    """What a system has made of the images so far, beside PyTorch."""
+
+    def __init__(self) -> None:
+        self.images = self.first = self.among_few = self.same = 0
+        self.largest = self._off = self._all = 0.0
+        self.finite = True
+
+    def add(self, logits: torch.Tensor, expected: torch.Tensor, classes: torch.Tensor) -> None:
+        few = logits.topk(min(FEW, logits.shape[1]), 1).indices
+        right = few == classes[:, None]
+        self.images += len(classes)
+        self.first += int(right[:, 0].sum())
+        self.among_few += int(right.any(1).sum())
+        self.same += int((few[:, 0] == expected.argmax(1)).sum())
+        self.finite &= bool(logits.isfinite().all())
+        off = (logits - expected).double()
+        self.largest = max(self.largest, float(off.abs().max()))
+        self._off += float(off.square().sum())
+        self._all += float(expected.double().square().sum())
+
+    @property
+    def error(self) -> float:
+        """The difference relative to PyTorch's logits, over all images."""
+        return math.sqrt(self._off / self._all) if self._all else 0.0
+
+
+def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str], None]) -> list[Record]:
+    """A record of PyTorch in fp32 and one of Escalade in each dtype; `device` is as `compile` takes it."""
+    engines = {}
+    for dtype in dtypes:
+        say(f"{task.network}: compiling in {dtype}")
+        engines[dtype] = compiled(task.model, dtype, device, task.batch, task.normalize, task.files)
+    home = next(iter(engines.values())).device
+    model = copy.deepcopy(task.model).to(home).eval()
+    scores = {name: _Score() for name in ("", *dtypes)}
+    numbers = {image.file: image.number for image in task.images}
+    seen: deque[list[pathlib.Path]] = deque()
+    given = batches(task.files, crop_of(model), task.batch, seen, _refuse)
+    with torch.no_grad(), closing(given):
+        for images in given:
+            names = seen.popleft()
+            say(f"{task.network}: {scores[''].images + len(names):,} of {len(task.images):,} images")
+            x = torch.from_numpy(images).to(home)
+            classes = torch.tensor([numbers[name] for name in names])
+            with precision("fp32"):
+                expected = model(normalised(x, task.normalize))[: len(names)].cpu()
+            scores[""].add(expected, expected, classes)
+            for dtype, engine in engines.items():
+                scores[dtype].add(engine(x)[: len(names)].float().cpu(), expected, classes)
+    return [_record(task, dtype, score) for dtype, score in scores.items()]
+
+
+def _refuse(image: Unreadable) -> None:
+    """A data set with holes is another data set."""
+    raise UnsupportedError(f"{shown(image.file)} cannot be read: {shown(image.reason)}")
+
+
+def _record(task: Task, dtype: str, score: _Score) -> Record:
+    count = score.images
+    problem = f"{crop_of(task.model).side}_{task.folder.absolute().name}_n{count}"
+    record = Record(
+        task.network + SUFFIX, problem, dtype or "fp32", "", count, "escalade" if dtype else PYTORCH, ""
+    )
+    record = replace(
+        record,
+        accuracy=score.first / count,
+        config={
+            "top5": score.among_few / count,
+            "agreement": score.same / count,
+            "difference": score.largest,
+            "weights": task.weights.name,
+        },
+    )
+    if not dtype:
+        return record
+    error = score.error if score.finite else math.inf
+    failure = (
+        "" if error <= MOST[dtype] else f"its logits are off by {error:.1e}, more than {MOST[dtype]:.1e}"
+    )
+    return replace(record, error=error if score.finite else None, tolerance=MOST[dtype], failure=failure)

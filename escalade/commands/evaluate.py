@@ -1,0 +1,141 @@
+"""The command `evaluate`: a ResNet's right answers on labelled images, in each dtype."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import json as json_format
+import pathlib
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade.bench.networks.evaluation import DTYPES, SUFFIX, Task, evaluate
+from escalade.classify import output
+from escalade.classify.labelled import find_labelled, spread
+from escalade.classify.preparation import normalization
+from escalade.commands.devices import engine_device
+from escalade.commands.options import ColourDeviation, ColourMean, Dtypes, EngineOn, RecordsFolder, listed
+from escalade.commands.progress import status
+from escalade.engine.graph.forms import require_dtype
+from escalade.errors import UnsupportedError
+from escalade.measure import records as store
+from escalade.measure.records import Record
+from escalade.models import read_resnet
+from escalade.report import evaluation_pages, networks
+
+NETWORKS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
+
+
+def command(
+    network: Annotated[str, typer.Argument(help="resnet18, resnet34 or resnet50.", show_default=False)],
+    weights: Annotated[
+        pathlib.Path,
+        typer.Option(
+            "--weights", "-w", help="Its .safetensors, .pth or .pt file, named as torchvision or timm do."
+        ),
+    ],
+    data: Annotated[
+        pathlib.Path,
+        typer.Option(
+            "--data", "-d", help="A folder of images: a folder a class in it, or files named CLASS_whatever."
+        ),
+    ],
+    classes: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="What the classes are called there, in the network's order: a name a line, or a .json list. Without "
+            "it: their numbers, or all of them in alphabetical order.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Dtypes = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most so many images, evenly from all of them.", show_default=False),
+    ] = None,
+    device: EngineOn = None,
+    mean: ColourMean = None,
+    std: ColourDeviation = None,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write the figures to this file too.")] = None,
+    csv: Annotated[pathlib.Path | None, typer.Option(help="Write the figures to this file too.")] = None,
+    results: RecordsFolder = None,
+) -> None:
+    """A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits are off."""
+    if network not in NETWORKS:
+        raise UnsupportedError(f"there is no network {network!r} to evaluate; there is {', '.join(NETWORKS)}")
+    dtypes = listed(dtype) or DTYPES
+    for each in dtypes:
+        require_dtype(each)
+    where = engine_device(device)
+    for path in (json, csv):
+        output.require_place(path)
+    model = read_resnet(weights)
+    if model.layers != NETWORKS[network]:
+        raise UnsupportedError(f"{weights.name} has the weights of a ResNet-{model.layers}, not of {network}")
+    images = spread(find_labelled(data, model.fc.out_features, classes), limit)
+    task = Task(
+        network, model, weights, data, images, normalization(model, mean, std), min(batch, len(images))
+    )
+    console = Console()
+    with status(console) as say:
+        found = evaluate(task, dtypes, where, say)
+    origin = store.provenance(torch.device("cuda" if where == "cuda" else "cpu"))
+    if where == "cpu":
+        origin = replace(origin, gpu=f"cpu {platform.machine()}")
+    stamped = [record.stamped(origin) for record in found]
+    if json is not None:
+        output.write(json, _json(stamped, data, where))
+    if csv is not None:
+        output.write(csv, _csv(stamped))
+    if results is not None:
+        store.file_away(results, stamped)
+    console.print(evaluation_pages.terminal_table(stamped, str(data), where))
+    wrong = [record for record in stamped if record.failure]
+    for record in wrong:
+        console.print(f"[red]failed:[/] {escape(networks.failure(record))}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _json(records: Sequence[Record], data: pathlib.Path, device: str) -> str:
+    about: dict[str, Any] = {
+        "network": records[0].workload.removesuffix(SUFFIX),
+        "weights": records[0].config["weights"],
+        "data": str(data),
+        "images": records[0].batch,
+        "device": device,
+        "systems": [_figures(record) for record in records],
+    }
+    return json_format.dumps(about, indent=1) + "\n"
+
+
+def _csv(records: Sequence[Record]) -> str:
+    text = io.StringIO()
+    rows = [_figures(record) for record in records]
+    writer = csv_format.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _figures(record: Record) -> dict[str, Any]:
+    said = record.config
+    return {
+        "system": record.system,
+        "dtype": record.dtype,
+        "images": record.batch,
+        "top1": record.accuracy,
+        "top5": said["top5"],
+        "agreement": said["agreement"],
+        "largest_difference": said["difference"],
+        "error": record.error,
+        "failure": record.failure,
+    }
