@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from escalade.engine.capture.conditions import Sizes
 from escalade.engine.capture.reader import CaptureError, NotBatched, Reader
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.graph.trees import TreeError, flatten
 from escalade.errors import UnsupportedError
+
+Result = TypeVar("Result")
 
 
 def capture(
@@ -33,16 +38,26 @@ def capture(
     With `autocast`, what the caller's autocast makes of the model is captured.
     """
     require_module(model)
-    given = _Given(tuple(arguments), dict(keywords or {}))
+    given = Given(tuple(arguments), dict(keywords or {}))
     given.check()
+    return with_original(model, ours, autocast, lambda original: graph_of(original, given))
 
-    def run() -> Graph:
+
+def with_original(
+    model: torch.nn.Module,
+    ours: Sequence[torch.Tensor],
+    autocast: bool,
+    work: Callable[[Original], Result],
+) -> Result:
+    """What comes of some work with a model whose copies may be run meanwhile."""
+
+    def run() -> Result:
         try:
             with (
                 undisturbed(model, autocast) as outside,
                 torch.compiler.set_stance("force_eager"),
             ):
-                return _graph(Original(model, ours, outside), given)
+                return work(Original(model, ours, outside))
         except RecursionError as error:
             raise CaptureError(
                 f"{type(model).__name__} holds objects inside each other more deeply than Python can follow"
@@ -58,11 +73,18 @@ def require_module(model: object) -> None:
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """Example inputs."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
+
+    @property
+    def batch(self) -> int:
+        """The number of items, at least two: export would take one for a constant. Zero: the tensors have none in
+        common."""
+        sizes = {tensor.shape[0] for tensor in self.tensors if tensor.dim() > 1}
+        return max(*sizes, 2) if len(sizes) == 1 and 0 not in sizes else 0
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -100,7 +122,8 @@ class _Returned:
         return tuple(tensors)
 
 
-def _graph(original: Original, given: _Given) -> Graph:
+def graph_of(original: Original, given: Given) -> Graph:
+    """What the model does with inputs of these sizes, for any batch size if it allows that."""
     graph = _batched_graph(original, given)
     if graph is not None:
         return graph
@@ -113,21 +136,25 @@ def _graph(original: Original, given: _Given) -> Graph:
         raise CaptureError(f"{type(model).__name__} returns {error}") from error
     except Exception as error:
         raise CaptureError(_explain(model, error)) from error
-    graph = Reader(exported, original, returned.structure).graph()
+    graph = Reader(exported, original, returned.structure, given.batch).graph()
     graph.notes.append(
         "the model works for this batch size only: what it does depends on the batch in other ways than by a factor"
     )
     return graph
 
 
-def _batched_graph(original: Original, given: _Given) -> Graph | None:
+def _batched_graph(original: Original, given: Given) -> Graph | None:
     """The graph for more than the batch size of these inputs; None if there is none."""
-    found = _export_batched(original, given)
-    if found is None:
-        return None
-    exported, structure = found
+    exported = export_free(original, given, lambda dimension: dimension == 0)
+    return None if exported is None else read_batched(exported, original, given)
+
+
+def read_batched(
+    exported: Exported, original: Original, given: Given, sizes: Sizes = MappingProxyType({})
+) -> Graph | None:
+    """The graph of a program for the batch size of these inputs and more, where other symbols are numbers."""
     try:
-        graph = Reader(exported, original, structure).graph()
+        graph = Reader(exported.program, original, exported.structure, given.batch, sizes).graph()
     except NotBatched:
         return None
     if not graph.is_batched:
@@ -144,38 +171,71 @@ def _batched_graph(original: Original, given: _Given) -> Graph | None:
     return graph if least <= example and (most is None or example <= most) else None
 
 
-def _holds_for_one(original: Original, given: _Given, graph: Graph) -> bool:
-    """Whether the model's results have the graph's sizes for a batch of one too: `squeeze()` takes that away.
+def _holds_for_one(original: Original, given: Given, graph: Graph) -> bool:
+    """Whether the model does the same for a batch of one too: it may ask for that size, and `squeeze()` takes it away.
 
-    Export never tries it: it takes a size of one for a constant. A copy of the model, itself of tensors without
-    contents, runs on such tensors.
+    Export never tries it: it takes a size of one for a constant. Copies of the model, themselves of tensors without
+    contents, run on one such item and on two.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    def first(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return mode.from_tensor(leaf[:1] if leaf.dim() > 1 else leaf)
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        arguments, keywords = given.map(first)
-        model = original.copied(mode.from_tensor)
-        with mode:
-            results, _ = flatten(model(*arguments, **keywords))
+        one, two = (_trial(original, given, batch) for batch in (1, 2))
     except Exception:  # without contents it does not run: nothing is known against the graph
         return True
-    return [tuple(result.shape) for result in results] == [
-        fixed(graph.shape_of(name), 1) for name in graph.outputs
-    ]
+    expected = [fixed(graph.shape_of(name), 1) for name in graph.outputs]
+    return one.shapes == expected and one.calls == two.calls
 
 
-def _export_batched(
-    original: Original, given: _Given
-) -> tuple[torch.export.ExportedProgram, pytree.TreeSpec | None] | None:
-    """The program with a free batch size, and how the model returns its results; None if it does not allow that."""
-    sizes = {tensor.shape[0] for tensor in given.tensors if tensor.dim() > 1}
-    if len(sizes) != 1 or 0 in sizes:
+@dataclass(frozen=True)
+class _Trial:
+    """What came of a model run on tensors without contents."""
+
+    shapes: list[tuple[int, ...]]
+    """The sizes of its results."""
+    calls: list[Any]
+    """The functions of PyTorch's that it called."""
+
+
+def _trial(original: Original, given: Given, batch: int) -> _Trial:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def items(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return mode.from_tensor(torch.cat([leaf[:1]] * batch) if leaf.dim() > 1 else leaf)
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    noted = _Noted()
+    arguments, keywords = given.map(items)
+    model = original.copied(mode.from_tensor)
+    with mode, noted:
+        results, _ = flatten(model(*arguments, **keywords))
+    return _Trial([tuple(result.shape) for result in results], noted.calls)
+
+
+class _Noted(TorchFunctionMode):
+    """Notes the functions of PyTorch's that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.calls.append(function)
+        return function(*arguments, **(keywords or {}))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program, and how the model returns its results; None: as the program does."""
+
+    program: torch.export.ExportedProgram
+    structure: pytree.TreeSpec | None
+
+
+def export_free(original: Original, given: Given, free: Callable[[int], bool]) -> Exported | None:
+    """The program with symbols for sizes in dimensions that are `free`, the batch among them; None if the model does
+    not allow it."""
+    if not given.batch:
         return None
 
     def widened(leaf: Any) -> Any:
@@ -185,7 +245,9 @@ def _export_batched(
         return leaf
 
     def dynamic(leaf: Any) -> Any:
-        return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else None
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
+            return None
+        return {dimension: torch.export.Dim.AUTO for dimension in filter(free, range(leaf.dim()))}
 
     model = original.copied()
     returned = _Returned(model)
@@ -193,7 +255,7 @@ def _export_batched(
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
         exported = torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
-        return exported, returned.structure
+        return Exported(exported, returned.structure)
     except Exception:  # whatever it is, the attempt with fixed sizes will say it
         return None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
+from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.blocks import unwrapped
+from escalade.engine.capture.conditions import Conditions, Sizes
 from escalade.engine.capture.separate import Original
 from escalade.engine.graph.graph import (
     ATEN,
@@ -38,7 +41,9 @@ class NotBatched(EscaladeError):
 class FxReader:
     """The calls of a graph of `torch.fx`, one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = MappingProxyType({})) -> None:
+        """Symbols that `sizes` names are numbers; of the others one is the batch."""
+        self._sizes = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         self._symbol: Any = None
         self._values: dict[torch.fx.Node, str] = {}
         """What each tensor holds by now; of those changed in place, the tensor that they all are."""
@@ -49,7 +54,7 @@ class FxReader:
         value = node.meta["val"]
         for size in value.shape:
             if self._symbol is None and isinstance(size, torch.SymInt):
-                symbols = size.node.expr.free_symbols
+                symbols = size.node.expr.free_symbols - self._sizes.keys()
                 if len(symbols) == 1:
                     self._symbol = next(iter(symbols))
         return Input(node.name, self._shape(value), _dtype_name(value.dtype))
@@ -64,7 +69,9 @@ class FxReader:
         """A number, or so many for each item of the batch."""
         if isinstance(size, int):
             return size
-        expression = size.node.expr
+        expression = size.node.expr.xreplace(self._sizes)
+        if expression.is_Integer:
+            return int(expression)
         if any(symbol.name.startswith("u") for symbol in expression.free_symbols):
             raise CaptureError(
                 "the model takes a size out of a tensor's values; a plan's sizes are fixed beforehand"
@@ -146,10 +153,16 @@ class Reader(FxReader):
     """An exported program, node by node."""
 
     def __init__(
-        self, exported: torch.export.ExportedProgram, original: Original, structure: pytree.TreeSpec | None
+        self,
+        exported: torch.export.ExportedProgram,
+        original: Original,
+        structure: pytree.TreeSpec | None,
+        batch: int,
+        sizes: Sizes = MappingProxyType({}),
     ) -> None:
-        """`structure` is how the model returns the program's results, if the program does not know itself."""
-        super().__init__()
+        """`structure` is how the model returns the program's results, if the program does not know itself, `batch` the
+        example's; symbols that `sizes` names are numbers."""
+        super().__init__(sizes)
         self._nodes = unwrapped(exported.graph_module)
         if _tangled(self._nodes):
             exported = exported.run_decompositions({})
@@ -157,6 +170,7 @@ class Reader(FxReader):
         self._exported = exported
         self._original = original
         self._structure = structure
+        self._batch = batch
 
     def graph(self) -> Graph:
         exported = self._exported
@@ -193,7 +207,7 @@ class Reader(FxReader):
                 self._outputs(graph, node)
         _, graph.arguments = flatten(pytree.tree_unflatten(given, exported.call_spec.in_spec))
         if self._symbol is not None:
-            graph.batches = self._batches()
+            graph.batches = Conditions(exported).batches(self._symbol, self._batch, self._sizes)
         if graph.changes_inputs:
             graph.notes.append(
                 "the model writes to its input; the engine leaves the caller's tensor as it is"
@@ -210,7 +224,7 @@ class Reader(FxReader):
                 continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise CaptureError(_state(spec.target))
-            returned.append(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+            returned.append(self._returned(value))
             if isinstance(returned[-1], torch.Tensor):
                 found.append(self._value(value))
                 types.append(_dtype_name(returned[-1].dtype))
@@ -218,14 +232,15 @@ class Reader(FxReader):
         spec = self._exported.call_spec.out_spec
         graph.structure = self._structure or flatten(pytree.tree_unflatten(returned, spec))[1]
 
-    def _batches(self) -> tuple[int, int | None]:
-        """The batch sizes for which the model takes the branches that it took."""
-        values = self._exported.range_constraints.get(self._symbol)
-        if values is None:
-            return 1, None
-        least = int(values.lower) if values.lower.is_Integer else 1
-        # Two is what export begins with, whatever the model is like.
-        return (1 if least <= 2 else least), (int(values.upper) if values.upper.is_Integer else None)
+    def _returned(self, value: Any) -> Any:
+        """What the model returns: a tensor, or a value that is the same at every call."""
+        found = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+        if not isinstance(found, torch.SymInt):
+            return found
+        size = self._dimension(found)
+        if isinstance(size, Batch):
+            raise NotBatched("the batch is a result")
+        return size
 
     def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
         if target.namespace != "aten":

@@ -13,6 +13,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +56,12 @@ class Original:
             model.eval()
         return model
 
+    def kept(self) -> Kept:
+        """The model as it is now, for captures to come."""
+        maker = _Copier(self._tensor, self._outside)
+        model: nn.Module = maker.of(self._model)
+        return Kept(model, [*self._tensors.values()], maker.made)
+
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether its memory is that of the copies, and of nobody else."""
         return _has_address(tensor) and tensor.untyped_storage().data_ptr() in self._storages
@@ -95,6 +102,17 @@ class Original:
         return self._tensors[key]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A copy of a model that nobody runs or changes: it is an original itself, whatever becomes of the caller's."""
+
+    model: nn.Module
+    tensors: list[torch.Tensor]
+    """The numbers that all copies share."""
+    alive: list[Any]
+    """All that was copied: weak references among it point at each other."""
+
+
 class _Copier:
     """One copy of everything that can be reached from a model and changed.
 
@@ -113,6 +131,10 @@ class _Copier:
         if id(value) not in self._made:
             self._keep(value, self._copy(value))
         return self._made[id(value)]
+
+    @property
+    def made(self) -> list[Any]:
+        return [*self._made.values()]
 
     def _keep(self, value: Any, made: Any) -> Any:
         """Keeps a copy: from here on whoever holds the value gets it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import logging
 import random
 import sys
 import threading
@@ -52,6 +53,7 @@ def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]
         for read, write in _SETTINGS:
             stack.callback(_put_setting, read, write, read())
         stack.enter_context(_traced_in_this_thread())
+        stack.enter_context(_no_reports_of_this_thread())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))
@@ -75,6 +77,22 @@ def _traced_in_this_thread() -> Iterator[None]:
         yield
     finally:
         names._ModuleStackTracer = theirs
+
+
+@contextmanager
+def _no_reports_of_this_thread() -> Iterator[None]:
+    """PyTorch logs what a model does not take, with a traceback, and then raises it: whoever captures will say it."""
+    thread = threading.get_ident()
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    reports = logging.getLogger(FakeTensor.__module__)
+    reports.addFilter(is_anothers)
+    try:
+        yield
+    finally:
+        reports.removeFilter(is_anothers)
 
 
 @functools.cache

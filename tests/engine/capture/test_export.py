@@ -230,6 +230,20 @@ def test_branches_by_batch_hold_for_their_sizes_alone() -> None:
         engine(large)
 
 
+def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] % 3 == 0 else x + 1
+
+    for least, most in ((1, 2), (3, 3)):
+        x = torch.randn(most, 3)
+        engine = Engine(captured(function, x), "fp32", "cpu")
+        torch.testing.assert_close(engine(x), function(x))
+        with pytest.raises(UnsupportedError, match=f"a batch of 6: .* {least} to {most} "):
+            engine(torch.randn(6, 3))
+    graph = captured(lambda x: x * 2 if x.shape[0] == 1 else x + 1, torch.randn(2, 3))
+    assert graph.batches == (2, None)  # what export never tries
+
+
 def test_two_inputs_share_the_batch() -> None:
     graph = captured(lambda x, y: (x + y, x.flatten(1)), torch.randn(1, 2, 3), torch.randn(1, 2, 3))
     x, y = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
