@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from escalade.errors import EscaladeError
 from escalade.showing import shown
 from escalade.version import VERSION
 
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
 _LINES = "\n\t"
 """What a message may have in it: compilers' have lines."""
 COMMANDS = {
@@ -59,6 +61,7 @@ app = typer.Typer(
     name="escalade",
     help="Convolutional-network kernels for NVIDIA GPUs, as ladders: every rung verified, then timed.",
     no_args_is_help=True,
+    context_settings=_CONTEXT,
     pretty_exceptions_enable=False,
 )
 
@@ -66,7 +69,9 @@ app = typer.Typer(
 def _command(name: str) -> Any:
     """The function `command` of the module of that name, with its options."""
     alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    alone.command(name)(importlib.import_module(f"escalade.commands.{name}").command)
+    alone.command(name, context_settings=_CONTEXT)(
+        importlib.import_module(f"escalade.commands.{name}").command
+    )
     return typer.main.get_command(alone)
 
 
@@ -93,9 +98,33 @@ def _main(
 
 
 def main() -> None:
-    """The entry point: an error that Escalade raises on purpose is one sentence, not a traceback."""
+    """The entry point: an error that Escalade raises on purpose is one sentence, not a traceback.
+
+    So is what a machine refuses: memory, files, room on a disk. What a terminal cannot spell is shown as `?`.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except EscaladeError as error:
-        typer.echo(f"escalade: {shown(error, keep=_LINES)}", err=True)
-        sys.exit(1)
+        _end(str(error))
+    except OSError as error:
+        _end(": ".join(filter(None, (error.filename, error.strerror or str(error)))))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_memory(error):
+            raise
+        _end(
+            f"there is not enough memory for that ({(str(error).splitlines() or [type(error).__name__])[0]})"
+        )
+
+
+def _end(sentence: str) -> None:
+    typer.echo(f"escalade: {shown(sentence, keep=_LINES)}", err=True)
+    sys.exit(1)
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether it says that memory was refused: Python's error, CUDA's in PyTorch, or that of PyTorch on the CPU."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "not enough memory" in str(error)

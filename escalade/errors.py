@@ -17,5 +17,9 @@ class LaunchError(EscaladeError, RuntimeError):
     """A kernel could not be started, or failed while it ran."""
 
 
+class OutOfMemory(EscaladeError, RuntimeError):
+    """What was asked for needs more memory than there is."""
+
+
 class TwinError(LaunchError):
     """A kernel did something wrong on the twin: a race, an overrun, a deadlock."""

@@ -9,6 +9,7 @@ import os
 import pathlib
 import secrets
 import stat
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -51,10 +52,45 @@ def update(path: pathlib.Path, change: Callable[[bytes | None], bytes]) -> None:
 
 
 def replace(path: pathlib.Path, contents: bytes) -> None:
-    """Puts the contents in the place of what a file held. A link stays one, and permissions stay what they were."""
+    """Puts the contents in the place of what a file held; the folder of one that is not there yet is made.
+
+    A link stays one, and permissions stay what they were.
+    """
+    with _said_of(path):
+        target = pathlib.Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, contents)
+
+
+def require_place(path: pathlib.Path) -> None:
+    """Refuses a place that no file can be written to: before the work is done whose results it is for."""
+    with _said_of(path):
+        target = pathlib.Path(os.path.realpath(path))
+        if target.exists():
+            _require_plain(path, target.stat())
+        _try_to_write(target.parent)
+
+
+def require_folder(path: pathlib.Path) -> None:
+    """Refuses a folder that no files can be written to, or made if it is not there."""
+    with _said_of(path):
+        _try_to_write(pathlib.Path(os.path.realpath(path)))
+
+
+def _try_to_write(folder: pathlib.Path) -> None:
+    """Writes to the folder, or to the nearest above it that is there, what nobody sees."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder")
+    with tempfile.TemporaryFile(dir=there) as file:
+        file.write(b"1")
+
+
+@contextlib.contextmanager
+def _said_of(path: pathlib.Path) -> Iterator[None]:
     try:
-        _replace(pathlib.Path(os.path.realpath(path)), contents)
-    except FileError:
+        yield
+    except EscaladeError:
         raise
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be written: {_why(error)}") from error
@@ -63,17 +99,13 @@ def replace(path: pathlib.Path, contents: bytes) -> None:
 @contextlib.contextmanager
 def _changing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """The file itself, behind links, locked by a file beside it."""
-    try:
+    with _said_of(path):
         target = pathlib.Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             _require_plain(path, target.stat())
         with alone(target.with_name(f".{target.name}.lock")):
             yield target
-    except EscaladeError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be written: {_why(error)}") from error
 
 
 @contextlib.contextmanager

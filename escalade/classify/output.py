@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from rich.text import Text
 from escalade import files
 from escalade.classify.images import Unreadable
 from escalade.classify.prediction import Prediction
-from escalade.errors import UnsupportedError
 from escalade.showing import shown
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -67,18 +65,6 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
         for rank, guess in enumerate(prediction.guesses, start=1):
             writer.writerow((prediction.file, rank, guess.number, guess.label, f"{guess.probability:.6g}"))
     return text.getvalue()
-
-
-def require_place(path: pathlib.Path | None) -> None:
-    """Refuses a place that cannot be written to: before the work is done rather than after it."""
-    if path is None:
-        return
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UnsupportedError(f"{shown(path)} cannot be written: it is there already, and no plain file")
-    if not os.path.isdir(path.absolute().parent):
-        raise UnsupportedError(
-            f"{shown(path)} cannot be written: the folder that it is to be in is not there"
-        )
 
 
 def write(path: pathlib.Path, text: str) -> None:

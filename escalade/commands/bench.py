@@ -20,8 +20,21 @@ from escalade.bench.peers import registry
 from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.network import Budget
 from escalade.commands.devices import network_device
-from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
+from escalade.commands.options import (
+    LARGEST_SIDE,
+    Dtypes,
+    NetworkOn,
+    RecordsFile,
+    RecordsFolder,
+    count,
+    duration,
+    listed,
+    numbers,
+    seed_option,
+    written,
+)
 from escalade.commands.progress import status
+from escalade.device import room
 from escalade.engine.capture.export import capture
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
@@ -29,7 +42,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.report import networks as tables
 from escalade.report import terminal
-from escalade.report.network_plots import network_plot
+from escalade.report.network_plots import PICTURES, network_plot
 
 DTYPES = tuple(MOST)
 
@@ -67,12 +80,11 @@ def command(
         ),
     ] = None,
     device: NetworkOn = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.3,
+    seconds: Annotated[float, duration("How long to measure each system.")] = 0.3,
     budget: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            help="Seconds in which torch.compile may be begun; what it is too late for is recorded as that.",
+        duration(
+            "Seconds in which torch.compile may be begun; what it is too late for is recorded as that.",
             show_default=False,
         ),
     ] = None,
@@ -82,12 +94,20 @@ def command(
     ] = False,
     size: Annotated[
         int | None,
-        typer.Option(help="Of the images, for ResNets; 224 without it.", show_default=False),
+        count(
+            "--size",
+            help="Of the images, for ResNets; 224 without it.",
+            most=LARGEST_SIDE,
+            show_default=False,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights and images.")] = 0,
+    seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,
-    plot: Annotated[pathlib.Path | None, typer.Option(help="Draw the figures into this .png file.")] = None,
+    plot: Annotated[
+        pathlib.Path | None,
+        written("--plot", help="Draw the figures into this .png, .svg or .pdf file.", endings=PICTURES),
+    ] = None,
 ) -> None:
     """A network beside its peers, in one run: verified, then timed for every batch size and dtype."""
     console = Console()
@@ -96,7 +116,7 @@ def command(
     chosen = named_workload(workload)
     beside = registry.chosen(asked_peers, chosen.peers)
     where = network_device(device)
-    _check(batches, dtypes, size, chosen)
+    _check(dtypes, size, chosen)
     named = {*asked_parts, *(("stream",) if stream else ())}
     measured = _parts(named, not asked_parts, phases, chosen, where)
     slow_batches = () if batches else chosen.slow_batches
@@ -120,10 +140,12 @@ def command(
         say(f"{chosen.name}: making the network")
         size = size or chosen.size
         model = chosen.model(size, seed)
+        pair = chosen.inputs(2, size, seed)
+        room.require(max(batches) * pair[0].nbytes, f"{chosen.name} for a batch of {max(batches):,}")
         setting = Setting(
             chosen,
             model,
-            capture(model, (chosen.inputs(2, size, seed),)),
+            capture(model, (pair,)),
             where,
             size,
             batches,
@@ -145,7 +167,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None, chosen: Workload) -> None:
+def _check(dtypes: Sequence[str], size: int | None, chosen: Workload) -> None:
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
@@ -153,9 +175,6 @@ def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None, chos
             raise UnsupportedError(
                 f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; fp8 is for ResNets"
             )
-    for batch in batches:
-        if batch < 1:
-            raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
     if size is None or size == chosen.size:
         return
     if chosen.smallest is None:

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files
-from escalade.commands.networks import Model, network
+from escalade.commands.networks import Model, PlannedBatch, network
+from escalade.commands.options import written
 from escalade.errors import UnsupportedError
 
 
 def command(
     model: Model,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
+    batch: PlannedBatch = 1,
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
@@ -29,14 +30,14 @@ def command(
             "--measured", help="Keep the faster of kernel and PyTorch for every step first, and remember it."
         ),
     ] = False,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write the comparison to this file too.")] = None,
+    json: Annotated[
+        pathlib.Path | None, written("--json", help="Write the comparison to this file too.")
+    ] = None,
 ) -> None:
     """A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU."""
     console = Console()
     if not torch.cuda.is_available():
         raise UnsupportedError("check times a plan beside PyTorch on a GPU, and there is none here")
-    if batch < 1:
-        raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
     engine, inputs = network(model, batch, dtype, "cuda", measured=measured)
     comparison = replace(engine.compare(*inputs), title=model)
     console.print(comparison)

@@ -17,7 +17,7 @@ from escalade.classify.labels import class_labels
 from escalade.classify.prediction import Prediction, predict
 from escalade.classify.preparation import compiled, crop_of, normalization
 from escalade.commands.devices import engine_device
-from escalade.commands.options import ColourDeviation, ColourMean, EngineOn
+from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, count, written
 from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
@@ -44,13 +44,15 @@ def command(
         str,
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8 (ranges from the first batch)."),
     ] = "fp16",
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
+    batch: Annotated[int, count("--batch", "-b", help="Images at a time.")] = 32,
     device: EngineOn = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show for an image.")] = 5,
+    top: Annotated[int, count("--top", help="How many classes to show for an image.")] = 5,
     mean: ColourMean = None,
     std: ColourDeviation = None,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
-    csv: Annotated[pathlib.Path | None, typer.Option(help="Write the results to this file too.")] = None,
+    json: Annotated[
+        pathlib.Path | None, written("--json", help="Write the results to this file too.")
+    ] = None,
+    csv: Annotated[pathlib.Path | None, written("--csv", help="Write the results to this file too.")] = None,
 ) -> None:
     """What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be read."""
     console, status = Console(), Console(stderr=True)  # results, and progress and complaints
@@ -62,8 +64,6 @@ def command(
         )
     require_dtype(dtype)
     where = engine_device(device)
-    for path in (json, csv):
-        output.require_place(path)
     files, closed = find(tuple(images))
     model = read_resnet(weights)
     names = class_labels(model.fc.out_features, labels)

@@ -20,7 +20,18 @@ from escalade.bench.networks.judging import MOST
 from escalade.bench.peers import registry
 from escalade.bench.peers.comparison import COVERAGE
 from escalade.commands.devices import network_device
-from escalade.commands.options import Dtypes, NetworkOn, RecordsFile, RecordsFolder, listed, numbers
+from escalade.commands.options import (
+    LARGEST_SIDE,
+    Dtypes,
+    NetworkOn,
+    RecordsFile,
+    RecordsFolder,
+    count,
+    duration,
+    listed,
+    numbers,
+    seed_option,
+)
 from escalade.commands.progress import status
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
@@ -55,7 +66,9 @@ def command(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(
+        count(
+            "--size",
+            most=LARGEST_SIDE,
             help="Of the images; without it 224, or what a network was made for. A constructor that takes something "
             "else says the sizes of one item as its example_shape.",
             show_default=False,
@@ -75,21 +88,19 @@ def command(
             show_default=False,
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.1,
+    seconds: Annotated[float, duration("How long to measure each system.")] = 0.1,
     budget: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            help="Seconds for the whole run: no network is begun that would not end in time, and what is left is said.",
+        duration(
+            "Seconds for the whole run: no network is begun that would not end in time, and what is left is said.",
             show_default=False,
         ),
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option(
+        count(
             "--jobs",
             "-j",
-            min=1,
             help="Networks that are prepared at once, each in a process of its own; while one is timed the others "
             "stand still.",
         ),
@@ -101,7 +112,7 @@ def command(
         ),
     ] = True,
     device: NetworkOn = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights and images.")] = 0,
+    seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
@@ -109,7 +120,7 @@ def command(
     console = Console()
     console = console if console.is_terminal else Console(width=_LOG_WIDTH)
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
-    _check(batches, dtypes, size, layout)
+    _check(dtypes, layout)
     beside = registry.chosen(listed(peers), registry.NETWORKS)
     where = network_device(device) if timed else torch.device("cpu")
     found = entries(networks, only)
@@ -160,17 +171,12 @@ def _workload(networks: str, layout: str) -> str:
     return f"{COVERAGE}{module}" if layout == LAYOUTS[0] else f"{COVERAGE}{module}_{layout}"
 
 
-def _check(batches: Sequence[int], dtypes: Sequence[str], size: int | None, layout: str) -> None:
+def _check(dtypes: Sequence[str], layout: str) -> None:
     if layout not in LAYOUTS:
         raise UnsupportedError(f"there is no layout {layout!r} here; there is {' and '.join(LAYOUTS)}")
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise UnsupportedError(f"there is no dtype {dtype!r} here; there is {', '.join(DTYPES)}")
-    for batch in batches:
-        if batch < 1:
-            raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
-    if size is not None and size < 1:
-        raise UnsupportedError(f"images of {size}: they must be at least 1")
 
 
 @dataclass

@@ -21,7 +21,16 @@ from escalade.classify import output
 from escalade.classify.labelled import find_labelled, spread
 from escalade.classify.preparation import normalization
 from escalade.commands.devices import engine_device
-from escalade.commands.options import ColourDeviation, ColourMean, Dtypes, EngineOn, RecordsFolder, listed
+from escalade.commands.options import (
+    ColourDeviation,
+    ColourMean,
+    Dtypes,
+    EngineOn,
+    RecordsFolder,
+    count,
+    listed,
+    written,
+)
 from escalade.commands.progress import status
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
@@ -56,16 +65,18 @@ def command(
         ),
     ] = None,
     dtype: Dtypes = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Images at a time.")] = 32,
+    batch: Annotated[int, count("--batch", "-b", help="Images at a time.")] = 32,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="At most so many images, evenly from all of them.", show_default=False),
+        count("--limit", help="At most so many images, evenly from all of them.", show_default=False),
     ] = None,
     device: EngineOn = None,
     mean: ColourMean = None,
     std: ColourDeviation = None,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write the figures to this file too.")] = None,
-    csv: Annotated[pathlib.Path | None, typer.Option(help="Write the figures to this file too.")] = None,
+    json: Annotated[
+        pathlib.Path | None, written("--json", help="Write the figures to this file too.")
+    ] = None,
+    csv: Annotated[pathlib.Path | None, written("--csv", help="Write the figures to this file too.")] = None,
     results: RecordsFolder = None,
 ) -> None:
     """A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits are off."""
@@ -75,8 +86,6 @@ def command(
     for each in dtypes:
         require_dtype(each)
     where = engine_device(device)
-    for path in (json, csv):
-        output.require_place(path)
     model = read_resnet(weights)
     if model.layers != NETWORKS[network]:
         raise UnsupportedError(f"{weights.name} has the weights of a ResNet-{model.layers}, not of {network}")

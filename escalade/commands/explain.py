@@ -13,8 +13,8 @@ from rich.markup import escape
 from escalade import files, models
 from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.commands.devices import engine_device
-from escalade.commands.networks import Model, network
-from escalade.commands.options import EngineOn
+from escalade.commands.networks import Model, PlannedBatch, network
+from escalade.commands.options import EngineOn, written
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
 from escalade.report import terminal
@@ -22,7 +22,7 @@ from escalade.report import terminal
 
 def command(
     model: Model,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="The batch size to plan for.")] = 1,
+    batch: PlannedBatch = 1,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -31,12 +31,14 @@ def command(
     ] = None,
     device: EngineOn = None,
     time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write the plan to this file too.")] = None,
+    json: Annotated[pathlib.Path | None, written("--json", help="Write the plan to this file too.")] = None,
     results: Annotated[
         pathlib.Path | None,
-        typer.Option(
+        written(
+            "--results",
+            check=files.require_folder,
             help="With --time and a model by name: file the steps under this folder, as "
-            "FOLDER/<gpu>/<model>_steps.jsonl."
+            "FOLDER/<gpu>/<model>_steps.jsonl.",
         ),
     ] = None,
 ) -> None:
@@ -49,8 +51,6 @@ def command(
         raise UnsupportedError(
             f"--results files times of a model: it takes --time and one of {', '.join(models.MODELS)}"
         )
-    if batch < 1:
-        raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
     engine, inputs = network(model, batch, dtype, where)
     if time:
         console.print("measuring the card's ceilings, then the steps")

@@ -28,6 +28,7 @@ from escalade.commands.options import (
     RecordsFile,
     RecordsFolder,
     Rungs,
+    duration,
 )
 from escalade.commands.progress import status
 from escalade.commands.selection import Selection
@@ -57,7 +58,7 @@ def command(
         bool,
         typer.Option(help="Also beside torch.compile in max-autotune: seconds and more for each problem."),
     ] = False,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each rung.")] = 0.3,
+    seconds: Annotated[float, duration("How long to measure each rung.")] = 0.3,
     seed: InputSeed = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,

@@ -28,6 +28,7 @@ from escalade.commands.options import (
     KernelsOn,
     RecordsFile,
     RecordsFolder,
+    duration,
     listed,
     numbers,
 )
@@ -76,7 +77,7 @@ def command(
         typer.Option(help="Search the fastest config of all preferred rungs, instead of what a call takes."),
     ] = False,
     device: KernelsOn = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each system.")] = 0.05,
+    seconds: Annotated[float, duration("How long to measure each system.")] = 0.05,
     seed: InputSeed = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,

@@ -3,10 +3,60 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from escalade import files
+from escalade.errors import UnsupportedError
+from escalade.measure import records
+from escalade.showing import shown
+
+MOST = 2**31 - 1
+"""The largest number that an option counts anything by."""
+LARGEST_SIDE = 8192
+"""The most rows or columns of an image."""
+LARGEST_SEED = 2**32 - 1
+"""The largest that every generator of random numbers takes."""
+_DAY = 24 * 3600.0
+
+
+def count(*names: str, help: str, least: int = 1, most: int = MOST, show_default: bool = True) -> Any:
+    """An option that counts something."""
+    return typer.Option(*names, help=help, min=least, max=most, show_default=show_default)
+
+
+def seed_option(help: str, *names: str, show_default: bool = True) -> Any:
+    """An option that random numbers are drawn by."""
+    return typer.Option(*names, help=help, min=0, max=LARGEST_SEED, show_default=show_default)
+
+
+def duration(help: str, show_default: bool = True) -> Any:
+    """An option of seconds."""
+    return typer.Option(help=help, min=0.0, max=_DAY, show_default=show_default)
+
+
+def written(
+    *names: str,
+    help: str,
+    endings: tuple[str, ...] = (),
+    check: Callable[[pathlib.Path], None] = files.require_place,
+    show_default: bool = True,
+) -> Any:
+    """An option for a file or folder that a command writes: what cannot be written is refused before the run."""
+
+    def place(value: pathlib.Path | None) -> pathlib.Path | None:
+        if value is None:
+            return None
+        if endings and value.suffix not in endings:
+            listed = " or ".join((", ".join(endings[:-1]), endings[-1]) if endings[1:] else endings)
+            raise UnsupportedError(f"{shown(value)}: {names[0]} writes {listed} files")
+        check(value)
+        return value
+
+    return typer.Option(*names, help=help, callback=place, show_default=show_default)
 
 
 class KernelDevice(StrEnum):
@@ -79,13 +129,18 @@ ColourDeviation = Annotated[
         "--std", help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."
     ),
 ]
-InputSeed = Annotated[int, typer.Option("--seed", help="Of the random inputs.")]
+InputSeed = Annotated[int, seed_option("Of the random inputs.", "--seed")]
 RecordsFile = Annotated[
-    pathlib.Path | None, typer.Option("--json", help="Write the records to this file too.")
+    pathlib.Path | None,
+    written("--json", help="Write the records to this file too.", check=records.require_file),
 ]
 RecordsFolder = Annotated[
     pathlib.Path | None,
-    typer.Option("--results", help="File the records under this folder, as FOLDER/<gpu>/<workload>.jsonl."),
+    written(
+        "--results",
+        help="File the records under this folder, as FOLDER/<gpu>/<workload>.jsonl.",
+        check=files.require_folder,
+    ),
 ]
 
 
@@ -98,8 +153,8 @@ def listed(given: list[str] | None) -> tuple[str, ...]:
 
 
 def numbers(option: str, given: tuple[str, ...]) -> tuple[int, ...]:
-    """The whole numbers that were given for an option."""
+    """The numbers, of something that there is at least one of, that were given for an option."""
     for text in given:
-        if not text.isdecimal():
-            raise typer.BadParameter(f"{text!r} is no whole number", param_hint=option)
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MOST):
+            raise typer.BadParameter(f"{text!r} is no whole number from 1 to {MOST:,}", param_hint=option)
     return tuple(int(text) for text in given)

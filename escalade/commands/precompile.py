@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from escalade import ops
 from escalade.commands.compiling import compile_all
-from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs
+from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs, count
 from escalade.commands.selection import Selection, check_names
 from escalade.measure import verification
 from escalade.ops.base.cards import typical
@@ -27,7 +27,7 @@ def command(
     layout: Layouts = None,
     tune: Annotated[bool, typer.Option(help="Every config, as `ladder --tune` needs them.")] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Processes; one a core without it.", show_default=False, min=1)
+        int | None, count("--workers", help="Processes; one a core without it.", show_default=False)
     ] = None,
 ) -> None:
     """Compile the kernels of an operation into the cache, in parallel. Needs no GPU."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from escalade import files, ops
 from escalade.commands.devices import kernel_device
-from escalade.commands.options import InputSeed, KernelsOn
+from escalade.commands.options import InputSeed, KernelsOn, count, written
 from escalade.commands.profiled import Asked, chosen, launch, target_of, works_of
 from escalade.commands.progress import status
 from escalade.device.precompilation import build_for_twin
@@ -48,7 +48,7 @@ def command(
     layout: Annotated[
         str | None, typer.Option("--layout", "-l", help="Of an operation: nchw or nhwc.", show_default=False)
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Of a network: the batch size.")] = 1,
+    batch: Annotated[int, count("--batch", "-b", help="Of a network: the batch size.")] = 1,
     training: Annotated[
         bool, typer.Option("--training", help="A step of training, of autoencoder or resnet18.")
     ] = False,
@@ -57,18 +57,23 @@ def command(
         bool, typer.Option(help="Read the card's counters by Nsight Compute, if it is here.")
     ] = True,
     trace: Annotated[
-        pathlib.Path | None, typer.Option(help="Write a trace of some runs to this file, for Perfetto.")
+        pathlib.Path | None,
+        written("--trace", help="Write a trace of some runs to this file, for Perfetto."),
     ] = None,
     beside_twin: Annotated[
         bool,
         typer.Option("--beside-twin", help="Of a rung: count what the twin counts too, and show both."),
     ] = False,
     seed: InputSeed = 0,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write the profile to this file too.")] = None,
+    json: Annotated[
+        pathlib.Path | None, written("--json", help="Write the profile to this file too.")
+    ] = None,
     results: Annotated[
         pathlib.Path | None,
-        typer.Option(
-            help="With --beside-twin: file the counts under this folder, as FOLDER/<gpu>/<operation>_counts.jsonl."
+        written(
+            "--results",
+            check=files.require_folder,
+            help="With --beside-twin: file the counts under this folder, as FOLDER/<gpu>/<operation>_counts.jsonl.",
         ),
     ] = None,
 ) -> None:

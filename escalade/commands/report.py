@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from escalade import files
+from escalade.commands.options import written
 from escalade.report.html import changes, page
 from escalade.report.tables import require_records
 
 
 def command(
     results: Annotated[pathlib.Path, typer.Option(help="Where the records are.")] = pathlib.Path("results"),
-    output: Annotated[pathlib.Path, typer.Option(help="The file to write.")] = pathlib.Path("report.html"),
+    output: Annotated[pathlib.Path, written("--output", help="The file to write.")] = pathlib.Path(
+        "report.html"
+    ),
     against: Annotated[
         pathlib.Path | None,
         typer.Option(help="Older records, a folder or a file: what got slower or faster since."),

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import TextColumn, TimeRemainingColumn
 
+from escalade import files
 from escalade.bench.networks.learning import learning_record
 from escalade.commands.devices import engine_device
-from escalade.commands.options import EngineOn
+from escalade.commands.options import LARGEST_SIDE, EngineOn, count, seed_option, written
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
 from escalade.measure import records
@@ -53,13 +54,19 @@ def command(
     ] = None,
     output: Annotated[
         pathlib.Path | None,
-        typer.Option("--output", "-o", help="The run's folder. Without it: runs/TASK.", show_default=False),
+        written(
+            "--output",
+            "-o",
+            help="The run's folder. Without it: runs/TASK.",
+            check=files.require_folder,
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    epochs: Annotated[int | None, typer.Option(help="How often to see every image.")] = None,
-    steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    epochs: Annotated[int | None, count("--epochs", help="How often to see every image.")] = None,
+    steps: Annotated[int | None, count("--steps", help="End after so many steps.")] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", help="Images a step, of all processes together.")
+        int | None, count("--batch", "-b", help="Images a step, of all processes together.")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd (momentum 0.9), adam or adamw.")] = None,
@@ -73,22 +80,27 @@ def command(
             help="fp32, tf32, or fp16 and bf16 mixed with fp32. Without it: fp16 on a GPU, else fp32.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the weights, the order and the augmentation.")] = None,
+    seed: Annotated[int | None, seed_option("Of the weights, the order and the augmentation.")] = None,
     device: EngineOn = None,
-    width: Annotated[int | None, typer.Option(help="Channels of the network's first convolution.")] = None,
+    width: Annotated[
+        int | None, count("--width", help="Channels of the network's first convolution.")
+    ] = None,
     side: Annotated[
-        int | None, typer.Option(help="Size of images from folders, and of synthetic ones.")
+        int | None,
+        count("--side", help="Size of images from folders, and of synthetic ones.", most=LARGEST_SIDE),
     ] = None,
     flip: Annotated[bool | None, typer.Option(help="Whether to mirror images at random.")] = None,
-    shift: Annotated[int | None, typer.Option(help="By how many pixels to shift images at random.")] = None,
+    shift: Annotated[
+        int | None, count("--shift", help="By how many pixels to shift images at random.", least=0)
+    ] = None,
     held_out: Annotated[
         float | None, typer.Option(help="The part to test by, of images that come without one.")
     ] = None,
     patience: Annotated[
-        int | None, typer.Option(help="End after so many epochs without a better evaluation.")
+        int | None, count("--patience", help="End after so many epochs without a better evaluation.")
     ] = None,
     every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints, beside one after each epoch.")
+        int | None, count("--every", help="Steps between checkpoints, beside one after each epoch.")
     ] = None,
     weights: Annotated[
         pathlib.Path | None, typer.Option("--weights", "-w", help="What the network begins with.")
@@ -102,8 +114,10 @@ def command(
     ] = False,
     results: Annotated[
         pathlib.Path | None,
-        typer.Option(
-            help="File the course of the run under this folder, as FOLDER/<gpu>/TASK_learning.jsonl, for the report."
+        written(
+            "--results",
+            check=files.require_folder,
+            help="File the course of the run under this folder, as FOLDER/<gpu>/TASK_learning.jsonl, for the report.",
         ),
     ] = None,
 ) -> None:

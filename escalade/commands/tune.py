@@ -15,7 +15,7 @@ from rich.console import Console
 
 from escalade import models, ops
 from escalade.bench.ladder import free
-from escalade.commands.options import Dtypes, Layouts, Problems, listed, numbers
+from escalade.commands.options import Dtypes, Layouts, Problems, count, listed, numbers, seed_option, written
 from escalade.commands.progress import progress_bar
 from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
@@ -54,19 +54,19 @@ def command(
     batch: Annotated[str, typer.Option(help="Batch sizes of networks, separated by commas.")] = "1,8,32,256",
     table: Annotated[
         pathlib.Path | None,
-        typer.Option(help="The table to fill; yours for this GPU without it.", show_default=False),
+        written("--table", help="The table to fill; yours for this GPU without it.", show_default=False),
     ] = None,
     again: Annotated[bool, typer.Option(help="Measure anew what the table already has.")] = False,
     sweep: Annotated[
         int | None,
-        typer.Option(
-            min=1,
+        count(
+            "--sweep",
             help="Instead: time every candidate of so many random convolutions into the file --out, which is "
             "gone on with if it is there.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random convolutions.")] = 0,
+    seed: Annotated[int, seed_option("Of the random convolutions.")] = 0,
     judge: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -75,7 +75,10 @@ def command(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[pathlib.Path, typer.Option(help="Where --sweep writes.")] = pathlib.Path("sweep.jsonl"),
+    out: Annotated[
+        pathlib.Path | None,
+        written("--out", help="Where --sweep writes; sweep.jsonl without it.", show_default=False),
+    ] = None,
 ) -> None:
     """Measure every rung and config for the steps of networks, or for problems, and remember the fastest.
 
@@ -88,7 +91,7 @@ def command(
         if not choices_hold(judge, Console()):
             raise typer.Exit(1)
     elif sweep is not None:
-        sweep_into(out, sweep, seed)
+        sweep_into(out or pathlib.Path("sweep.jsonl"), sweep, seed)
     else:
         batches = numbers("--batch", listed([batch]))
         dtypes, layouts = tuple(dtype or ("fp16",)), tuple(layout or ("nhwc",))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from escalade import ops
 from escalade.commands.compiling import compile_for
 from escalade.commands.devices import kernel_device
-from escalade.commands.options import Dtypes, KernelsOn, Layouts, Problems, Rungs
+from escalade.commands.options import Dtypes, KernelsOn, Layouts, Problems, Rungs, seed_option
 from escalade.commands.progress import progress_bar
 from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
@@ -36,13 +36,13 @@ def command(
     checks: Annotated[
         bool, typer.Option(help="On the twin: check every memory access, races and overruns.")
     ] = False,
-    order: Annotated[int, typer.Option(help="On the twin: shuffle threads and blocks by this seed.")] = 0,
+    order: Annotated[int, seed_option("On the twin: shuffle threads and blocks by this seed.")] = 0,
     late: Annotated[
         bool, typer.Option(help="On the twin: asynchronous operations as late as allowed.")
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the random inputs; a fresh one each time without it.", show_default=False),
+        seed_option("Of the random inputs; a fresh one each time without it.", show_default=False),
     ] = None,
 ) -> None:
     """Every rung on every problem against the float64 reference. Fails if any result is wrong."""

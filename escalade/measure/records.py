@@ -173,6 +173,13 @@ def load(path: pathlib.Path) -> list[Record]:
     return [record for record, _ in _lines(path, contents)]
 
 
+def require_file(path: pathlib.Path) -> None:
+    """Refuses a place that records cannot be added to: none can be there, or the one that is holds something else."""
+    files.require_place(path)
+    if path.exists():
+        load(path)
+
+
 def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
     """All records under `results`, by GPU folder."""
     if not folder.is_dir():

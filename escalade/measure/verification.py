@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from escalade.device import room
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
@@ -23,6 +24,7 @@ from escalade.errors import EscaladeError
 from escalade.measure.refusal import reason
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
 from escalade.ops.base.problem import Problem
@@ -78,6 +80,7 @@ class Case:
         self.operation = operation
         self.device = device
         self.problem = replace(problem, layout=operation.layouts[0])
+        _require_room(self.problem, device)
         self.inputs = operation.inputs(self.problem, device, seed)
         self.expected = operation.reference(self.problem, self.inputs)
         self.further = operation.further_references(self.problem, self.inputs)
@@ -185,6 +188,13 @@ class Case:
         inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
         output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
         return spoilt(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+
+
+def _require_room(problem: Any, device: torch.device) -> None:
+    """Refuses a problem whose reference does not fit into the host's memory; a GPU's is PyTorch's to refuse."""
+    if device.type == "cpu":
+        exact = problem.bytes * torch.float64.itemsize // ELEMENT_BYTES[problem.dtype]
+        room.require(exact, f"{problem.name} in float64")
 
 
 def spoilt(result: torch.Tensor) -> torch.Tensor:
@@ -304,7 +314,10 @@ def jobs(
     card: Card | None = None,
 ) -> list[Job]:
     """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`, `card` another than
-    the device's own."""
+    the device's own, which nothing is run on."""
+    if card is None:
+        for problem in problems or ():
+            _require_room(problem, device)
     chosen = tuple(operation.ladder.rung(name) for name in rungs) if rungs else tuple(operation.ladder)
     return [
         job

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from escalade import files
 from escalade.bench.peers.comparison import by_clock, on_device
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
@@ -23,6 +25,8 @@ _COLOURS = {
 }
 
 
+PICTURES = (".png", ".svg", ".pdf")
+"""How the names of files end that pictures are written as."""
 Draw = Callable[[Any], None]
 
 
@@ -31,11 +35,18 @@ def network_plot(records: Sequence[Record], workload: str, path: pathlib.Path) -
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = "escalade"  # the same records give the same file
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UnsupportedError(f"{path.name}: plots are written as .png, .svg or .pdf")
-    figure = network_figure(records, workload)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix not in PICTURES:
+        raise UnsupportedError(
+            f"{path.name}: plots are written as {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
+        )
+    contents = io.BytesIO()
+    network_figure(records, workload).savefig(
+        contents,
+        format=path.suffix.removeprefix("."),
+        dpi=150,
+        metadata={"Date": None} if path.suffix == ".svg" else None,
+    )
+    files.replace(path, contents.getvalue())
     return path
 
 

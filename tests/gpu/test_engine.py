@@ -22,7 +22,7 @@ from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture.export import capture
-from escalade.engine.plan.program import OutOfMemory
+from escalade.errors import OutOfMemory
 from escalade.measure.verification import compare
 from escalade.models import settle
 from escalade.ops.base.accuracy import relative_error

@@ -132,7 +132,9 @@ def named(name: str, batch: int, dtype: str) -> tuple[Layer, ...]:
     if name in SETS:
         return SETS[name](batch, dtype)
     try:
-        return (Layer("conv2d", Conv2dProblem.parse(name, dtype, "nhwc")),)
+        problem = Conv2dProblem.parse(name, dtype, "nhwc")
+        ops.operation("conv2d").require_work(problem)
+        return (Layer("conv2d", problem),)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{name!r} is neither a set of layers ({', '.join(SETS)}) nor a convolution: {error}"

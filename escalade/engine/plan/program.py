@@ -26,14 +26,10 @@ from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.values import Values
-from escalade.errors import EscaladeError
+from escalade.errors import OutOfMemory
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 
 _HOST = torch.device("cpu")
-
-
-class OutOfMemory(EscaladeError):
-    """The plan does not fit into what the device has left."""
 
 
 class Program(Protocol):

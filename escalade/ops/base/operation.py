@@ -8,6 +8,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
+from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.pitch import apart, pitch_of
@@ -72,8 +73,18 @@ class Operation(ABC, Generic[P]):
         return self.roundings(problem) * card.rates.launch_us + max(working, card.passing(traffic(problem)))
 
     def parse(self, name: str) -> P:
-        """The problem of a name such as `problem.name` gives."""
-        return self.problem.parse(name)
+        """The problem of a name such as `problem.name` gives, which has something to compute."""
+        problem = self.problem.parse(name)
+        self.require_work(problem)
+        return problem
+
+    def require_work(self, problem: P) -> None:
+        """Refuses a problem that nothing is to be computed for: there is nothing to run, count or time."""
+        if problem.batch < 1 or not self.output(problem, torch.device("meta")).numel():
+            raise UnsupportedError(
+                f"{problem.name}: that has no elements, and nothing to compute; problems have a batch of 1 or more and "
+                "results of at least one element"
+            )
 
     def inputs(self, problem: P, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
         """Fresh random inputs, by buffer name."""
