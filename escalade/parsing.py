@@ -73,6 +73,9 @@ def _fits(value: object, wanted: Any) -> bool:
     if typing.get_origin(wanted) in (dict, Mapping):
         inner = typing.get_args(wanted)[1]
         return isinstance(value, dict) and all(_fits(each, inner) for each in value.values())
+    if typing.get_origin(wanted) is list:
+        inner = typing.get_args(wanted)[0]
+        return isinstance(value, list) and all(_fits(each, inner) for each in value)
     if isinstance(value, bool):
         return wanted is bool
     if wanted is float:

@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +20,9 @@ from escalade.errors import CompileError
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
 _OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
+_ELF, _ELF_OF_CUDA = b"\x7fELF", (190).to_bytes(2, "little")
+_offered: dict[str, bytes] = {}
+"""Machine code that was brought along, by `source_key`."""
 _importing = threading.Lock()
 """cuda.core puts another module in its own place while it is imported: a second thread would find it half made."""
 _BRACKETS = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
@@ -49,6 +52,23 @@ class Cubin:
     log: str
 
     @property
+    def payload(self) -> bytes:
+        """The log's length, the log, the code: what is kept."""
+        log = self.log.encode()
+        return len(log).to_bytes(4, "little") + log + self.code
+
+    @staticmethod
+    def is_one(payload: bytes) -> bool:
+        """Whether this is machine code of a GPU with its log, as far as its frame tells."""
+        log_bytes = int.from_bytes(payload[:4], "little")
+        head = payload[4 + log_bytes :][:20]
+        try:
+            payload[4 : 4 + log_bytes].decode()
+        except UnicodeDecodeError:
+            return False
+        return head[:4] == _ELF and head[18:20] == _ELF_OF_CUDA
+
+    @property
     def resources(self) -> Resources:
         # The log has one section for each kernel of the source.
         found = _RESOURCES.search(self.log, max(0, self.log.find(f"properties for {self.program.entry}\n")))
@@ -63,15 +83,28 @@ class Cubin:
 
 
 def compile_program(program: Program, architecture: str) -> Cubin:
-    """Compiled for `architecture` (such as "sm_90a"), from the cache if it was before."""
+    """Compiled for `architecture` (such as "sm_90a"), from the cache if it was before; or what was brought along."""
+    offered = _offered.get(source_key(program, architecture)) if _offered else None
+    if offered is not None:
+        return _unpack(program, architecture, offered)
     key = _key(program, architecture)
     payload = default_cache().get(key, lambda: _compile_unspilled(program, architecture))
     return _unpack(program, architecture, payload)
 
 
+def offer(codes: Mapping[str, bytes]) -> None:
+    """Machine code by `source_key` that is taken from now on, without asking the cache or the compiler."""
+    _offered.update(codes)
+
+
+def is_offered(program: Program, architecture: str) -> bool:
+    """Whether its machine code was brought along."""
+    return bool(_offered) and source_key(program, architecture) in _offered
+
+
 def is_compiled(program: Program, architecture: str) -> bool:
-    """Whether the cache has it already, whole."""
-    return default_cache().has(_key(program, architecture))
+    """Whether it was brought along, or the cache has it already, whole."""
+    return is_offered(program, architecture) or default_cache().has(_key(program, architecture))
 
 
 def unkept(program: Program, architecture: str) -> bytes | None:
@@ -85,6 +118,17 @@ def unkept(program: Program, architecture: str) -> bytes | None:
 def keep(program: Program, architecture: str, payload: bytes) -> None:
     """What another process compiled and could not keep."""
     default_cache().get(_key(program, architecture), lambda: payload)
+
+
+def source_key(program: Program, architecture: str) -> str:
+    """A hash of all of ours that machine code depends on, and of nothing that a compiler brings."""
+    return cache_key(
+        program.text(),
+        program.entry,
+        *(part for header in program.headers() for part in (header, read(header))),
+        repr(sorted(_OPTIONS.items())),
+        architecture,
+    )
 
 
 def _key(program: Program, architecture: str) -> str:

@@ -79,15 +79,20 @@ def load(
     device: torch.device | str | None = None,
     plans: int = MOST_PLANS,
     measured: bool = False,
+    kernels: bool = True,
 ) -> Engine:
     """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
 
-    `measured` is as for `compile`.
+    `measured` is as for `compile`. Plans and machine code that the file has for this GPU are taken as they are, and
+    need no compiler; without `kernels` they are left aside, as for files from strangers they should be.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
-    graph, dtype = read(path, _home(where))
-    return Engine(graph, dtype, where, plans, measured=measured)
+    graph, dtype, carried = read(path, _home(where))
+    engine = Engine(graph, dtype, where, plans, measured=measured)
+    if kernels:
+        engine.take(carried, str(path))
+    return engine
 
 
 def _home(where: torch.device | str) -> torch.device:

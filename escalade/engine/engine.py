@@ -16,7 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from escalade.device.nvrtc import is_offered, offer
+from escalade.device.program import Program as DeviceProgram
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
+from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carried
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
@@ -34,7 +37,7 @@ from escalade.engine.plan.program import KernelProgram, Kernels, Program, Refere
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.streaming import stream
 from escalade.errors import CompileError, UnsupportedError
-from escalade.ops.base.card import Card
+from escalade.ops.base.card import Card, Place
 
 logger = logging.getLogger("escalade")
 
@@ -97,6 +100,7 @@ class Engine(torch.nn.Module):
         self._most_plans = plans
         self._turns = count()
         self._avoid: frozenset[str] = frozenset()
+        self._carried = NOTHING
         self._lock = threading.Lock()
         self._said_no_gradients = False
         self._begin(graph)
@@ -248,9 +252,48 @@ class Engine(torch.nn.Module):
         """Results of host batches in order, copies overlapped with compute; see `escalade.engine.streaming`."""
         return stream(self, batches, depth=depth)
 
-    def save(self, path: Any) -> None:
-        """The network in one file, for `escalade.load`."""
-        write(self._captured, self.dtype, path)
+    def save(self, path: Any, *, kernels: bool | str | Sequence[str] = False) -> None:
+        """The network in one file, for `escalade.load`.
+
+        With `kernels=True` the plans that the engine has on its GPU go along, with their machine code: loaded on such
+        a card, they need no compiler. Architectures that are named (`"sm_90a"`) need not be here.
+        """
+        write(self._captured, self.dtype, path, self._carry(kernels) if kernels else NOTHING)
+
+    def take(self, given: Carried, origin: str) -> None:
+        """Plans and machine code that a file has brought, if they are for this GPU; what is missing is said."""
+        if self._where != "cuda":
+            return
+        card = Card.of(self.device)
+        if missing := given.missing(card):
+            logger.warning("%s: %s", origin, missing)
+        self._carried = given
+        offer(given.codes.get(str(card.architecture), {}))
+
+    def _carry(self, kernels: bool | str | Sequence[str]) -> Carried:
+        """The plans for the inputs that the engine has met, on each card."""
+        own = Card.of(self.device) if self._where == "cuda" else None
+        cards = cards_for(kernels, own, self._where)
+        with self._lock:
+            met = {
+                tuple((tuple(shape), form) for shape, form, _ in key): kept
+                for key, kept in self._plans.items()
+            }
+        if not met:
+            raise UnsupportedError(
+                "there is no plan to save kernels of yet: call the engine, or `plan`, with inputs like those to come"
+            )
+        plans: list[KeptPlan] = []
+        programs: dict[str, list[DeviceProgram]] = {}
+        for card in cards:
+            for inputs, kept in met.items():
+                given = zip(self._captured.inputs, inputs, strict=True)
+                formats = {entry.name: form for entry, (_, form) in given}
+                planned = self._planner(card, kept.batch, formats)
+                plans.append(KeptPlan.of(kept.calls.plan if card == own else planned(), card, inputs))
+                again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
+                programs.setdefault(str(card.architecture), []).extend(again.programs)
+        return carried(plans, programs)
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The tensors of a call in the order of the graph's inputs."""
@@ -281,7 +324,7 @@ class Engine(torch.nn.Module):
                 batch = self._check(tensors)
                 while len(self._plans) >= self._most_plans:
                     self._drop_oldest()
-                found = self._plans[key] = _Kept(self._make(batch, tensors))
+                found = self._plans[key] = _Kept(self._make(batch, tensors), batch)
             found.turn = next(self._turns)
             if sight is not None:
                 if len(self._sights) >= _MOST_SIGHTS:
@@ -359,14 +402,13 @@ class Engine(torch.nn.Module):
         given = zip(self._captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         images = self._images(formats.values())
+        inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
+        brought = self._carried.plan_for(Card.of(device), inputs)
         while True:
-            with own_arithmetic("fp32", device):
-                if images not in self._graphs:
-                    self._graphs[images] = optimise(self._captured, self.dtype, self.fusion, images)
-                optimised = self._graphs[images]
-                graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(device), self._avoid)
-            planned = partial(make_plan, graph, self.dtype, device, formats, self._avoid, self.fusion)
-            plan = planned()
+            planned = self._planner(device, batch, formats)
+            plan = planned(brought.in_pytorch, decided=brought.decided) if brought else planned()
+            if brought:
+                self._say_uncarried(plan, brought.architecture)
             constants = self._constants.setdefault((device, images), Constants(self.dtype, device))
             if self._where == "cpu":
                 return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
@@ -383,6 +425,26 @@ class Engine(torch.nn.Module):
                     raise
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
                 self._avoid |= {failed}
+
+    def _planner(self, place: Place, batch: int, formats: Mapping[str, InputFormat]) -> Callable[..., Plan]:
+        """`make_plan` for inputs in these formats, somewhere."""
+        images = self._images(formats.values())
+        with own_arithmetic("fp32", self.device):
+            if images not in self._graphs:
+                self._graphs[images] = optimise(self._captured, self.dtype, self.fusion, images)
+            optimised = self._graphs[images]
+            graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(place), self._avoid)
+        return partial(make_plan, graph, self.dtype, place, formats, self._avoid, self.fusion)
+
+    def _say_uncarried(self, plan: Plan, architecture: str) -> None:
+        absent = [program for program in plan.programs if not is_offered(program, architecture)]
+        if absent:
+            logger.warning(
+                "%d of the plan's %d kernels are others than when the file was made, by another version of Escalade: "
+                "they are compiled again",
+                len(absent),
+                len(plan.programs),
+            )
 
     def _images(self, formats: Iterable[InputFormat]) -> str:
         """How a plan takes images: in channels_last if all of them come so, and then it returns them as they lie. FP8's
@@ -449,13 +511,14 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "engine")
         path.write_bytes(data)
-        graph, dtype = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
+        graph, dtype, _ = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
     return Engine(graph, dtype, **options)
 
 
 class _Kept:
     """Calls of a plan, and when it was used last."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, batch: int) -> None:
         self.calls = calls
+        self.batch = batch
         self.turn = 0

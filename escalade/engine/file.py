@@ -1,4 +1,5 @@
-"""Engines as files: a safetensors file with the weights, whose metadata holds the graph as JSON.
+"""Engines as files: a safetensors file with the weights, whose metadata holds the graph as JSON; and, if wanted, with
+plans for cards and machine code.
 
 No pickle, no Python code, nothing that is imported because a file names it: what is read back is data, checked as a
 whole before any of it is used. The checksum tells damage; it is no signature.
@@ -21,14 +22,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference, map_leaves
 from escalade.engine.graph.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
-VERSION = 2
+VERSION = 3
+READ = ("2", "3")
+"""The versions of the format that are read: this one and the one before, which has no plans and machine code."""
 _METADATA = ("format", "version", "dtype", "graph", "sha256")
+_CARRIED = "carried"
+"""The metadata of plans and machine code, where there are any."""
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -36,8 +42,8 @@ class FileError(EscaladeError):
     """A file that is no engine, or is damaged, or comes from a newer Escalade; an engine that no file can hold."""
 
 
-def write(graph: Graph, dtype: str, path: str | os.PathLike[str]) -> None:
-    """Saves the captured graph of an engine of a dtype.
+def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carried = NOTHING) -> None:
+    """Saves the captured graph of an engine of a dtype, with what it is to carry for GPUs.
 
     The file is written beside its place and moved there, so that a reader never sees half of it. A link stays a link,
     and what a failure leaves is the file that was there before.
@@ -51,12 +57,15 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str]) -> None:
         text = json.dumps(_graph_to_json(captured, shared))
     except (GraphError, TreeError) as error:
         raise FileError(f"this engine cannot be saved: {error}") from error
+    brought = carried.to_json() if carried.plans else ""
+    tensors |= carried.tensors()
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
         "dtype": dtype,
         "graph": text,
-        "sha256": _digest(text, dtype, tensors),
+        **({_CARRIED: brought} if brought else {}),
+        "sha256": _digest(text, dtype, tensors, brought),
     }
     temporary = place.with_name(f".escalade-{secrets.token_hex(8)}")
     try:
@@ -76,24 +85,31 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str]) -> None:
             temporary.unlink()
 
 
-def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str]:
-    """The captured graph of a file, for an engine on that device, and the engine's dtype."""
+def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str, Carried]:
+    """The captured graph of a file, for an engine on that device, the engine's dtype, and what the file carries."""
     metadata, tensors = _read(_place(path))
     if metadata.get("format") != FORMAT:
         raise FileError(f"{path} is not an engine that Escalade has saved")
-    if metadata.get("version") != str(VERSION):
+    if metadata.get("version") not in READ:
         raise FileError(
-            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads version "
-            f"{VERSION}. Compile the model again and save it"
+            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads versions "
+            f"{' and '.join(READ)}. Compile the model again and save it"
         )
-    if metadata.get("sha256") != _digest(metadata.get("graph", ""), metadata.get("dtype", ""), tensors):
+    brought = metadata.pop(_CARRIED, "")
+    if metadata.get("sha256") != _digest(
+        metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
+    ):
         raise FileError(f"{path} is damaged: its contents do not match its checksum")
     try:
         if set(metadata) != set(_METADATA):
             raise _Malformed(f"its metadata are {_listed(metadata)}")
-        graph = _graph_from_json(_parsed(metadata["graph"]), tensors)
+        carried = _carried(brought, tensors)
+        constants = {
+            name: tensor for name, tensor in tensors.items() if not brought or not name.startswith(TENSOR)
+        }
+        graph = _graph_from_json(_parsed(metadata["graph"]), constants)
         check_graph(graph)
-        return _at_home(graph, device), metadata["dtype"]
+        return _at_home(graph, device), metadata["dtype"], carried
     except (_Malformed, GraphError, TreeError) as error:
         raise FileError(f"{path} holds no network: {error}") from error
 
@@ -102,6 +118,15 @@ def elsewhere(graph: Graph, device: torch.device) -> Graph:
     """A captured graph for an engine on another device, as if it came out of a file."""
     constants = {name: tensor.cpu() for name, tensor in graph.constants.items()}
     return _at_home(replace(graph, constants=constants), device)
+
+
+def _carried(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
+    if not text:
+        return NOTHING
+    try:
+        return from_json(text, tensors)
+    except ValueError as error:
+        raise _Malformed(str(error)) from error
 
 
 class _Malformed(EscaladeError):
@@ -157,8 +182,8 @@ def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Te
     return tensors, shared
 
 
-def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256(f"{dtype}\n{graph}".encode())
+def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor], carried: str = "") -> str:
+    digest = hashlib.sha256(f"{dtype}\n{graph}{carried}".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -245,7 +245,8 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "3"}, "has version .3. of the file format; this Escalade reads version 2"),
+        ({"version": "4"}, "has version .4. of the file format; this Escalade reads versions 2 and 3"),
+        ({"carried": "{}"}, "damaged"),
         ({"version": "new"}, "has version .new. of the file format"),
         ({"version": None}, "version"),
         ({"format": "other"}, "is not an engine that Escalade has saved"),

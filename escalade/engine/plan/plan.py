@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 
+from escalade.device.program import Program
 from escalade.device.recipe import Recipe, Workspace
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
@@ -23,10 +24,11 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.arena import Arena, Lifetime, assign
 from escalade.engine.plan.parts import RESULT, Parts, arrange
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card
+from escalade.ops.base.card import Card, Place
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.choose.pytorch import reason_for_pytorch
+from escalade.ops.choose.table import Table
 
 MOST_DIRECT_LAUNCHES = 3
 """Launches up to which launching kernels one by one costs the host no more than a CUDA graph with copies before and
@@ -108,6 +110,8 @@ class Plan:
     apart: Mapping[str, int]
     """Values of PyTorch's steps, which lie where PyTorch puts them, and their views: the last step at which each
     matters. Outputs are not among them."""
+    chosen: Mapping[tuple[str, Problem], Choice]
+    """What was chosen by operation and problem, every value by itself; also for what PyTorch does after all."""
 
     @property
     def batch(self) -> int:
@@ -146,6 +150,12 @@ class Plan:
         return found
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """What its kernels are compiled of."""
+        recipes = (step.recipe for step in self.steps if step.recipe)
+        return tuple(dict.fromkeys(program for recipe in recipes for program in recipe.programs))
+
+    @property
     def fallbacks(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.in_pytorch)
 
@@ -171,21 +181,23 @@ class Plan:
 def make_plan(
     graph: Graph,
     dtype: str,
-    device: torch.device,
+    place: Place,
     formats: Mapping[str, InputFormat],
     avoid: frozenset[str] = frozenset(),
     fusion: FusionLevel = FusionLevel.fused,
     in_pytorch: Mapping[str, str] = MappingProxyType({}),
     bound: bool = False,
+    decided: Table | None = None,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
 
     `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason. Where inputs are `bound`,
-    they lie in tensors that are the same at every run, and have no place here.
+    they lie in tensors that are the same at every run, and have no place here. `decided` has choices that were made
+    before.
     """
     dense = value_forms(graph, dtype, formats)
     asking = Forms(dtype, dense, graph.constants, graph.typed)
-    choices = _Choices(graph.nodes, asking, device, avoid, fusion, in_pytorch)
+    choices = _Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
     steps = _with_makers([_step(node, parts, choices) for node in graph])
@@ -224,6 +236,7 @@ def make_plan(
         outside,
         outer.bytes,
         values.apart,
+        choices.chosen,
     )
 
 
@@ -272,16 +285,18 @@ class _Choices:
         self,
         nodes: Mapping[str, Node],
         asking: Forms,
-        device: torch.device,
+        place: Place,
         avoid: frozenset[str],
         fusion: FusionLevel,
         in_pytorch: Mapping[str, str],
+        decided: Table | None,
     ) -> None:
         self._nodes = dict(nodes)
-        self._asking, self._device, self._avoid, self._fusion = asking, device, avoid, fusion
+        self._asking, self._place, self._avoid, self._fusion = asking, place, avoid, fusion
         self._in_pytorch = in_pytorch
+        self._decided = decided
         self._made: dict[str, Step] = {}
-        self._chosen: dict[tuple[str, Problem], Choice] = {}
+        self.chosen: dict[tuple[str, Problem], Choice] = {}
 
     def of(self, node: Node) -> Step:
         """The step of a node."""
@@ -305,12 +320,12 @@ class _Choices:
             return Step(node, why_pytorch=operator.left_to_pytorch(node))
         _require_room(node, lowered, self._asking.value(node.name))
         if self._fusion is FusionLevel.naive:
-            choice = _foot(lowered, self._device)
+            choice = _foot(lowered, self._place)
             return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
         choice = self._choice(lowered)
         if choice.problem != lowered.problem:
             raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
-        reason = reason_for_pytorch(lowered.operation, choice, self._device, self._avoid)
+        reason = reason_for_pytorch(lowered.operation, choice, self._place, self._avoid)
         if reason is not None:
             return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
@@ -329,9 +344,11 @@ class _Choices:
     def _choice(self, lowered: Lowered) -> Choice:
         """Networks repeat their layers: each problem is thought about once."""
         asked = lowered.operation.name, lowered.problem
-        if asked not in self._chosen:
-            self._chosen[asked] = choose(lowered.operation, lowered.problem, self._device, avoid=self._avoid)
-        return self._chosen[asked]
+        if asked not in self.chosen:
+            self.chosen[asked] = choose(
+                lowered.operation, lowered.problem, self._place, avoid=self._avoid, decided=self._decided
+            )
+        return self.chosen[asked]
 
     def takes(self, node: Node, role: str, pitch: int) -> bool:
         """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""
@@ -376,11 +393,11 @@ def _require_room(node: Node, lowered: Lowered, form: Form) -> None:
         )
 
 
-def _foot(lowered: Lowered, device: torch.device) -> Choice:
+def _foot(lowered: Lowered, place: Place) -> Choice:
     """The lowest rung that can do it, in memory that is the plan's own."""
-    for rung in lowered.operation.ladder.on(Card.of(device)):
+    for rung in lowered.operation.ladder.on(Card.of(place)):
         if rung.refusal(lowered.problem) is None:
-            choice = choose(lowered.operation, lowered.problem, device, rung.name)
+            choice = choose(lowered.operation, lowered.problem, place, rung.name)
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the foot of its ladder")
     raise UnsupportedError(f"no rung of {lowered.operation.name} can do {lowered.problem.name}")

@@ -411,13 +411,11 @@ def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
 
 def compile_together(plan: Plan, device: torch.device) -> None:
     """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
-    recipes = [step.recipe for step in plan.steps if step.recipe]
-    programs = list(dict.fromkeys(program for recipe in recipes for program in recipe.programs))
     here = architecture_of(device)
     if here is None:
-        build_for_twin(programs)
+        build_for_twin(plan.programs)
     else:
-        precompile(programs, here)
+        precompile(plan.programs, here)
 
 
 class ReferenceProgram:

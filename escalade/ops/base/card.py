@@ -113,11 +113,13 @@ class Card:
     rates: Rates
 
     @staticmethod
-    def of(device: torch.device) -> Card:
+    def of(place: Place) -> Card:
         """The card of a device, asked once; on the CPU the twin runs what an H200 would."""
-        if device.type != "cuda":
+        if isinstance(place, Card):
+            return place
+        if place.type != "cuda":
             return TWIN
-        return _of_gpu(device.index if device.index is not None else torch.cuda.current_device())
+        return _of_gpu(place.index if place.index is not None else torch.cuda.current_device())
 
     @property
     def filling(self) -> int:
@@ -158,6 +160,15 @@ class Card:
     def microseconds(self, clocks: float, moved: float, launches: int = 1) -> float:
         """Launches one after the other: the busiest multiprocessor's clocks, or the bytes if they take longer."""
         return launches * self.rates.launch_us + max(clocks / self.rates.clock, self.passing(moved))
+
+
+Place = torch.device | Card
+"""Where kernels are to run: a device that is here, or a card that need not be."""
+
+
+def is_gpu(place: Place) -> bool:
+    """Whether kernels run on a GPU there, and not on the twin."""
+    return place.architecture is not None if isinstance(place, Card) else place.type == "cuda"
 
 
 H200 = Card(

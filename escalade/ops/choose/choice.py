@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card
+from escalade.ops.base.card import Card, Place, is_gpu
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem, traffic
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.choose.table import tables_for
+from escalade.ops.choose.table import Table, tables_for
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,17 @@ class Choice:
 def choose(
     operation: Operation[Any],
     problem: Problem,
-    device: torch.device,
+    place: Place,
     rung: str | None = None,
     avoid: frozenset[str] = frozenset(),
+    decided: Table | None = None,
 ) -> Choice:
-    """The rung of that name, or the one that was measured to be fastest, or the one that should be.
+    """The rung of that name, or the one that was `decided` before or measured to be fastest, or the one that should be.
 
     `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed. What writes
     memory that a program has for all its callers is taken only if its rung is named and has nothing else.
     """
-    card = Card.of(device)
+    card = Card.of(place)
     if rung is not None:
         asked = operation.ladder.rung(rung).on(card)
         refusal = asked.refusal(problem)
@@ -48,7 +47,8 @@ def choose(
             raise UnsupportedError(f"rung {rung} of {operation.name} cannot do {problem.name}: {refusal}")
         config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
         return Choice(asked, config, problem, "asked for by name")
-    return _from_tables(operation, problem, device, avoid) or estimated(operation, problem, card, avoid)
+    tables = (*([decided] if decided else ()), *(tables_for(place) if is_gpu(place) else ()))
+    return _from_tables(operation, problem, card, avoid, tables) or estimated(operation, problem, card, avoid)
 
 
 def estimated(
@@ -125,17 +125,15 @@ def _best(rung: Rung[Any], problem: Problem) -> tuple[Config | None, float | Non
 
 
 def _from_tables(
-    operation: Operation[Any], problem: Problem, device: torch.device, avoid: frozenset[str]
+    operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str], tables: Sequence[Table]
 ) -> Choice | None:
     """What was measured to be fastest for this problem, or for one of another batch size not far away."""
-    if device.type != "cuda":
-        return None
-    for table in tables_for(device):
+    for table in tables:
         found = table.find(operation.name, problem)
         if found is None or f"{operation.name}/{found.entry.rung}" in avoid:
             continue
         try:
-            rung = operation.ladder.rung(found.entry.rung).on(Card.of(device))
+            rung = operation.ladder.rung(found.entry.rung).on(card)
         except UnsupportedError:  # a table of another version
             continue
         if rung.refusal(problem) is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Place, is_gpu
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, estimated
@@ -39,7 +38,7 @@ def verdict(choice: Choice, own_us: float, pytorch_us: float) -> Entry:
 
 
 def reason_for_pytorch(
-    operation: Operation[Any], choice: Choice, device: torch.device, avoid: frozenset[str] = frozenset()
+    operation: Operation[Any], choice: Choice, place: Place, avoid: frozenset[str] = frozenset()
 ) -> str | None:
     """Why a plan on a GPU leaves a problem to PyTorch, in a sentence; None if the choice does it.
 
@@ -47,9 +46,9 @@ def reason_for_pytorch(
     last resort gives way, by estimates or for want of one, and only if no other takes the problem; those in `avoid`
     have failed here.
     """
-    if device.type != "cuda":
+    if not is_gpu(place):
         return None
-    for table in tables_for(device):
+    for table in tables_for(place):
         found = table.find(_STEP + operation.name, choice.problem)
         if found is None:
             continue

@@ -19,6 +19,7 @@ import torch
 from escalade import files, parsing
 from escalade.device.cache import default_directory
 from escalade.errors import EscaladeError
+from escalade.ops.base.card import Card, Place
 from escalade.ops.base.problem import Problem
 
 SHIPPED = pathlib.Path(__file__).parent / "tables"
@@ -68,6 +69,18 @@ class Table:
             return None
         size = min(near, key=lambda size: abs(math.log(size / problem.batch)))
         return Found(family[size], f"fastest when measured at batch {size} ({self.origin})")
+
+
+class Decided(Table):
+    """The choices of a plan that was made before, for its very problems."""
+
+    def __init__(self, origin: str, entries: Mapping[str, Entry]) -> None:
+        self.origin = origin
+        self.entries = dict(entries)
+
+    def find(self, operation: str, problem: Problem) -> Found | None:
+        entry = self.entries.get(key_of(operation, problem))
+        return None if entry is None else Found(entry, f"chosen before ({self.origin})")
 
 
 def add(path: pathlib.Path, key: str, entry: Entry) -> Table:
@@ -154,9 +167,9 @@ def _file_name(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unknown"
 
 
-def tables_for(device: torch.device) -> tuple[Table, ...]:
-    """The tables of choices for a card: the user's, then ours."""
-    gpu = torch.cuda.get_device_name(device)
+def tables_for(place: Place) -> tuple[Table, ...]:
+    """The tables of choices for a GPU: the user's, then ours."""
+    gpu = place.name if isinstance(place, Card) else torch.cuda.get_device_name(place)
     return (_current(user_path(gpu), "your table"), _current(shipped_path(gpu), "Escalade's table"))
 
 

@@ -1,0 +1,163 @@
+"""What a file carries for GPUs: plans that are made of it again, and machine code that needs no compiler."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from escalade.device import nvrtc
+from escalade.engine import Engine, compile, load
+from escalade.engine.carried import Carried
+from escalade.engine.file import FileError, _digest, read
+from escalade.engine.graph.forms import InputFormat
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import H200
+from escalade.ops.base.cards import A100, H100_PCIE
+from tests.engine.files import Contents
+
+HERE = torch.device("cpu")
+INPUTS = tuple(((batch, 64), InputFormat(torch.float32, "flat")) for batch in (1, 3))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    engine = compile(nn.Sequential(nn.Linear(64, 24), nn.ReLU()), torch.randn(1, 64), dtype="fp16")
+    engine.plan(torch.randn(3, 64))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def path(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("carried") / "net.escalade"
+    engine.save(path, kernels="sm_90a")
+    return path
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any) -> Any:
+        raise AssertionError("there is no NVRTC here, and there are no headers")
+
+    for name in ("_compile", "compiler_version", "cuda_headers"):
+        monkeypatch.setattr(nvrtc, name, absent)
+    monkeypatch.setattr(nvrtc, "_offered", {})
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pathlib.Path) -> None:
+    graph, dtype, carried = read(path, HERE)
+    nvrtc.offer(carried.codes["sm_90a"])
+    again = Engine(graph, dtype, HERE)
+    for inputs in INPUTS:
+        batch, form = inputs[0][0], {graph.inputs[0].name: inputs[1]}
+        kept = carried.plan_for(H200, (inputs,))
+        assert kept is not None and carried.plan_for(A100, (inputs,)) is None
+        plan = again._planner(H200, batch, form)(kept.in_pytorch, decided=kept.decided)
+        assert plan.programs == engine._planner(H200, batch, form)().programs
+        assert all("chosen before" in choice.why for choice in plan.chosen.values()) and plan.chosen
+        for program in plan.programs:
+            assert nvrtc.is_compiled(program, "sm_90a")
+            assert nvrtc.compile_program(program, "sm_90a").resources.registers > 0
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(load(path, device="cpu")(x), engine(x), rtol=0, atol=0)
+
+
+def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
+    _, _, carried = read(path, HERE)
+    assert carried.missing(H200) == "" and Carried().missing(A100) == ""
+    assert "plans are made again, and kernels are compiled" in carried.missing(A100)
+    said = carried.missing(H100_PCIE)
+    assert "NVIDIA H200 (sm_90a, 132 multiprocessors), and this is NVIDIA H100 PCIe (sm_90a, 114" in said
+    assert "kernels that they share with those of the file are taken from it" in said
+
+
+@pytest.mark.parametrize(
+    ("kernels", "sentence"),
+    [
+        (True, "this one runs on cpu; name architectures instead, such as kernels='sm_90a'"),
+        ("twin", "the twin's kernels are code for this machine's processor, and stay here"),
+        (("sm_90a", "sm_70"), "no card of architecture sm_70 is described; there are sm_80"),
+    ],
+)
+def test_what_cannot_be_carried_is_said(
+    engine: Engine, tmp_path: pathlib.Path, kernels: Any, sentence: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        engine.save(tmp_path / "no.escalade", kernels=kernels)
+    fresh = Engine(engine.graph, "fp16", HERE)
+    with pytest.raises(UnsupportedError, match="there is no plan to save kernels of yet"):
+        fresh.save(tmp_path / "no.escalade", kernels="sm_90a")
+    assert not list(tmp_path.iterdir())
+
+
+def _rewritten(path: pathlib.Path, place: pathlib.Path, change: Any) -> pathlib.Path:
+    """The file with something else carried, and a checksum that fits."""
+    contents = Contents.of(path)
+    carried = json.loads(contents.metadata["carried"])
+    text = change(carried, contents.tensors)
+    text = json.dumps(carried) if text is None else text
+    sha256 = _digest(contents.metadata["graph"], contents.metadata["dtype"], contents.tensors, text)
+    metadata = {**contents.metadata, "carried": text, "sha256": sha256}
+    place.write_bytes(safetensors.torch.save(contents.tensors, metadata))
+    return place
+
+
+def _no_elf(carried: Any, tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if name.startswith("kernel."))
+    tensors[name] = torch.zeros_like(tensors[name])
+
+
+def _one_more(carried: Any, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["kernel.more"] = torch.zeros(3, dtype=torch.uint8)
+
+
+CHANGES: list[tuple[Any, str]] = [
+    (_no_elf, "is not for a GPU"),
+    (_one_more, "its machine code is not what it lists"),
+    (lambda carried, _: "[", "holds no network"),
+    (lambda carried, _: "[]", "is not plans and codes"),
+    (lambda carried, _: carried.pop("plans") and None, "is not plans and codes"),
+    (lambda carried, _: carried["plans"].append(3), "an object is expected"),
+    (lambda carried, _: carried["plans"][0].update(architecture="../x"), "is no architecture of a GPU"),
+    (lambda carried, _: carried["plans"][0].update(card="\x1b[2J"), "is no text of one line"),
+    (lambda carried, _: carried["plans"][0]["choices"].update(conv={"rung": 3}), "is no rung with a config"),
+    (lambda carried, _: carried["codes"]["sm_90a"]["sources"].append("../../x"), "is no machine code of the"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), CHANGES)
+def test_what_is_carried_is_checked(
+    path: pathlib.Path, tmp_path: pathlib.Path, change: Any, sentence: str
+) -> None:
+    with pytest.raises(FileError, match=sentence):
+        load(_rewritten(path, tmp_path / "changed.escalade", change), device="cpu")
+
+
+def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of another version of Escalade, or of somebody who wrote what he liked: only a rung's own configs are taken."""
+
+    def change(carried: Any, _: Any) -> None:
+        for plan in carried["plans"]:
+            for key, choice in plan["choices"].items():
+                plan["choices"][key] = {"rung": choice["rung"], "config": {"warps": -1}}
+
+    graph, dtype, carried = read(_rewritten(path, tmp_path / "changed.escalade", change), HERE)
+    kept = carried.plan_for(H200, INPUTS[:1])
+    assert kept is not None
+    planner = Engine(graph, dtype, HERE)._planner(H200, 1, {graph.inputs[0].name: INPUTS[0][1]})
+    assert planner(kept.in_pytorch, decided=kept.decided).programs == planner().programs
+
+
+def test_files_of_the_version_before_are_read(engine: Engine, tmp_path: pathlib.Path) -> None:
+    engine.save(tmp_path / "now.escalade")
+    contents = Contents.of(tmp_path / "now.escalade")
+    contents.metadata["version"] = "2"
+    (tmp_path / "before.escalade").write_bytes(contents.written())
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(load(tmp_path / "before.escalade", device="cpu")(x), engine(x), rtol=0, atol=0)
