@@ -30,6 +30,8 @@ from escalade.version import VERSION
 SWEEPS = "_sweep.jsonl"
 """How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+_TWIN = "twin on"
+"""How the names of processors begin that are no GPUs."""
 _OUTPUT_OPTIONS = ("--results", "--json", "--plot")
 
 
@@ -117,6 +119,11 @@ class Record:
     @property
     def is_peer(self) -> bool:
         return self.system != "escalade"
+
+    @property
+    def is_on_twin(self) -> bool:
+        """Whether the kernels ran on a CPU: then it has counts, and no times that mean anything."""
+        return self.gpu.startswith(_TWIN)
 
     @property
     def throttled(self) -> str:
@@ -267,7 +274,7 @@ def provenance(device: torch.device, command: str | None = None) -> Provenance:
     """The provenance of what runs now, in this process."""
     on_gpu = device.type == "cuda"
     return Provenance(
-        gpu=torch.cuda.get_device_name(device) if on_gpu else f"twin on {platform.machine()}",
+        gpu=torch.cuda.get_device_name(device) if on_gpu else f"{_TWIN} {platform.machine()}",
         driver=driver_version() if on_gpu else "",
         versions=versions(),
         commit=commit(),

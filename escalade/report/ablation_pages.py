@@ -57,6 +57,34 @@ def _section(records: Sequence[Record]) -> str:
     return "".join(parts)
 
 
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast a technique makes a step, alone and among all others."""
+
+    technique: str
+    alone: float | None
+    among_all: float | None
+
+
+def gains(records: Sequence[Record]) -> list[Gain]:
+    """The gain of each technique that changes the plan, by the records of one network, batch and dtype."""
+    found = {record.rung: record for record in records}
+    whole, nothing = found.get(ALL), found.get(NONE)
+    every = [
+        Gain(name, _ratio(nothing, found.get(ONLY + name)), _ratio(found.get(WITHOUT + name), whole))
+        for name in _changing(found)
+    ]
+    return [gain for gain in every if gain.alone or gain.among_all]
+
+
+def _changing(found: Mapping[str, Record]) -> Iterator[str]:
+    """The techniques without which the plan is another."""
+    for name in TECHNIQUES:
+        removed = found.get(WITHOUT + name)
+        if removed is not None and (name == GRAPH or not _same_plan(removed, found.get(ALL))):
+            yield name
+
+
 def _techniques(found: Mapping[str, Record]) -> str:
     """A row for the whole and for nothing, and for each technique that changes the plan."""
     whole, nothing = found.get(ALL), found.get(NONE)
@@ -64,13 +92,12 @@ def _techniques(found: Mapping[str, Record]) -> str:
         ("**all**", "", *_time_and_gain(whole, nothing), "", ""),
         ("none", "", *_time_and_gain(nothing, nothing), "", ""),
     ]
-    for name, what in TECHNIQUES.items():
-        removed = found.get(WITHOUT + name)
-        if removed is None or (name != GRAPH and _same_plan(removed, whole)):
-            continue
+    for name in _changing(found):
+        removed = found[WITHOUT + name]
         brought = _ratio(removed, whole)
         rows.append(
-            (f"`{name}`", what, *_time_and_gain(found.get(ONLY + name), nothing), _time(removed), cells.times(brought))
+            (f"`{name}`", TECHNIQUES[name], *_time_and_gain(found.get(ONLY + name), nothing), _time(removed),
+             cells.times(brought))
         )  # fmt: skip
     header = (
         "technique", "what it does", "alone: µs a call", "faster than none", "left out: µs a call",

@@ -8,8 +8,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from escalade.measure.records import Record
+from escalade.report.markdown import table
 
 Cell = Callable[[Mapping[str, int]], str]
+SUFFIX = "_counts"
+"""How the workloads end whose records are counts, behind the operation's name."""
 _UNITS = ("", "k", "M", "G", "T")
 
 
@@ -18,8 +21,19 @@ def terminal_tables(records: Sequence[Record], width: int) -> Iterable[Table]:
     for workload, problem in dict.fromkeys((record.workload, record.problem) for record in records):
         chosen = [r for r in records if (r.workload, r.problem) == (workload, problem) and r.counts]
         if chosen:
-            title = f"{workload.removesuffix('_counts')} {problem}, counted on the twin"
+            title = f"{workload.removesuffix(SUFFIX)} {problem}, counted on the twin"
             yield _table(escape(title), chosen, width)
+
+
+def page_table(records: Sequence[Record]) -> str:
+    """Counts as Markdown, with all columns in which somebody has a figure."""
+    columns = {"rung": [r.rung for r in records], "dtype": [r.dtype for r in records]}
+    columns |= {"layout": [r.layout for r in records]} | _figures(records)
+    return table(list(columns), list(zip(*columns.values(), strict=True)), left=3)
+
+
+def _figures(records: Sequence[Record]) -> dict[str, list[str]]:
+    return {heading: [cell(r.counts) for r in records] for heading, cell in _COLUMNS.items()}
 
 
 def short(count: int) -> str:
@@ -73,22 +87,21 @@ _COLUMNS: dict[str, Cell] = {
 
 def _table(title: str, records: Sequence[Record], width: int) -> Table:
     """Columns in which nobody has a figure are left out, and those that the terminal has no room for."""
-    table = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left")
     names = {"rung": [r.rung for r in records], "dtype": [r.dtype for r in records]}
     if len({record.layout for record in records}) > 1:
         names["layout"] = [record.layout for record in records]
-    figures = {heading: [cell(r.counts) for r in records] for heading, cell in _COLUMNS.items()}
     shown: list[list[str]] = []
     room = width - 1
-    for heading, texts in (names | figures).items():
+    for heading, texts in (names | _figures(records)).items():
         taken = 3 + max(map(len, (heading, *texts)))
         if not any(texts):
             continue
         room -= taken
         if room < 0 and heading not in names:
             break
-        table.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
+        made.add_column(heading, justify="left" if heading in names else "right", no_wrap=True)
         shown.append(texts)
     for row in zip(*shown, strict=True):
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made

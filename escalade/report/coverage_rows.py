@@ -88,6 +88,10 @@ class Part:
     def title(self) -> str:
         return f"{self.workload.removeprefix(COVERAGE)}, {self.dtype}, batch {self.batch}"
 
+    def ratios(self, clock: Clock) -> dict[str, float]:
+        """How many times as fast as PyTorch's CUDA graph those are that are right, by network."""
+        return {row.network: ratio for row in self.rows if row.is_right and (ratio := row.over_graph(clock))}
+
     def summary(self) -> str:
         """How many are compiled, right, free of PyTorch and faster, in a sentence."""
         plans = [row for row in self.rows if row.fallbacks is not None]
@@ -97,7 +101,7 @@ class Part:
             said.append(f"{len(right)} are right")
         said.append(f"{sum(not row.fallbacks for row in plans)} leave nothing to PyTorch")
         for clock, what in ((on_device, "on the device"), (by_clock, "by the clock")):
-            ratios = {row.network: ratio for row in right if (ratio := row.over_graph(clock))}
+            ratios = self.ratios(clock)
             if ratios:
                 slowest = min(ratios, key=lambda name: ratios[name])
                 said.append(

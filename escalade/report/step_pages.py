@@ -50,8 +50,13 @@ class Run:
 
 
 def latest(records: Sequence[Record]) -> Run | None:
+    """The newest run of the page's plan."""
+    return newest_run(records, NETWORK + SUFFIX, BATCH, DTYPE)
+
+
+def newest_run(records: Sequence[Record], workload: str, batch: int, dtype: str) -> Run | None:
     """The newest run among the records; what an older one has left of a longer plan is not of it."""
-    wanted = (NETWORK + SUFFIX, BATCH, DTYPE)
+    wanted = (workload, batch, dtype)
     own = [record for record in records if (record.workload, record.batch, record.dtype) == wanted]
     newest = max((record.date for record in own), default="")
     run = [record for record in own if record.date == newest]

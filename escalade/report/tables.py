@@ -52,6 +52,15 @@ def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
     return records
 
 
+def on_cards(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
+    """What was measured on cards, the preferred one first; tests, and what the twin has counted, are not."""
+    found = {
+        gpu: [r for r in records[gpu] if r.workload != gpu_tests.WORKLOAD and not r.is_on_twin]
+        for gpu in sorted(records, key=lambda name: (name != PREFERRED_GPU, name))
+    }
+    return {gpu: own for gpu, own in found.items() if own}
+
+
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     """Brings the generated files up to date; those that were written."""
     records = load_folder(results)
@@ -82,11 +91,7 @@ def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathli
     if not readme.is_file():
         raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
     text = replaced(readme.read_text(), NETWORKS, network_pages.readme_block(_chosen(records)))
-    measured = {
-        gpu: timed
-        for gpu, own in records.items()
-        if (timed := [record for record in own if record.workload != gpu_tests.WORKLOAD])
-    }
+    measured = on_cards(records)
     in_part = {root / "docs" / name: blocks for name, blocks in _IN_PART.items()}
     return {
         **{

@@ -13,6 +13,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.report.html import changes, ladders
 from tests.commands.support import run, said_by
+from tests.report.browser import browser
 
 DIRECT = Record(
     "conv2d", "64to64_56_k3s1_b256", "fp32", "nchw", 256, "escalade", "direct", timing="graph", samples=9,
@@ -32,19 +33,34 @@ CEILINGS = [
 ]
 NETWORK = replace(
     DIRECT, workload="resnet18", problem="224_b32", dtype="fp16", batch=32, rung="", median_us=200.0, wall_us=250.0,
-    images_per_s=160e3, floor_us=100.0, command="escalade bench resnet18",
+    images_per_s=160e3, floor_us=100.0, command="escalade bench resnet18", peak_bytes=4 << 20,
+    config={"memory": {"weights": 3 << 20, "packed": 0, "arena": 2 << 20, "caller": 1 << 20}},
 )  # fmt: skip
 PEERS = [
-    replace(NETWORK, system="torch-graph", median_us=600.0, wall_us=700.0, images_per_s=50e3),
+    replace(
+        NETWORK, system="torch-graph", median_us=600.0, wall_us=700.0, images_per_s=50e3, peak_bytes=5 << 20
+    ),
     replace(NETWORK, system="torch-compile", median_us=500.0, wall_us=550.0, images_per_s=64e3),
 ]
 COVERED = replace(
     NETWORK, workload="coverage_torchvision", problem="vgg11_224_b32", config={"launches": 9, "pytorch": {}}
 )
-STEP = replace(NETWORK, workload="autoencoder_training_step", problem="32_b32", median_us=300.0)
+STEP = replace(
+    NETWORK, workload="autoencoder_training_step", problem="32_b32", median_us=300.0, peak_bytes=None,
+    config={"phases": {"forward": 3 << 20, "backward": 5 << 20, "optimiser": 1 << 20}},
+)  # fmt: skip
 PLAN = [
     replace(
-        NETWORK, workload="resnet18_steps", problem="b1_plan", batch=1, config={"steps": 1, "launches": 1}
+        NETWORK,
+        workload="resnet18_steps",
+        problem="b1_plan",
+        batch=1,
+        config={
+            "steps": 1,
+            "launches": 1,
+            "memory": {"arena": 4096},
+            "arena": [{"name": "conv", "offset": 1024, "bytes": 2048, "first": 1, "last": 2}],
+        },
     ),
     replace(
         NETWORK,
@@ -52,6 +68,7 @@ PLAN = [
         problem="b1_step0",
         batch=1,
         median_us=4.0,
+        floor_us=0.5,
         config={
             "number": 1,
             "source": "conv1",
@@ -63,13 +80,32 @@ PLAN = [
         },
     ),
 ]
+TECHNIQUE = replace(NETWORK, workload="autoencoder_training_ablation", problem="32_b32")
+ABLATION = [
+    replace(TECHNIQUE, rung=rung, median_us=us, config={"plan": rung})
+    for rung, us in (("all", 100.0), ("none", 400.0), ("only epilogues", 200.0), ("without epilogues", 150.0))
+]
+TWIN = replace(DIRECT, gpu="twin on x86_64", timing="twin", median_us=None)
+COUNTED = replace(
+    TWIN, workload="conv2d_counts", problem="small", counts={"global_load_requests": 2000, "fma": 7}
+)
+LEARNED = replace(
+    TWIN,
+    workload="autoencoder_learning",
+    problem="synthetic_b8",
+    config={
+        "images": 24, "optimizer": "adam", "lr": 0.1, "schedule": "cosine", "losses": [[4, 0.3], [8, 0.1]],
+        "evaluations": [[4, 0.2, None], [8, 0.15, None]], "reconstructions": "AAAA",
+    },
+)  # fmt: skip
 RECORDS = [
+    *ABLATION, COUNTED, LEARNED, replace(NETWORK, workload="resnet18_phases", rung="naive", peak_bytes=8 << 20),
     *LADDER, *CEILINGS, NETWORK, *PEERS, COVERED, replace(COVERED, system="torch-graph", median_us=300.0), STEP,
     replace(STEP, system="torch-graph", median_us=900.0), *PLAN,
     replace(STEP, system="torch-compile-default", median_us=600.0),
     replace(NETWORK, workload="lenet_accuracy", problem="n100", batch=100, accuracy=0.86, median_us=None),
 ]  # fmt: skip
-VOID = ("meta", "br", "hr")
+VOID = ("meta", "br", "hr", "img")
 
 
 @dataclass
@@ -147,8 +183,9 @@ def page(text: str) -> Page:
 
 def test_nothing_leads_out_of_the_file(text: str, page: Page) -> None:
     assert "//" not in re.sub(r"^//.*$", "", text, flags=re.MULTILINE), "comments of the script apart"
-    assert all(target.startswith("#") for target in page.targets)
-    assert {target[1:] for target in page.targets} <= set(page.names)
+    inside = [target for target in page.targets if not target.startswith("data:image/png;base64,")]
+    assert all(target.startswith("#") for target in inside)
+    assert {target[1:] for target in inside} <= set(page.names)
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(page.names)
     assert len(page.names) == len(set(page.names))
     assert "alert(" in text and "<script>alert" not in text
@@ -156,23 +193,40 @@ def test_nothing_leads_out_of_the_file(text: str, page: Page) -> None:
 
 def test_every_plot_has_its_records(page: Page, text: str) -> None:
     assert page.figures == [
-        "ladder-conv2d: conv2d 64to64_56_k3s1_b256 on NVIDIA H200: gains over the rung below",
-        "ladder-conv2d: conv2d on NVIDIA H200: roofline",
-        "networks: resnet18",
-        "steps: ResNet-18 on NVIDIA H200: each step beside its floor",
-        "coverage: torchvision, fp16, batch 32 on NVIDIA H200",
+        "ladder-conv2d: Gains over the rung below: 64to64_56_k3s1_b256 on NVIDIA H200",
+        "ladder-conv2d: Roofline of conv2d on NVIDIA H200",
+        "networks: resnet18 beside each peer, on NVIDIA H200",
+        "plans: resnet18, batch 1, fp16, on NVIDIA H200",
+        "memory: What the peers of resnet18 need, on NVIDIA H200",
+        "memory: What it is for, on NVIDIA H200",
+        "memory: A step of training, by phase, on NVIDIA H200",
+        "memory: One image, phase by phase, on NVIDIA H200",
+        "coverage: torchvision, fp16, batch 32, on NVIDIA H200",
+        "training: autoencoder_training_step beside each peer, on NVIDIA H200",
+        "training: What each technique brings: autoencoder, batch 32, fp16, on NVIDIA H200",
+        "learning: autoencoder learns synthetic in fp32, on twin on x86_64",
+        "accuracy: The largest error of all verified results, as a share of what is allowed",
     ]
     drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    gains, roofline, network, steps, covered = drawn
+    gains, roofline, network, plan, needs, kinds, phases, climb, covered, step, ablation, learned, errors = (
+        drawn
+    )
     assert re.findall(r'id="[^"]*-((?:measured|predicted)-\d+)"', gains) == ["measured-0", "predicted-0"]
     assert ">2.00×<" in gains and ">1.50×<" in gains
     points = re.findall(r'id="[^"]*-points-(\w+)">(.*?)\n   </g>', roofline, re.DOTALL)
     assert {kind: group.count("<use") for kind, group in points} == {"peer": 1, "fp32": 2}
     assert 'roof-fp32"' in roofline
-    assert all(f">{record.system}<" in network for record in (NETWORK, *PEERS))
-    assert 'step-0"' in steps and ">1: stem, streamed<" in steps and ">4.00<" in steps
+    assert ">3.00×<" in network and ">2.50×<" in network and ">PyTorch, CUDA graph<" in network
+    assert "<title>1: conv1, stem p by streamed (stem.cu), 4.00 µs, 8.00× its floor</title>" in plan
+    assert "<title>conv: 2 KiB at 1 KiB, steps 1 to 2</title>" in plan and ">8.0×<" in plan
+    assert ">1.25×<" in needs and ">6.00<" in kinds and ">weights<" in kinds and ">5.00<" in phases
+    assert ">resnet18, fp16: naive<" in climb and ">8.00<" in climb
     assert ">vgg11<" in covered and ">1.50×<" in covered
-    assert all("#010203" not in one and "currentColor" in one for one in drawn)
+    assert ">3.00×<" in step and ">2.00×<" in step
+    assert ">2.00×<" in ablation and ">1.50×<" in ablation
+    assert all(f'-{name}"' in learned for name in ("losses", "evaluations")) and ">50%<" in errors
+    assert 'src="data:image/png;base64,AAAA"' in text
+    assert all("#010203" not in one and "#2f6db5" not in one and "currentColor" in one for one in drawn)
 
 
 def test_tables_say_what_the_records_do(page: Page, text: str) -> None:
@@ -182,11 +236,17 @@ def test_tables_say_what_the_records_do(page: Page, text: str) -> None:
         "200.0",
         "torch.compile max-autotune",
     )
+    tiles = re.findall(r'<div class="tile">\n<h3>(.*?)</h3>', text)
+    assert tiles == ["Networks and steps of training", "torchvision, fp16, batch 32"]
+    assert '<p class="ratio faster">2.24×</p>' in text, "the geometric mean of 2.50 and 2.00"
     assert (ours["vs best peer"], ours["floor, µs"], ours["× floor"]) == ("2.50×", "100.0", "2.00")
     assert '<td style="text-align:right" class="faster">2.50×</td>' in text
     assert '<td style="text-align:right" class="slower">0.05×</td>' in text, "direct beside PyTorch"
     assert ours["vs best peer, a call"] == "not measured: jax" and step["vs best peer"] == "2.00×"
     rungs = page.rows("ladder-conv2d")
+    counted = rungs.pop(0)
+    assert (counted["rung"], counted["loads"], counted["FMA"]) == ("direct", "2k", "7")
+    assert "profile conv2d --problem NAME --beside-twin" in text, "what is not recorded"
     assert [row["rung"] for row in rungs] == ["torch-nchw", "direct", "input_tile", "weight_tile"]
     assert rungs[2]["gain"] == "2.00×" and rungs[3]["config"].startswith("failed: <script>")
     right = {row["workload"]: row for row in page.rows("accuracy")}
@@ -197,7 +257,48 @@ def test_tables_say_what_the_records_do(page: Page, text: str) -> None:
     assert {row["repeated by"] for row in origins} == {record.command for record in RECORDS}
     assert {
         (row["card"], row["driver"], row["versions"], row["commit"], row["measured on"]) for row in origins
-    } == {("NVIDIA H200", "580.1", "torch 2.11", "abc", "2026-01-02")}
+    } == {
+        ("NVIDIA H200", "580.1", "torch 2.11", "abc", "2026-01-02"),
+        ("twin on x86_64", "580.1", "torch 2.11", "abc", "2026-01-02"),
+    }
+    (run,) = page.rows("learning")
+    assert (run["steps"], run["last loss"], run["best test loss"]) == ("8", "0.1", "0.15")
+
+
+_EMPTY_PLOTS = r"""[...document.querySelectorAll("svg")].filter((plot) => {
+  const ofMatplotlib = /-(figure|axes|patch|text|line2d|[xy]tick|legend|matplotlib.axis|\w*Collection)_\d+$/;
+  const data = [...plot.querySelectorAll("g[id]")].filter((group) => !ofMatplotlib.test(group.id));
+  return !data.some((group) => { const box = group.getBBox(); return box.width + box.height > 1; });
+}).map((plot) => plot.getAttribute("aria-label"))"""
+_FIGURES = (
+    "[...document.querySelectorAll('#provenance tbody tr')].map((row) => Number(row.cells[7].textContent))"
+)
+_TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_PAPER = "getComputedStyle(document.body).backgroundColor"
+
+
+def test_a_browser_shows_it(text: str, page: Page, tmp_path: pathlib.Path) -> None:
+    """Without a complaint or a request, in both themes and on a phone; tables sort, plots have data."""
+    path = tmp_path / "report.html"
+    path.write_text(text)
+    with browser(tmp_path / "profile") as own:
+        own.open(path)
+        assert own.run("document.querySelectorAll('svg').length") == len(page.figures)
+        assert own.run(_EMPTY_PLOTS) == []
+        before = own.run(_FIGURES)
+        own.click("#provenance th:last-child button")
+        assert own.run(_FIGURES) == sorted(before) != before
+        own.click("#provenance th:last-child button")
+        assert own.run(_FIGURES) == sorted(before, reverse=True)
+        own.click('#plans g[id$="step-1"] path')
+        assert own.run("document.querySelector('#plans .pointed').textContent").startswith("1: conv1, stem p")
+        light = own.run(_PAPER)
+        assert own.run(_TOO_WIDE) == 0
+        own.look(390, dark=True)
+        assert own.run(_TOO_WIDE) == 0 and own.run(_PAPER) != light
+        assert own.print().startswith(b"%PDF")
+        assert own.complaints == []
+        assert {url.partition(":")[0] for url in own.requests} <= {"file", "data"}
 
 
 def test_a_slow_down_is_found_beyond_the_spread(

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from escalade.report import cells
+from escalade.report.html.svg import GREY
 
-_WIDTH = 8.0
+WIDTH = 8.0
+"""Inches of a picture."""
 _LETTER = 0.067
 """Inches of a letter of a name."""
+_BAR, _GAP = 0.16, 0.1
+"""Inches of a bar, and between those of two names."""
 
 
-def named_rows(names: Sequence[str], inches: float, axis: str, title: str) -> tuple[Figure, Any]:
-    """A figure with room for a row a name, each so many inches high, and its axes."""
-    rows = inches * len(names)
-    height, left = rows + 0.9, 0.2 + _LETTER * max(map(len, names))
+def named_rows(
+    names: Sequence[str], heights: Sequence[float], axis: str, legend: bool = False
+) -> tuple[Figure, Any, list[float]]:
+    """A figure with room for a row a name, each so many inches high, and for a legend above them; its axes, and where
+    the rows' middles are."""
+    rows = sum(heights)
+    height, left = rows + (0.85 if legend else 0.6), 0.2 + _LETTER * max(map(len, names))
     # Margins by hand: to find them by drawing takes three times as long as the drawing.
-    figure = Figure(figsize=(_WIDTH, height))
-    axes = figure.add_axes((left / _WIDTH, 0.5 / height, 1 - (left + 0.5) / _WIDTH, rows / height))
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.add_axes((left / WIDTH, 0.5 / height, 1 - (left + 0.5) / WIDTH, rows / height))
+    middles = [end - own / 2 for end, own in zip(accumulate(heights), heights, strict=True)]
+    axes.set_yticks(middles, names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(rows, 0)
     axes.margins(x=0.15)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(axis, fontsize=9)
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    axes.set_xlabel(axis)
+    return figure, axes, middles
 
 
 @dataclass(frozen=True)
@@ -44,30 +51,64 @@ class Series:
     """The colour of what is below 1×, if it has its own."""
 
 
-def ratio_figure(names: Sequence[str], series: Sequence[Series], axis: str, title: str) -> Figure:
+def ratio_figure(names: Sequence[str], series: Sequence[Series], axis: str, legend: bool = True) -> Figure:
     """The bars of one name lie under each other, and each is marked by its label and its name."""
-    figure, axes = named_rows(names, 0.06 + 0.16 * len(series), axis, title)
-    part = 0.84 / len(series)
-    for number, one in enumerate(series):
+    counts = [sum(bool(one.ratios[place]) for one in series) for place in range(len(names))]
+    figure, axes, middles = named_rows(names, [_GAP + _BAR * max(count, 1) for count in counts], axis, legend)
+    below = [middle - _BAR * (count - 1) / 2 for middle, count in zip(middles, counts, strict=True)]
+    for one in series:
         shown = [(place, ratio) for place, ratio in enumerate(one.ratios) if ratio]
         if not shown:
             continue
         bars = axes.barh(
-            [place + (number - (len(series) - 1) / 2) * part for place, _ in shown],
+            [below[place] for place, _ in shown],
             [ratio - 1 for _, ratio in shown],
-            height=part,
+            height=_BAR,
             left=1,
             color=[one.below if one.below and ratio < 1 else one.colour for _, ratio in shown],
             label=one.label,
         )
         for (place, _), bar in zip(shown, bars, strict=True):
             bar.set_gid(f"{one.label}-{place}")
+            below[place] += _BAR
         axes.bar_label(bars, [cells.times(ratio) for _, ratio in shown], fontsize=7, padding=2)
-    axes.axvline(1, color="#8a8f98", linewidth=0.8)
+    axes.axvline(1, color=GREY, linewidth=0.8)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}×"))
-    if len(series) > 1:
-        axes.legend(fontsize=8, frameon=False)
+    axes.spines["left"].set_visible(False)
+    if legend:
+        legend_above(figure)
+    return figure
+
+
+def legend_above(figure: Figure) -> None:
+    """In a row above the axes, where nothing is hidden by it."""
+    figure.legend(loc="upper left", ncols=6, borderaxespad=0.2, handlelength=1.2, columnspacing=1.4)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of each row's bar; None where it has none."""
+
+    label: str
+    sizes: Sequence[float | None]
+    colour: str
+
+
+def stacked_figure(names: Sequence[str], layers: Sequence[Layer], axis: str) -> Figure:
+    """One bar a name, its parts one behind another, with the sum at the end."""
+    figure, axes, middles = named_rows(names, [0.26] * len(names), axis, len(layers) > 1)
+    ends = [0.0] * len(names)
+    bars: Any = None
+    for layer in layers:
+        sizes = [size or 0.0 for size in layer.sizes]
+        bars = axes.barh(middles, sizes, height=0.18, left=ends, color=layer.colour, label=layer.label)
+        for place, bar in enumerate(bars):
+            bar.set_gid(f"{layer.label}-{place}")
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    axes.bar_label(bars, [cells.figure(end) for end in ends], fontsize=7, padding=2)
+    if len(layers) > 1:
+        legend_above(figure)
     return figure

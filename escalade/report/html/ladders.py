@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from escalade.measure.records import Record
-from escalade.report.html.bars import Series, ratio_figure
+from escalade.report.html.bars import WIDTH, Series, legend_above, ratio_figure
+from escalade.report.html.svg import BLUE, GOLD
 from escalade.report.ladder_pages import climb
 from escalade.report.operation_pages import fastest, of_workload, problems
 from escalade.report.plot import COLOURS
-
-_MEASURED, _PREDICTED = "#2f6db5", "#b58a1b"
 
 
 def main_problem(records: Sequence[Record], operation: str) -> str:
@@ -29,14 +28,14 @@ def gains(records: Sequence[Record], operation: str, problem: str) -> list[Recor
     return [r for r in climb(records, operation, problem) if not r.is_peer and (r.gain or r.predicted_gain)]
 
 
-def gain_figure(found: Sequence[Record], title: str) -> Figure:
+def gain_figure(found: Sequence[Record]) -> Figure:
     """Two bars a rung, from the foot to the summit."""
     names = [f"{r.rung} ({r.dtype}, {r.layout})" for r in found]
     series = (
-        Series("measured", [r.gain for r in found], _MEASURED),
-        Series("predicted", [r.predicted_gain for r in found], _PREDICTED),
+        Series("measured", [r.gain for r in found], BLUE),
+        Series("predicted", [r.predicted_gain for r in found], GOLD),
     )
-    return ratio_figure(names, series, "times as fast as the rung below", title)
+    return ratio_figure(names, series, "times as fast as the rung below")
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ def roofs(records: Sequence[Record], operation: str) -> Roofs:
     return Roofs(max([*copies, *rates], default=None), shares | products)
 
 
-def roofline_figure(found: Sequence[Point], limits: Roofs, title: str) -> Figure:
+def roofline_figure(found: Sequence[Point], limits: Roofs) -> Figure:
     """A point a rung and problem in the colour of its dtype, peers as crosses; the fastest rungs have their names."""
-    figure = Figure(figsize=(8, 4.8))
-    axes = figure.add_axes((0.12, 0.12, 0.84, 0.8))
+    figure = Figure(figsize=(WIDTH, 4.8))
+    axes = figure.add_axes((0.11, 0.11, 0.86, 0.83))
     kinds = dict.fromkeys("peer" if point.record.is_peer else point.record.dtype for point in found)
     for kind in kinds:
         own = [p for p in found if ("peer" if p.record.is_peer else p.record.dtype) == kind]
@@ -105,13 +104,12 @@ def roofline_figure(found: Sequence[Point], limits: Roofs, title: str) -> Figure
             FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
         )
         line.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=8)
-    axes.set_xlabel("FLOP a byte, of the plain algorithm over the fewest bytes", fontsize=9)
-    axes.set_ylabel("GFLOP/s", fontsize=9)
+    axes.set_xlabel("FLOP a byte, of the plain algorithm over the fewest bytes")
+    axes.set_ylabel("GFLOP/s")
+    axes.grid()
+    axes.set_axisbelow(True)
     axes.margins(0.1)
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    legend_above(figure)
     return figure
 
 

@@ -46,7 +46,7 @@ def _level(heading: Token) -> int:
 
 
 def _judge(tokens: Sequence[Token]) -> None:
-    """Marks the cells that say that we are faster, and that we are slower."""
+    """Marks the cells that say that we are faster, that we are slower, and why neither is known."""
     header: list[str] = []
     column = 0
     for token, content in pairwise(tokens):
@@ -58,8 +58,9 @@ def _judge(tokens: Sequence[Token]) -> None:
             column = 0
         elif token.type == "td_open":
             ratio = _RATIO.fullmatch(content.content)
-            if ratio and header[column].startswith(_RATIOS):
-                token.attrJoin("class", "faster" if float(ratio[1]) >= 1 else "slower")
+            if header[column].startswith(_RATIOS) and content.content:
+                faster = ratio and float(ratio[1]) >= 1
+                token.attrJoin("class", "faster" if faster else "slower" if ratio else "absent")
             column += 1
 
 

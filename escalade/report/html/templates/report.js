@@ -29,6 +29,20 @@ function sort(body, column, direction) {
   body.append(...keyed.map((one) => one.row));
 }
 
+// A block of a plan says what it is below the picture, for those who cannot hover; what it is of is marked with it.
+for (const plan of document.querySelectorAll(".plan")) {
+  const blocks = [...plan.querySelectorAll("g:has(> title)")];
+  const step = (block) => block.id.match(/(?:step|value)-(\d+)/)[1];
+  const point = (event) => {
+    const pointed = event.target.closest("g:has(> title)");
+    if (!pointed) return;
+    plan.querySelector(".pointed").textContent = pointed.querySelector("title").textContent;
+    blocks.forEach((block) => block.classList.toggle("pointed", step(block) === step(pointed)));
+  };
+  plan.addEventListener("pointerover", point);
+  plan.addEventListener("click", point);
+}
+
 // What is folded is printed too.
 window.addEventListener("beforeprint", () => {
   for (const part of document.querySelectorAll("details:not([open])")) {
