@@ -66,6 +66,9 @@ class Event:
         if self.graph is None:
             stream.work.append(reach)
 
+    def query(self) -> bool:
+        return self.point is None or self.point.is_reached
+
     def synchronize(self) -> None:
         if self.point is not None:
             self.gpu.run_until(lambda: self.point is None or self.point.is_reached)

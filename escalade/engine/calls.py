@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import count
 from typing import Protocol
 
 import torch
 
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
-from escalade.engine.plan.caller import Given, Made
+from escalade.engine.plan.caller import Given, Made, is_apart
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Addresses, KernelProgram, Kernels, Program
+from escalade.engine.plan.program import (
+    Addresses,
+    KernelProgram,
+    Kernels,
+    Program,
+    Rooms,
+    settled,
+)
+from escalade.errors import OutOfMemory
+
+logger = logging.getLogger("escalade")
 
 
 class Calls(Protocol):
@@ -24,40 +36,151 @@ class Calls(Protocol):
     def program(self) -> Program:
         """The plan over memory of its own."""
 
-    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One run on the current stream."""
+    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+        """One run on the current stream; its results are new tensors, or the caller's rooms for them."""
+
+
+class _Buffers:
+    """A program, and whose call has its buffers."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.lock = threading.Lock()
+        self.stream: torch.cuda.Stream | None = None
+        self.turn = 0
+        self._done: torch.cuda.Event | None = None
+        self._known: set[int] = set()
+
+    def is_taken_idle(self) -> bool:
+        """Takes the lock, unless somebody has it or a call is still running."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        if self._done is None or self._done.query():
+            return True
+        self.lock.release()
+        return False
+
+    def run(
+        self,
+        stream: torch.cuda.Stream,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms,
+    ) -> list[torch.Tensor]:
+        """A call on a stream; it waits for one on another. The lock is held."""
+        if self.stream != stream:
+            if stream.cuda_stream not in self._known:
+                self.program.used_on(stream)
+                self._known.add(stream.cuda_stream)
+            if self._done is not None:
+                stream.wait_event(self._done)
+            self.stream = stream
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        try:
+            return self.program.over(tensors, types, rooms)
+        finally:  # also what failed half way may have begun
+            self._done.record(stream)
 
 
 class BufferedCalls:
-    """A program and the order of its calls: it has one set of buffers, so one call waits for another."""
+    """Calls of a program that has buffers: those on one stream follow each other in the same ones, those on others
+    overlap in up to `most` sets of them, and beyond that wait for each other.
+
+    A set is made when a call on another stream finds all others in use.
+    """
+
+    def __init__(self, program: Program, types: Sequence[torch.dtype], most: int = 1) -> None:
+        self.plan = program.plan
+        self._types = types
+        self._most = most
+        self._sets = [_Buffers(program)]
+        self._by_stream: dict[int, _Buffers] = {}
+        """Which set each stream had last, if no other has taken it."""
+        self._turns = count()
+        self._making = threading.Lock()
+
+    @property
+    def program(self) -> Program:
+        return self._sets[0].program
+
+    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+        device = tensors[0].device
+        if device.type != "cuda":
+            return self._call_on_host(tensors, rooms)
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                with self._sets[0].lock:
+                    return self.program.apart(tensors, self._types, rooms)
+            stream = torch.cuda.current_stream(device)
+            buffers = self._taken_for(stream)
+            try:
+                return buffers.run(stream, tensors, self._types, rooms)
+            finally:
+                buffers.lock.release()
+
+    def _call_on_host(self, tensors: Sequence[torch.Tensor], rooms: Rooms) -> list[torch.Tensor]:
+        buffers = self._taken()
+        try:
+            return buffers.program.over(tensors, self._types, rooms)
+        finally:
+            buffers.lock.release()
+
+    def _taken_for(self, stream: torch.cuda.Stream) -> _Buffers:
+        """The set that the stream had last, or another, locked."""
+        last = self._by_stream.get(stream.cuda_stream)
+        if last is not None:
+            last.lock.acquire()
+            if last.stream == stream:
+                last.turn = next(self._turns)
+                return last
+            last.lock.release()
+        taken = self._by_stream[stream.cuda_stream] = self._taken()
+        return taken
+
+    def _taken(self) -> _Buffers:
+        """A set that is idle, or a new one, or the one whose last call began first, locked."""
+        found = next((each for each in self._sets if each.is_taken_idle()), None) or self._made()
+        if found is None:
+            found = min(self._sets, key=lambda each: each.turn)
+            found.lock.acquire()
+        found.turn = next(self._turns)
+        return found
+
+    def _made(self) -> _Buffers | None:
+        """A new set, locked; none if there are enough. Who comes while another makes one takes one that there is."""
+        if len(self._sets) >= self._most or not self._making.acquire(blocking=False):
+            return None
+        try:
+            if len(self._sets) >= self._most:
+                return None
+            made = _Buffers(self._another())
+            made.lock.acquire()
+            self._sets.append(made)
+            return made
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            self._most = len(self._sets)
+            logger.warning("the calls of this plan share %d sets of buffers: %s", self._most, error)
+            return None
+        finally:
+            self._making.release()
+
+    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.no_grad()
+    def _another(self) -> Program:
+        return self.program.another()
+
+
+class HostCalls:
+    """Calls on the CPU, of a program that shares nothing between them: any number at once."""
 
     def __init__(self, program: Program, types: Sequence[torch.dtype]) -> None:
         self.plan = program.plan
         self.program = program
         self._types = types
-        self._lock = threading.Lock()
-        self._done: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
 
-    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        device = tensors[0].device
-        if device.type != "cuda":
-            with self._lock:
-                return self.program.over(tensors, self._types)
-        with self._lock, torch.cuda.device(device):
-            if torch.cuda.is_current_stream_capturing():
-                return self.program.apart(tensors, self._types)
-            stream = torch.cuda.current_stream(device)
-            if self._stream != stream:
-                self.program.used_on(stream)
-                if self._done is not None:
-                    stream.wait_event(self._done)
-            results = self.program.over(tensors, self._types)
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            self._done.record(stream)
-            self._stream = stream
-            return results
+    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+        return self.program.over(tensors, self._types, rooms)
 
 
 class DirectCalls:
@@ -97,19 +220,25 @@ class DirectCalls:
     def program(self) -> Program:
         return self._own_program()
 
-    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
         alive, results = [], []  # loops, for each comprehension or strict zip takes longer than its work
         with self._lock:
             for given, tensor in zip(self._inputs, tensors):  # noqa: B905
                 alive.append(given.take(tensor))
-            for room in self._outputs:
-                results.append(room.make())
-            for room in self._scratch:
-                alive.append(room.make())
+            if rooms is None:
+                for made in self._outputs:
+                    results.append(made.make())
+            else:
+                for made, room in zip(self._outputs, rooms, strict=True):
+                    results.append(made.within(room) if is_apart(room, tensors) else made.make())
+            for made in self._scratch:
+                alive.append(made.make())
             if self._current_stream(self._index) not in self._streams:
                 self._use_on_current_stream()
             for launch in self._launches:
                 launch()
+        if rooms is not None:
+            return settled(rooms, results)
         if self._types is None:
             return results
         return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]

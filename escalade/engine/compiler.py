@@ -33,6 +33,7 @@ def compile(
     calibration: Iterable[Any] | None = None,
     plans: int = MOST_PLANS,
     measured: bool = False,
+    buffers: int = 1,
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
 
@@ -42,7 +43,8 @@ def compile(
     runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
     of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are
     kept ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
-    which takes seconds; the faster is kept for each, and remembered for the card.
+    which takes seconds; the faster is kept for each, and remembered for the card. With several `buffers`, calls on
+    different streams overlap: so many at a time, each with memory of its own for what lies between its kernels.
     """
     dtype = require_dtype(dtype)
     require_module(model)
@@ -67,7 +69,7 @@ def compile(
         with own_arithmetic("fp32", home):
             fused = fuse(graph, dtype)
         graph.ranges = ranges(fused, calibration, home)
-    engine = Engine(graph, dtype, where, plans, measured=measured)
+    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers)
     given = engine.flatten(inputs, example_keywords or {})
     engine.calls([tensor.to(engine.device) for tensor in given])
     return engine
@@ -80,16 +82,17 @@ def load(
     plans: int = MOST_PLANS,
     measured: bool = False,
     kernels: bool = True,
+    buffers: int = 1,
 ) -> Engine:
     """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
 
-    `measured` is as for `compile`. Plans and machine code that the file has for this GPU are taken as they are, and
-    need no compiler; without `kernels` they are left aside, as for files from strangers they should be.
+    `measured` and `buffers` are as for `compile`. Plans and machine code that the file has for this GPU are taken as
+    they are, and need no compiler; without `kernels` they are left aside, as for files from strangers they should be.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
     graph, dtype, carried = read(path, _home(where))
-    engine = Engine(graph, dtype, where, plans, measured=measured)
+    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers)
     if kernels:
         engine.take(carried, str(path))
     return engine

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.device.nvrtc import is_offered, offer
 from escalade.device.program import Program as DeviceProgram
-from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
+from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carried
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
@@ -36,6 +36,7 @@ from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.streaming import stream
+from escalade.engine.submitted import Pending, Submitted
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card, Place
 
@@ -68,8 +69,10 @@ class Engine(torch.nn.Module):
         plans: int = MOST_PLANS,
         fusion: FusionLevel = FusionLevel.fused,
         measured: bool = False,
+        buffers: int = 1,
     ) -> None:
-        """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each."""
+        """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each.
+        Calls of one plan on different streams overlap in up to so many sets of `buffers`."""
         super().__init__()
         super().train(False)
         dtype = require_dtype(dtype)
@@ -89,6 +92,8 @@ class Engine(torch.nn.Module):
         self.on_twin = device == TWIN
         if plans < 1:
             raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
+        if buffers < 1:
+            raise UnsupportedError(f"buffers={buffers}: a plan has at least one set of them")
         self.fusion = fusion
         self._measured = measured
         self._structure, self._arguments = graph.structure, graph.arguments
@@ -101,8 +106,13 @@ class Engine(torch.nn.Module):
         self._turns = count()
         self._avoid: frozenset[str] = frozenset()
         self._carried = NOTHING
+        self._most_buffers = buffers
+        self._making = threading.Lock()
+        """Held while a plan is made; calls of those that there are do not wait for it."""
         self._lock = threading.Lock()
+        """Held while the tables of plans change, which takes no time."""
         self._said_no_gradients = False
+        self._submitted: Submitted | None = None
         self._begin(graph)
 
     def _begin(self, graph: Graph) -> None:
@@ -135,11 +145,52 @@ class Engine(torch.nn.Module):
         return super().__call__(*arguments, **keywords)  # with the caller's hooks
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """What a call does between the hooks that a module may have."""
+        """What a call does between the hooks that a module may have. Results are written to `out`, if it is given: in
+        the structure that the model returns, or a sequence of tensors; unless `out` is an argument of the model's.
+        """
+        out = None if "out" in self._names else keywords.pop("out", None)
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
         sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
-        return self.returned(self._kept(tensors, sight).calls.call(tensors))
+        calls = self._kept(tensors, sight).calls
+        if out is None:
+            return self.returned(calls.call(tensors))
+        calls.call(tensors, self._rooms(out, calls.plan, tensors[0].device))
+        return out
+
+    def _rooms(self, out: Any, plan: Plan, device: torch.device) -> list[torch.Tensor]:
+        """The caller's tensors for the results of a plan."""
+        rooms, structure = flatten(out)
+        as_sequence = isinstance(out, tuple | list) and len(out) == len(rooms)
+        if len(rooms) != len(plan.graph.outputs) or not (structure == self._structure or as_sequence):
+            raise UnsupportedError(
+                f"out has {len(rooms)} tensors; it is what the engine returns, or a tuple or list of its "
+                f"{len(plan.graph.outputs)} tensors"
+            )
+        for room, name, dtype in zip(rooms, plan.graph.outputs, self._output_types, strict=True):
+            wanted = (tuple(plan.graph.shape_of(name)), dtype, device)
+            if (tuple(room.shape), room.dtype, room.device) != wanted:
+                raise UnsupportedError(
+                    f"out has a {room.dtype} of {tuple(room.shape)} on {room.device}; this result is a {dtype} of "
+                    f"{wanted[0]} on {device}"
+                )
+            if room.requires_grad:
+                raise UnsupportedError(
+                    "out requires gradients, and an engine's results have none; give a tensor that requires none"
+                )
+        return rooms
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Pending:
+        """A call that nobody waits for: a future of its result, to be awaited or asked.
+
+        It runs in a thread and on a stream of the engine's own, behind what the caller's stream has been given so far.
+        When the result is there, it has been computed; the caller's stream need not wait for anything. As many calls
+        run at once as a plan has sets of buffers.
+        """
+        with self._lock:
+            if self._submitted is None:
+                self._submitted = Submitted(self._most_buffers)
+        return self._submitted.submit(partial(self, *arguments, **keywords), self.device)
 
     @property
     def _has_hooks(self) -> bool:
@@ -168,7 +219,7 @@ class Engine(torch.nn.Module):
             )
         if wanted.device != own.device:
             require_device(wanted.device)
-            with self._lock:
+            with self._making, self._lock:
                 self.device, self.on_twin = wanted.device, False
                 self._begin(elsewhere(self._captured, self.device))
         return self
@@ -192,6 +243,7 @@ class Engine(torch.nn.Module):
         device = TWIN if self.on_twin else self.device
         return {
             "device": device, "plans": self._most_plans, "fusion": self.fusion, "measured": self._measured,
+            "buffers": self._most_buffers,
         }  # fmt: skip
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -318,19 +370,29 @@ class Engine(torch.nn.Module):
     def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
         """The plan for these, to be recognised by `sight` from now on."""
         key = tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
-        with self._lock:
-            found = self._plans.get(key)
-            if found is None:
-                batch = self._check(tensors)
-                while len(self._plans) >= self._most_plans:
-                    self._drop_oldest()
-                found = self._plans[key] = _Kept(self._make(batch, tensors), batch)
-            found.turn = next(self._turns)
-            if sight is not None:
+        found = self._plans.get(key)
+        if found is None:
+            with self._making:
+                found = self._plans.get(key) or self._made(key, tensors)
+        found.turn = next(self._turns)
+        if sight is not None:
+            with self._lock:
                 if len(self._sights) >= _MOST_SIGHTS:
                     self._sights = {}
-                self._sights[sight] = found
-            return found
+                if self._plans.get(key) is found:
+                    self._sights[sight] = found
+        return found
+
+    def _made(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> _Kept:
+        """A new plan. Who makes way for it goes first: there may be no memory for both."""
+        batch = self._check(tensors)
+        with self._lock:
+            while len(self._plans) >= self._most_plans:
+                self._drop_oldest()
+        made = _Kept(self._make(batch, tensors), batch)
+        with self._lock:
+            self._plans[key] = made
+        return made
 
     def _drop_oldest(self) -> None:
         oldest = min(self._plans, key=lambda key: self._plans[key].turn)
@@ -411,14 +473,14 @@ class Engine(torch.nn.Module):
                 self._say_uncarried(plan, brought.architecture)
             constants = self._constants.setdefault((device, images), Constants(self.dtype, device))
             if self._where == "cpu":
-                return BufferedCalls(ReferenceProgram(plan, constants), self._output_types)
+                return HostCalls(ReferenceProgram(plan, constants), self._output_types)
             try:
                 if self._measured:
                     plan = planned(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, self._output_types)
                 kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
-                return BufferedCalls(kind(plan, constants, device), self._output_types)
+                return BufferedCalls(kind(plan, constants, device), self._output_types, self._most_buffers)
             except CompileError as error:
                 failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:

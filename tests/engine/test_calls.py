@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +20,8 @@ from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
 from escalade.engine.plan import plan as planning
+from escalade.engine.plan.program import KernelProgram
+from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from tests.support import in_threads
@@ -234,6 +238,104 @@ def test_threads() -> None:
             torch.testing.assert_close(engine(inputs[at]), expected[at])
 
     in_threads(work)
+
+
+MANY: Callable[..., Any] = lambda p, x: torch.cumsum(p.second(torch.softmax(p.first(x), -1)), 1)  # noqa: E731
+
+
+def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are asked for, and in use; where memory runs out, as many as there are."""
+    _, engine = made(MANY, dtype="fp16", buffers=3)
+    inputs = [torch.randn(2, 12) for _ in range(6)]
+    expected = [engine(x) for x in inputs]
+    calls = engine.calls(inputs[:1])
+    assert isinstance(calls, BufferedCalls) and len(calls._sets) == 1
+    first = calls.program
+    assert isinstance(first, KernelProgram)
+    with calls._sets[0].lock:  # somebody else's call takes long
+        assert torch.equal(engine(inputs[1]), expected[1])
+    second = calls._sets[1].program
+    assert isinstance(second, KernelProgram) and second._values.arena is not first._values.arena
+    assert all(second._constants[name] is tensor for name, tensor in first._constants.items())
+    assert all(
+        (second._lasting[name] is tensor) != first.plan.lasting[name].zeroed
+        for name, tensor in first._lasting.items()
+    )
+
+    def no_memory(program: KernelProgram) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(KernelProgram, "another", no_memory)
+
+    def work(offset: int) -> None:
+        for number in range(12):
+            at = (number + offset) % len(inputs)
+            assert torch.equal(engine(inputs[at]), expected[at])
+
+    in_threads(work)
+    assert len(calls._sets) == 2 and calls._most in (2, 3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+@pytest.mark.parametrize("function", [TWO, MANY, lambda p, x: (p.first(x), x, p.second.bias * 2)])
+def test_results_where_the_caller_wants_them(function: Callable[..., Any], device: str) -> None:
+    _, engine = made(function, device=device)
+    x = torch.randn(2, 12)
+    expected = engine(x)
+    several = expected if isinstance(expected, tuple) else (expected,)
+    for like in (torch.empty_like, lambda y: torch.empty(*y.shape, 2)[..., 0], between):
+        rooms = [like(y).fill_(torch.nan) for y in several]
+        out: Any = tuple(rooms) if isinstance(expected, tuple) else rooms[0]
+        assert engine(x, out=out) is out
+        assert all(torch.equal(room, y) for room, y in zip(rooms, several, strict=True))
+    if function is MANY:  # of the input's size: it is written when it has been read
+        given = x.clone()
+        assert torch.equal(engine(given, out=given), expected)
+    again = torch.empty_like(several[0])
+    for out, message in (
+        ((), "out has 0 tensors; it is what the engine returns"),
+        ([again[:1], *several[1:]], r"this result is a torch.float32 of \(2, "),
+        ([again.half(), *several[1:]], "out has a torch.float16"),
+        ([again.clone().requires_grad_(), *several[1:]], "requires gradients"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            engine(x, out=out)
+
+
+def test_calls_that_nobody_waits_for() -> None:
+    _, engine = made(TWO, buffers=2)
+    inputs = [torch.randn(1 + number % 2, 12) for number in range(6)]
+
+    async def awaited() -> list[torch.Tensor]:
+        return [await pending for pending in [engine.submit(x) for x in inputs]]
+
+    for found, x in zip(asyncio.run(awaited()), inputs, strict=True):
+        assert torch.equal(found, engine(x))
+    pending = engine.submit(torch.randn(2, 11))
+    with pytest.raises(UnsupportedError, match="has shape"):
+        pending.result()
+    room = torch.empty(1, 8)
+    assert engine.submit(inputs[0], out=room).result() is room and torch.equal(room, engine(inputs[0]))
+
+
+def test_calls_do_not_wait_for_a_plan_in_the_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, engine = made(lambda p, x, z: p.first(x) + z, torch.randn(2, 12), torch.randn(2, 8), device="cpu")
+    x, z = torch.randn(2, 12), torch.randn(2, 8)
+    began, ends = threading.Event(), threading.Event()
+    make = Engine._make
+
+    def slow(self: Engine, *arguments: Any) -> Any:
+        began.set()
+        assert ends.wait(60)
+        return make(self, *arguments)
+
+    monkeypatch.setattr(Engine, "_make", slow)
+    other = engine.submit(torch.randn(3, 12), torch.randn(3, 8))
+    assert began.wait(60)
+    torch.testing.assert_close(engine(x, z), model(x, z).detach())
+    assert not other.done()
+    ends.set()
+    assert other.result().shape == (3, 8)
 
 
 def test_a_saved_engine_runs_directly_too(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from escalade.engine import streaming
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.program import KernelProgram
 from escalade.engine.streaming import _DeviceSlot, _Lanes
-from tests.fake_cuda import Box, Gpu
+from tests.fake_cuda import Box, Gpu, Point
 
 CUDA = torch.device("cuda", 0)
 
@@ -36,7 +36,10 @@ class Doubling:
         self._gpu = gpu
         self._between = Box(gpu)
 
-    def over(self, tensors: Sequence[Any], types: Sequence[torch.dtype]) -> list[Any]:
+    def another(self) -> Doubling:
+        return Doubling(self._gpu)
+
+    def over(self, tensors: Sequence[Any], types: Sequence[torch.dtype], rooms: Any = None) -> list[Any]:
         self._between.twice(tensors[0])
         return [Box(self._gpu).copy_(self._between)]
 
@@ -47,16 +50,21 @@ def values(boxes: Sequence[Any]) -> list[float]:
     return [box.value for box in boxes]
 
 
-def buffered(gpu: Gpu) -> BufferedCalls:
-    return BufferedCalls(Doubling(gpu), (torch.float32,))  # type: ignore[arg-type]
+def buffered(gpu: Gpu, most: int = 1) -> BufferedCalls:
+    return BufferedCalls(Doubling(gpu), (torch.float32,), most)  # type: ignore[arg-type]
 
 
-def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu) -> None:
-    calls, streams = buffered(gpu), [gpu.stream() for _ in range(3)]
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu, most: int) -> None:
+    calls, streams = buffered(gpu, most), [gpu.stream() for _ in range(3)]
     results = []
     for number in range(12):
         with gpu.on(streams[number % 3]):
             results += calls.call([Box(gpu, float(number))])  # type: ignore[list-item]
+    waits = [isinstance(work, Point) for stream in streams for work in stream.work]
+    assert len(calls._sets) == min(most, 3) and any(waits) == (most < 3), (
+        "as many as are used at once, and no more"
+    )
     gpu.synchronize()
     assert values(results) == [2.0 * number for number in range(12)]
 

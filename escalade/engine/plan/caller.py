@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -46,8 +46,9 @@ class Made:
 
     def __init__(self, form: Form, device: torch.device, point: Point) -> None:
         like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
+        self._dtype, self._strides = form.dtype, like.stride()
         self._empty = partial(
-            torch.empty_strided, tuple(like.shape), like.stride(), dtype=form.dtype, device=device
+            torch.empty_strided, tuple(like.shape), self._strides, dtype=form.dtype, device=device
         )
         self._point = point
 
@@ -55,6 +56,27 @@ class Made:
         made = self._empty()
         self._point(made.data_ptr())
         return made
+
+    def within(self, room: torch.Tensor) -> torch.Tensor:
+        """The launches write into that tensor, if they would have made one like it; else into a new one."""
+        if not self._is_like(room):
+            return self.make()
+        self._point(room.data_ptr())
+        return room
+
+    def _is_like(self, room: torch.Tensor) -> bool:
+        return (
+            room.dtype is self._dtype
+            and room.stride() == self._strides
+            and not room.data_ptr() % ALIGNMENT
+            and not room.is_neg()
+        )
+
+
+def is_apart(room: torch.Tensor, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a tensor shares no memory with these, so that it may be written while they are read."""
+    memory = room.untyped_storage().data_ptr()
+    return all(tensor.untyped_storage().data_ptr() != memory for tensor in tensors)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

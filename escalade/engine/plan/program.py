@@ -21,7 +21,7 @@ from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
-from escalade.engine.plan.caller import Given, Made
+from escalade.engine.plan.caller import Given, Made, is_apart
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
 from escalade.engine.plan.several import SeveralResults
@@ -30,6 +30,10 @@ from escalade.errors import OutOfMemory
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 
 _HOST = torch.device("cpu")
+
+
+Rooms = Sequence[torch.Tensor] | None
+"""Where the caller wants the results, each of its size and type."""
 
 
 class Program(Protocol):
@@ -44,13 +48,21 @@ class Program(Protocol):
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
-    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        """Runs over these inputs; the results, of these types, are the caller's own."""
+    def over(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+    ) -> list[torch.Tensor]:
+        """Runs over these inputs; the results, of these types, are the caller's own, in the caller's rooms if there are
+        any."""
 
-    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    def apart(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+    ) -> list[torch.Tensor]:
         """Runs over these with nothing that other calls write: for a CUDA graph of the caller's, which may run at any
         time.
         """
+
+    def another(self) -> Program:
+        """A program of this plan over other buffers, with these weights: both may run at once."""
 
     def used_on(self, stream: torch.cuda.Stream) -> None: ...
 
@@ -64,8 +76,10 @@ class Kernels:
         constants: Constants,
         device: torch.device,
         bound: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        like: Kernels | None = None,
     ) -> None:
-        """`bound` are the tensors of a plan whose inputs are bound, dense and in the forms that it has for them."""
+        """`bound` are the tensors of a plan whose inputs are bound, dense and in the forms that it has for them. Packed
+        weights are those of other kernels `like` these, if there are any."""
         self.plan = plan
         self._device = device
         self._shared = constants
@@ -74,7 +88,10 @@ class Kernels:
         with _clear_about_memory(plan, device):
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self._values = Values(plan, arena, bound)
-            self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
+            self._is_packed = like is not None
+            self._lasting: dict[str, torch.Tensor] = lasting(
+                plan, device, {} if like is None else like._lasting
+            )
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
             compile_together(plan, device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
@@ -181,7 +198,8 @@ class Kernels:
             behind=behind.recipe if behind else None,
         )
         if self.plan.apart.keys().isdisjoint(step.node.inputs.values()):
-            return prepared.bind(self._tensors(step, step.recipe))
+            bind = prepared.executable.bind if self._is_packed else prepared.bind
+            return bind(self._tensors(step, step.recipe))
         return self._bound_late(step, step.recipe, prepared)
 
     def _tensors(self, step: Step, recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -215,7 +233,7 @@ class Kernels:
 
     def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
         """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
-        is_packed = False
+        is_packed = self._is_packed
 
         def call() -> None:
             nonlocal is_packed
@@ -292,8 +310,10 @@ class KernelProgram(Kernels):
     the call before, as PyTorch's allocator often has it, there is nothing to do.
     """
 
-    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
-        super().__init__(plan, constants, device)
+    def __init__(
+        self, plan: Plan, constants: Constants, device: torch.device, like: Kernels | None = None
+    ) -> None:
+        super().__init__(plan, constants, device, like=like)
         with _clear_about_memory(plan, device):
             self._graph = None if self._side is None else self._captured(self._side)
         self._addresses = Addresses.of(self)
@@ -310,17 +330,24 @@ class KernelProgram(Kernels):
             if isinstance(call, Executable):
                 call.release()
 
-    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        return self._call_over(tensors, types, self._replay)
+    def another(self) -> KernelProgram:
+        return KernelProgram(self.plan, self._shared, self._device, like=self)
 
-    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    def over(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
+        return self._call_over(tensors, types, rooms, self._replay)
+
+    def apart(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
         own, counters = (self._values.arena, self._lasting), self._addresses.counters
         self._values.arena = torch.empty_like(self._values.arena)
         fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
         self._lasting = {**self._lasting, **fresh}
         try:
             self._point_at_scratch()
-            return self._call_over(tensors, types, self.run_steps)
+            return self._call_over(tensors, types, rooms, self.run_steps)
         finally:
             self._values.arena, self._lasting = own
             self._point_at_scratch()
@@ -344,7 +371,11 @@ class KernelProgram(Kernels):
             tensor.record_stream(stream)
 
     def _call_over(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], run: Callable[[], None]
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms,
+        run: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Copies what no kernel reads or writes where the caller has it. Inputs and copies of them live until they are
         enqueued to be read.
@@ -354,12 +385,21 @@ class KernelProgram(Kernels):
             self._take(given.name, tensor)
             for given, tensor in zip(self.plan.graph.inputs, tensors, strict=True)
         ]
-        made = {name: room.make() for name, room in self._made.items()}
+        wanted = dict(zip(self.plan.graph.outputs, rooms or (), strict=rooms is not None))
+        made = {
+            name: each.within(wanted[name])
+            if name in wanted and is_apart(wanted[name], tensors)
+            else each.make()
+            for name, each in self._made.items()
+        }
         run()
         del alive
+        outputs = self.plan.graph.outputs
+        if rooms is not None:
+            return settled(rooms, [made[name] if name in made else self._output(name) for name in outputs])
         return [
             made[name].to(dtype) if name in made else self._output(name).to(dtype, copy=True)
-            for name, dtype in zip(self.plan.graph.outputs, types, strict=True)
+            for name, dtype in zip(outputs, types, strict=True)
         ]
 
     def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -395,6 +435,22 @@ class KernelProgram(Kernels):
         return [node for found in nodes for node in found]
 
 
+def lasting(plan: Plan, device: torch.device, packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Workspaces that keep what they hold: weights that are packed already, and new ones. Counters are always new."""
+    return {
+        name: packed[name] if name in packed and not each.zeroed else each.allocate(device)
+        for name, each in plan.lasting.items()
+    }
+
+
+def settled(rooms: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The rooms with the results in them; those that were written there are there."""
+    for room, result in zip(rooms, results, strict=True):
+        if room is not result:
+            room.copy_(result)
+    return list(rooms)
+
+
 @contextmanager
 def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
     """What does not fit is said in terms of the plan."""
@@ -427,34 +483,51 @@ class ReferenceProgram:
     def __init__(self, plan: Plan, constants: Constants) -> None:
         self.plan = plan
         self._constants = {entry: _wide(constants.get(entry, plan.graph)) for entry in plan.constants}
-        self.inputs = tuple(self._room(given.name) for given in plan.graph.inputs)
+        self.inputs = self._inputs()
         self.outputs = tuple(self._room(name) for name in plan.graph.outputs)
 
     def run(self) -> None:
+        settled(self.outputs, self._results(self.inputs))
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """In the plan's types; it shares nothing that is written with another run."""
         graph = self.plan.graph
         with own_arithmetic(self.plan.dtype, _HOST):
             values = {
                 given.name: tensor.float() if getattr(torch, given.dtype).is_floating_point else tensor
-                for given, tensor in zip(graph.inputs, self.inputs, strict=True)
+                for given, tensor in zip(graph.inputs, inputs, strict=True)
             }
             for step in self.plan.steps:
-                inputs = {
+                read = {
                     role: self._constants[step.constant(role)] if name in graph.constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
-                result = compute(step.node, inputs)
+                result = compute(step.node, read)
                 values[step.node.name] = _wide(_rounded(result, self.plan.forms[step.node.name]))
-            for room, name in zip(self.outputs, graph.outputs, strict=True):
-                if name not in graph.constants:
-                    room.copy_(values[name])
+            return [
+                self._constants[ConstantForm(name, STORED)] if name in graph.constants else values[name]
+                for name in graph.outputs
+            ]
 
-    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        for room, tensor in zip(self.inputs, tensors, strict=True):
-            room.copy_(tensor.detach())
-        self.run()
-        return [output.to(dtype, copy=True) for output, dtype in zip(self.outputs, types, strict=True)]
+    def over(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
+        inputs = self._inputs()
+        for given, tensor in zip(inputs, tensors, strict=True):
+            given.copy_(tensor.detach())
+        results = self._results(inputs)
+        if rooms is not None:
+            return settled(rooms, results)
+        return [result.to(dtype, copy=True) for result, dtype in zip(results, types, strict=True)]
 
     apart = over
+
+    def another(self) -> ReferenceProgram:
+        """Is this one, which shares nothing between its runs over the tensors of calls."""
+        return self
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._room(given.name) for given in self.plan.graph.inputs)
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
         """Does nothing: nothing here is on a GPU."""

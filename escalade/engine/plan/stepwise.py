@@ -17,7 +17,14 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import ConstantForm, Plan, Step
-from escalade.engine.plan.program import KernelProgram, Program, compile_together
+from escalade.engine.plan.program import (
+    KernelProgram,
+    Program,
+    Rooms,
+    compile_together,
+    lasting,
+    settled,
+)
 from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.values import empty, in_form
 from escalade.ops.base.card import Card
@@ -49,12 +56,16 @@ def pays_stepwise(plan: Plan, card: Card) -> bool:
 class SteppedProgram:
     """The steps one after another, each value where PyTorch's allocator puts it, until its last reader."""
 
-    def __init__(self, plan: Plan, constants: Constants, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, constants: Constants, device: torch.device, like: SteppedProgram | None = None
+    ) -> None:
+        """Packed weights are those of another program `like` this, if there is one."""
         self.plan = plan
         self._device = device
         self._shared = constants
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-        self._lasting = {name: each.allocate(device) for name, each in plan.lasting.items()}
+        self._is_packed = like is not None
+        self._lasting: dict[str, torch.Tensor] = lasting(plan, device, {} if like is None else like._lasting)
         compile_together(plan, device)
         self._images = {given.name for given in plan.graph.inputs}
         self._several = SeveralResults(plan)
@@ -78,12 +89,18 @@ class SteppedProgram:
     def run(self) -> None:
         self._own.run()
 
-    def over(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        return self._over(tensors, types, self._lasting)
+    def another(self) -> SteppedProgram:
+        return SteppedProgram(self.plan, self._shared, self._device, like=self)
 
-    def apart(self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        fresh = {name: each.allocate(self._device) for name, each in self.plan.lasting.items() if each.zeroed}
-        return self._over(tensors, types, {**self._lasting, **fresh})
+    def over(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
+        return self._over(tensors, types, rooms, self._lasting)
+
+    def apart(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
+        return self._over(tensors, types, rooms, lasting(self.plan, self._device, self._lasting))
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
         for tensor in (*self._lasting.values(), *self._constants.values()):
@@ -93,15 +110,18 @@ class SteppedProgram:
         self,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        lasting: Mapping[str, torch.Tensor],
+        rooms: Rooms,
+        lasts: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
         plan, given = self.plan, self.plan.graph.inputs
         values = {entry.name: self._given(entry, t) for entry, t in zip(given, tensors, strict=True)}
         with own_arithmetic(plan.dtype, self._device):
             for number, (step, run) in enumerate(zip(plan.steps, self._runs, strict=True)):
-                values[step.node.name] = run(values, lasting)
+                values[step.node.name] = run(values, lasts)
                 for name in self._ends.get(number, ()):
                     del values[name]
+        if rooms is not None:
+            return settled(rooms, [self._output(name, values) for name in plan.graph.outputs])
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
         for name, dtype in zip(plan.graph.outputs, types, strict=True):
@@ -155,7 +175,7 @@ class SteppedProgram:
             if not self.plan.graph.typed
         }
 
-        def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        def run(values: _Tensors, lasts: Mapping[str, torch.Tensor]) -> torch.Tensor:
             given = {
                 role: values[name].to(stored) if name in others else values[name]
                 for role, name in roles.items()
@@ -174,18 +194,18 @@ class SteppedProgram:
         )
         forms = self.plan.forms
         kept = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}
-        prepared.pack(
-            {**constants, **{n: self._lasting[name] for n, name in kept.items() if name in self._lasting}}
-        )
+        if not self._is_packed:
+            packed = {name: self._lasting[place] for name, place in kept.items() if place in self._lasting}
+            prepared.pack({**constants, **packed})
 
-        def run(values: _Tensors, lasting: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        def run(values: _Tensors, lasts: Mapping[str, torch.Tensor]) -> torch.Tensor:
             for name in roles.values():
                 values[name] = in_form(forms[name], values[name])
             result = empty(forms[step.node.name], self._device)
             tensors = {**constants, **{role: values[name] for role, name in roles.items()}, "y": result}
             for workspace in recipe.workspaces:
-                lasts = lasting.get(kept[workspace.name])
-                tensors[workspace.name] = workspace.allocate(self._device) if lasts is None else lasts
+                there = lasts.get(kept[workspace.name])
+                tensors[workspace.name] = workspace.allocate(self._device) if there is None else there
             prepared.executable.bind(tensors)()
             prepared.executable.release()
             return result
