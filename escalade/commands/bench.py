@@ -74,7 +74,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Only these: accuracy, batches; training-step (ResNets, autoencoder), "
-            "training-ablation, training-pairs (autoencoder); phases, stream (ResNets); "
+            "training-ablation, training-pairs (autoencoder); phases, cpu, layer-kinds, stream (ResNets); "
             "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),

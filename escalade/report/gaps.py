@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from escalade.bench.layers.sets import DIRECTIONS
+from escalade.bench.networks import cpu, layer_kinds
 from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers.comparison import against_best, by_clock, on_device
@@ -23,7 +24,7 @@ _SUFFIXES = {
     "accuracy": "_accuracy", "batches": "", "phases": "_phases", "stream": "_stream", "score": "_score",
     "training": "_training",
 }  # fmt: skip
-_ELSEWHERE = (training_pages.PART, ablation_pages.PART, pair_pages.PART)
+_ELSEWHERE = (training_pages.PART, ablation_pages.PART, pair_pages.PART, cpu.PART, layer_kinds.PART)
 """Parts of a run that are no part of a network's section."""
 
 

@@ -121,7 +121,7 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
         ("", "Batches, in µs a call by the clock", comparisons.call_table),
         ("", "Memory", _memory),
         accuracy,
-        ("_phases", "One image, phase by phase", _phases),
+        ("_phases", "One image, phase by phase", phase_table),
         ("_stream", "uint8 images from host memory", _stream if name != "lenet" else _copied),
     )
 
@@ -193,7 +193,7 @@ def _accuracy(records: Sequence[Record]) -> str:
     return table(("dtype", "answers", "error at the logits", "allowed"), rows, left=2)
 
 
-def _phases(records: Sequence[Record]) -> str:
+def phase_table(records: Sequence[Record]) -> str:
     rows = [
         (r.dtype, r.rung, r.note, cells.whole(r.wall_us), cells.microseconds(r), cells.whole(r.images_per_s),
          cells.times(r.gain), _mebibytes(r))

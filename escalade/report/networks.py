@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from escalade.bench.networks import cpu, layer_kinds
 from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device
 from escalade.measure.records import Record
-from escalade.report import cells
+from escalade.report import cells, cpu_pages
 from escalade.report.op_time_pages import HEADER, op_times
 from escalade.report.rows import of_rows
 
@@ -19,7 +20,10 @@ Column = tuple[str, Callable[[Record], str]]
 
 def network_tables(records: Sequence[Record]) -> Iterable[Table]:
     """One for each part of a run: the batches, the phases, the stream, the accuracy; and those of op times."""
-    makers = {"_accuracy": _accuracy, "_phases": _phases, "_stream": _stream}
+    makers = {
+        "_accuracy": _accuracy, "_phases": _phases, "_stream": _stream, cpu.SUFFIX: _cpu,
+        layer_kinds.SUFFIX: _layer_kinds,
+    }  # fmt: skip
     for workload in dict.fromkeys(record.workload for record in records):
         own = [record for record in records if record.workload == workload]
         if workload == OPERATION:
@@ -29,6 +33,25 @@ def network_tables(records: Sequence[Record]) -> Iterable[Table]:
         if any(record.accuracy is not None for record in own):
             make = _right_answers
         yield make(own)
+
+
+def _cpu(records: Sequence[Record]) -> Table:
+    title = f"{records[0].workload.removesuffix(cpu.SUFFIX)}: the CPU and the GPU"
+    return _plain(title, cpu_pages.BATCHES, cpu_pages.batch_rows(records), cpu_pages.TEXTS)
+
+
+def _layer_kinds(records: Sequence[Record]) -> Table:
+    title = f"{records[0].workload.removesuffix(layer_kinds.SUFFIX)}: one image, by kind of layer"
+    return _plain(title, cpu_pages.LAYERS, cpu_pages.layer_rows(records), cpu_pages.TEXTS)
+
+
+def _plain(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(header):
+        table.add_column(name, justify="left" if number < texts else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def _op_times(records: Sequence[Record]) -> Iterable[Table]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli
+from escalade.bench.networks import layer_kinds
 from escalade.bench.networks.judging import standard
 from escalade.bench.networks.measurement import Case, compare, escalade
 from escalade.bench.networks.phases import SUMMARIES
@@ -50,6 +51,21 @@ def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> No
     assert [record.rung for record in phases if record.dtype == "fp16"] == list(SUMMARIES)
     assert all(record.wall_us for record in phases)
     assert sum(record.workload == "resnet18_stream" for record in records) == 2 * 2 * 4
+
+
+def test_bench_has_the_cpu_beside_the_gpu_by_batch_and_by_kind_of_layer(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "resnet18", "--size", "64", "-b", "1,3", "-t", "fp32,fp16", "--seconds", "0.02", "--parts",
+        "cpu,layer-kinds", "--json", str(path),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    batches = [record for record in records if record.workload == "resnet18_cpu"]
+    assert len(batches) == 2 * 2 * 2 and all(record.wall_us and not record.failure for record in batches)
+    assert all(record.median_us and record.peak_bytes for record in batches if not record.is_peer)
+    kinds = {r.rung for r in records if r.workload == "resnet18_layer_kinds" and not r.is_peer}
+    assert {*layer_kinds.KINDS, layer_kinds.TOTAL} <= kinds
 
 
 def test_bench_measures_rows_scores_and_training(tmp_path: pathlib.Path) -> None:

@@ -26,8 +26,8 @@ other. Batches with all peers come first: one without takes older ones' place in
 _QUICK_SECONDS, _PART_SECONDS = 10.0, 18.0
 _COMPILE_SECONDS = {"resnet50": 210.0, "resnet34": 150.0, "resnet18": 100.0}
 _OTHER_COMPILE_SECONDS, _PART_COMPILE_SECONDS = 40.0, 70.0
-_MANY_PLANS_SECONDS = {"training-ablation": 100.0}
-"""What parts take besides that plan a network many times over."""
+_LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0}
+"""What parts take besides that plan a network many times over, or wait for a CPU."""
 
 
 def units() -> Iterator[Unit]:
@@ -37,7 +37,9 @@ def units() -> Iterator[Unit]:
             for batch in workload.batches:
                 yield _batch(workload, dtype, batch)
             for part in workload.parts:
-                if part not in (BATCHES, LADDER):
+                if part not in (BATCHES, LADDER) and dtype in (
+                    workload.parts[part].dtypes or workload.dtypes
+                ):
                     yield _part(workload, part, dtype)
 
 
@@ -79,7 +81,7 @@ def _part(workload: Workload, part: str, dtype: str) -> Unit:
         f"network/{workload.name}/{part}/{dtype}",
         f"{part} of {workload.name}",
         _command(workload, part, dtype, peers),
-        _PART_SECONDS + (_PART_COMPILE_SECONDS if compiler else 0.0) + _MANY_PLANS_SECONDS.get(part, 0.0),
+        _PART_SECONDS + (_PART_COMPILE_SECONDS if compiler else 0.0) + _LONGER_SECONDS.get(part, 0.0),
         _worth(workload, dtype) * (_STEP if compiler else _PART),
         partial(_measure, workload, part, dtype, workload.batches, peers),
         peers,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import parts, training_step
+from escalade.bench.networks import cpu, layer_kinds, parts, training_step
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Stream, Workload
@@ -49,6 +49,8 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
             "accuracy": Part(parts.accuracy),
             "batches": Part(parts.batches),
             "phases": Part(parts.phases, needs_gpu=True),
+            cpu.PART: Part(cpu.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES),
+            layer_kinds.PART: Part(layer_kinds.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES),
             "stream": Part(parts.stream, usual=False, needs_gpu=True),
             "training-step": training_step.part(
                 Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)

@@ -34,6 +34,8 @@ class Part:
     """Whether it is measured unasked, or only when it is asked for."""
     usual_on_cpu: bool = True
     needs_gpu: bool = False
+    dtypes: tuple[str, ...] = ()
+    """The dtypes that it is for; empty: all of the workload's."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,11 @@ class Setting:
             )
             for dtype in dict.fromkeys(dtypes)
         }
+
+    def of_part(self, part: str) -> tuple[str, ...]:
+        """The run's dtypes that a part is for; all of them if it has none of those."""
+        wanted = self.workload.parts[part].dtypes
+        return tuple(dtype for dtype in self.dtypes if dtype in wanted) or self.dtypes
 
     def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """The run's batches that a part is for; the largest if it has none of them."""

@@ -380,7 +380,7 @@ def phase_of(system: System, card: Card, right: torch.Tensor, name: str = "graph
 def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measurement.Case) -> None:
     (right,) = case.standard.expected
     blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
-    record = phases._checked(blank, phase_of(System(card, case, broken), card, right), case.standard)
+    record = phases.checked(blank, phase_of(System(card, case, broken), card, right), case.standard)
     assert bool(record.failure) == bool(broken)
     assert not broken or record.failure.startswith("its graph: ")
 
@@ -390,7 +390,7 @@ def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measur
     logits = right.clone()
     idle = Phase("naive", lambda: logits, None, 9, (logits,))
     blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "naive")
-    assert "NaN" in phases._checked(blank, idle, case.standard).failure
+    assert "NaN" in phases.checked(blank, idle, case.standard).failure
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -402,14 +402,14 @@ def test_copies_that_do_not_arrive_are_a_failure(arrives: bool, case: measuremen
 
     phase = Phase("transfer", call, None, 9, (target,), copied=lambda: torch.equal(source, target))
     blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "transfer")
-    record = phases._checked(blank, phase, case.standard)
+    record = phases.checked(blank, phase, case.standard)
     assert record.failure == ("" if arrives else "what was copied did not arrive")
 
 
 def test_a_phase_has_the_device_s_time_and_the_rate_of_the_wall_clock() -> None:
     blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
-    record = phases._timed(blank, timing(50.0), timing(200.0, "calls"))
+    record = phases.timed(blank, timing(50.0), timing(200.0, "calls"))
     assert (record.timing, record.median_us, record.p20_us, record.p80_us) == ("graph", 50.0, 47.0, 54.0)
     assert (record.wall_us, record.images_per_s, record.samples) == (200.0, 5000.0, 11)
-    alone_on_cpu = phases._timed(blank, None, timing(200.0, "calls"))
+    alone_on_cpu = phases.timed(blank, None, timing(200.0, "calls"))
     assert (alone_on_cpu.timing, alone_on_cpu.median_us, alone_on_cpu.wall_us) == ("cpu", None, 200.0)
