@@ -26,6 +26,7 @@ COMMANDS = {
     "count": "What every rung asks of memory and of each unit, counted on the twin. Needs no GPU.",
     "precompile": "Compile the kernels of an operation into the cache, in parallel. Needs no GPU.",
     "cache": "The kernels that are kept on disk: how many, how large and when they were used last; clears them.",
+    "build": "A network as one file with plans and machine code for named architectures. Needs no GPU.",
     "tune": "Measure every rung and config for the steps of networks, or for problems, and remember the fastest.",
     "bench": "A network beside its peers, in one run: verified, then timed for every batch size and dtype.",
     "layers": "Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer.",

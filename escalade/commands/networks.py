@@ -1,55 +1,124 @@
-"""The network that a command is about: a model by name with random weights, or the engine of a file."""
+"""The network that a command is about: a model by name, a constructor, an exported program, or a saved engine."""
 
 from __future__ import annotations
 
 import math
 import pathlib
-from typing import Annotated
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from escalade import models
+from escalade.bench.coverage.catalogue import entries
 from escalade.commands.options import count
 from escalade.device import room
 from escalade.engine import compile, load
-from escalade.engine.engine import Engine
+from escalade.engine.engine import MOST_PLANS, Engine
 from escalade.engine.graph.graph import fixed
+from escalade.engine.programs import SUFFIX, example_of, read_program
 from escalade.errors import UnsupportedError
+from escalade.models.registry import SEED
 
 Model = Annotated[
     str,
-    typer.Argument(help="A model such as resnet18, or the file of a saved engine.", show_default=False),
+    typer.Argument(
+        help="A model such as resnet18, a constructor as MODULE:name, a .pt2 file of torch.export, or the file of a "
+        "saved engine.",
+        show_default=False,
+    ),
 ]
+KINDS = (
+    f"a model ({', '.join(models.MODELS)}), a constructor (module:name), the {SUFFIX} file of a program of "
+    "torch.export nor the file of a saved engine"
+)
+"""What a network can be named by, as the end of a sentence on what it is not."""
+_CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_IMAGE = (3, 224, 224)
+"""What a constructor's network takes if it does not say."""
 
 PlannedBatch = Annotated[int, count("--batch", "-b", help="The batch size to plan for.")]
 
 
-def network(
-    name: str, batch: int, dtype: str | None, device: str, *, measured: bool = False
-) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """A network of that name with random weights, or the engine of a file."""
-    home = torch.device("cpu" if device == "twin" else device)
+@dataclass(frozen=True)
+class Uncompiled:
+    """A network as PyTorch has it, and inputs of one item or more."""
+
+    model: torch.nn.Module | torch.export.ExportedProgram
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    def inputs(self, batch: int, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As many items on a device, all like the first."""
+
+        def taken(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return (torch.cat([leaf[:1]] * batch) if leaf.dim() > 1 else leaf).to(device)
+
+        return torch.utils._pytree.tree_map(taken, (self.arguments, dict(self.keywords)))
+
+
+def is_network(name: str) -> bool:
+    """Whether a network can be had by that name, as far as the name tells."""
+    return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).is_file()
+
+
+def uncompiled(name: str) -> Uncompiled | None:
+    """A model by name with random weights, what a constructor makes, or a program; None: it is none of these."""
     if name in models.MODELS:
-        item = math.prod(models.MODELS[name].item) * torch.float32.itemsize
-        room.require(batch * item, f"{name} for a batch of {batch:,}")
-        model, _ = models.model(name)
-        x = models.example(name, batch).to(home)
-        dtype = dtype or "fp16"
-        calibration = [x] if dtype == "fp8" else None
-        engine = compile(model, x, dtype=dtype, device=device, calibration=calibration, measured=measured)
-        return engine, (x,)
-    if not pathlib.Path(name).is_file():
-        raise UnsupportedError(
-            f"{name!r} is neither a model ({', '.join(models.MODELS)}) nor the file of a saved engine"
-        )
-    engine = load(name, device=device, measured=measured)
-    if dtype not in (None, engine.dtype):
-        raise UnsupportedError(f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again")
+        model, x = models.model(name)
+        return Uncompiled(model, (x,), {})
+    if name.endswith(SUFFIX):
+        program = read_program(name)
+        return Uncompiled(program, *example_of(program))
+    if _CONSTRUCTOR.fullmatch(name) and not pathlib.Path(name).is_file():
+        (entry,) = entries(name)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            side = entry.size or _IMAGE[-1]
+            x = torch.randn(1, *(entry.item or (_IMAGE[0], side, side)))
+            return Uncompiled(entry.make().eval(), (x,), {})
+    return None
+
+
+def network(
+    name: str, batch: int, dtype: str | None, device: str, *, measured: bool = False, plans: int = MOST_PLANS
+) -> tuple[Engine, tuple[torch.Tensor, ...]]:
+    """The engine of a network, compiled if it is not yet, and inputs for it."""
+    home = torch.device("cpu" if device == "twin" else device)
+    if not is_network(name):
+        raise UnsupportedError(f"{name!r} is neither {KINDS}")
+    found = uncompiled(name)
+    if found is None:
+        engine = load(name, device=device, measured=measured, plans=plans)
+        if dtype not in (None, engine.dtype):
+            raise UnsupportedError(
+                f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again"
+            )
+        return engine, inputs_of(engine, name, batch, home)
+    dtype = dtype or "fp16"
+    room.require(batch * _bytes(found.arguments), f"{name} for a batch of {batch:,}")
+    arguments, keywords = found.inputs(batch, home)
+    engine = compile(
+        found.model, arguments, keywords, dtype=dtype, device=device, measured=measured, plans=plans,
+        calibration=[arguments] if dtype == "fp8" else None,
+    )  # fmt: skip
+    return engine, engine.flatten(arguments, keywords)
+
+
+def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:
+    """Inputs without contents for an engine."""
     needed = sum(math.prod(fixed(given.shape, batch)) for given in engine.graph.inputs)
     room.require(needed, f"{name} for a batch of {batch:,}")
-    inputs = tuple(
+    return tuple(
         torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
         for given in engine.graph.inputs
     )
-    return engine, inputs
+
+
+def _bytes(arguments: Sequence[Any]) -> int:
+    return sum(leaf[:1].nbytes for leaf in arguments if isinstance(leaf, torch.Tensor) and leaf.dim())

@@ -30,7 +30,7 @@ def command(
     target: Annotated[
         str,
         typer.Argument(
-            help="An operation such as conv2d, a network such as resnet18, or the file of a saved engine.",
+            help="An operation such as conv2d, or a network: resnet18, MODULE:name, a .pt2 file, a saved engine.",
             show_default=False,
         ),
     ],

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from escalade import models, ops, parsing
-from escalade.commands.networks import network
+from escalade import ops, parsing
+from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
 from escalade.engine.plan.program import KernelProgram
@@ -57,11 +56,9 @@ class Asked:
                 f"{', '.join(given)}: that is of an operation, and {self.target} is none; there is "
                 f"{', '.join(ops.OPERATIONS)}"
             )
-        known = self.target in ops.OPERATIONS or self.target in models.MODELS or self.training
-        if not known and not pathlib.Path(self.target).is_file():
+        if self.target not in ops.OPERATIONS and not self.training and not is_network(self.target):
             raise UnsupportedError(
-                f"{self.target!r} is no operation ({', '.join(ops.OPERATIONS)}), no model "
-                f"({', '.join(models.MODELS)}), and no file of a saved engine"
+                f"{self.target!r} is neither an operation ({', '.join(ops.OPERATIONS)}), {KINDS}"
             )
 
     def to_json(self) -> str:

@@ -160,7 +160,7 @@ def code_for(programs: Iterable[Program], architecture: str) -> dict[str, bytes]
     }
 
 
-def carried(plans: Sequence[KeptPlan], programs: Mapping[str, Iterable[Program]]) -> Carried:
+def carry(plans: Sequence[KeptPlan], programs: Mapping[str, Iterable[Program]]) -> Carried:
     """Plans with the machine code of their programs, by architecture."""
     codes = {architecture: code_for(wanted, architecture) for architecture, wanted in programs.items()}
     return Carried(tuple(plans), codes, dict.fromkeys(codes, compiler_version()))

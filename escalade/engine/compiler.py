@@ -17,14 +17,15 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges
+from escalade.engine.programs import example_of, module_of, read_program
 from escalade.errors import UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
 
 def compile(
-    model: torch.nn.Module,
-    example_inputs: torch.Tensor | Sequence[Any],
+    model: torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
+    example_inputs: torch.Tensor | Sequence[Any] | None = None,
     example_keywords: Mapping[str, Any] | None = None,
     *,
     dtype: str | torch.dtype = "fp32",
@@ -37,6 +38,8 @@ def compile(
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
 
+    A program of `torch.export`, or its .pt2 file, is taken as a model is, and brings its example inputs.
+
     `dtype` is fp32 (fp32's accuracy), tf32, fp16, bf16 or fp8 (which takes `calibration`, batches to measure value
     ranges on, and is slower than fp16 today); torch.float16 and the like are the same. Arguments that are no tensors
     are constants: numbers, texts, True, None. `device` is where it runs: the model's own device if not given; "cpu"
@@ -47,7 +50,17 @@ def compile(
     different streams overlap: so many at a time, each with memory of its own for what lies between its kernels.
     """
     dtype = require_dtype(dtype)
+    if isinstance(model, str | os.PathLike):
+        model = read_program(model)
+    if isinstance(model, torch.export.ExportedProgram):
+        if example_inputs is None:
+            example_inputs, example_keywords = example_of(model)
+        model = module_of(model)
     require_module(model)
+    if example_inputs is None:
+        raise UnsupportedError(
+            "compile needs example inputs: tensors like those the model will be called with"
+        )
     if any(isinstance(module, Engine) for module in model.modules()):
         raise UnsupportedError(
             "the model is an engine, or has one inside: compile takes the PyTorch model that it was made of"

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.nvrtc import is_offered, offer
 from escalade.device.program import Program as DeviceProgram
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
-from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carried
+from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
@@ -345,7 +345,7 @@ class Engine(torch.nn.Module):
                 plans.append(KeptPlan.of(kept.calls.plan if card == own else planned(), card, inputs))
                 again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
                 programs.setdefault(str(card.architecture), []).extend(again.programs)
-        return carried(plans, programs)
+        return carry(plans, programs)
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The tensors of a call in the order of the graph's inputs."""

@@ -36,7 +36,7 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
         ("lenet", {"training": True}, "--training is for what can be trained: autoencoder, resnet18"),
         ("conv2d", {"batch": 0}, "a batch of 0"),
         ("conv2d", {"rung": "nosuch"}, "conv2d has no rung 'nosuch'"),
-        ("nosuch", {}, "'nosuch' is no operation .*conv2d.*, no model .*lenet.*, and no file"),
+        ("nosuch", {}, "'nosuch' is neither an operation .*conv2d.*, a model .*lenet.*nor the file"),
         ("conv2d", {"dtype": "fp15"}, "there is no dtype 'fp15' here"),
     ],
 )

@@ -1,0 +1,66 @@
+"""The command `build`: a network as one file that needs no compiler where it is loaded."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from escalade.commands.networks import Model, inputs_of, network
+from escalade.commands.options import listed, numbers, written
+from escalade.commands.progress import status
+from escalade.commands.selection import check_names
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import H200
+from escalade.ops.base.rung import ALL_ARCHITECTURES
+from escalade.showing import shown, size
+
+_HERE = torch.device("cpu")
+
+
+def command(
+    model: Model,
+    output: Annotated[pathlib.Path, written("--output", "-o", help="The file to write.", show_default=False)],
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", "-b", help="Batch sizes such as 1,8,32; 1 without it.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="GPU architectures; an H100 or H200 is sm_90a, the default.", show_default=False),
+    ] = None,
+) -> None:
+    """A network as one file with plans and machine code for named architectures. Needs no GPU."""
+    console = Console()
+    batches = numbers("--batch", listed(batch)) or (1,)
+    architectures = listed(arch) or (str(H200.architecture),)
+    check_names("architecture", architectures, ALL_ARCHITECTURES)
+    if dtype == "fp8":
+        raise UnsupportedError(
+            "fp8 needs data to measure ranges on: compile the model with calibration=batches, then engine.save(path, "
+            "kernels=...)"
+        )
+    began = time.perf_counter()
+    with status(console) as say:
+        say(f"compiling {model}")
+        engine, _ = network(model, batches[0], dtype, _HERE.type, plans=len(batches))
+        for each in batches:
+            say(f"planning for a batch of {each}")
+            engine.plan(*inputs_of(engine, model, each, _HERE))
+        say(f"compiling kernels for {', '.join(architectures)}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        engine.save(output, kernels=architectures)
+    console.print(
+        f"wrote {escape(shown(output))}: {size(output.stat().st_size)}, {engine.dtype}, plans for batches of "
+        f"{', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
+        highlight=False,
+    )
