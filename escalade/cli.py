@@ -30,6 +30,7 @@ COMMANDS = {
     "tune": "Measure every rung and config for the steps of networks, or for problems, and remember the fastest.",
     "bench": "A network beside its peers, in one run: verified, then timed for every batch size and dtype.",
     "layers": "Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer.",
+    "calls": "What a call of an operator costs the CPU beside PyTorch's, alone and with its gradients. Needs a GPU.",
     "coverage": "Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside "
     "PyTorch's.",
     "measure": "Measure what README and docs show and what is missing or overtaken, the most valuable first, within a "

@@ -307,23 +307,44 @@ class CallSampler:
         return (time.perf_counter() - began) * 1e6 / self.calls
 
 
+class HostSampler:
+    """The wall clock over `run`, which makes `calls` calls, their work on the device not waited for: what they cost the
+    thread that makes them. They are fewer than a stream holds, so that none waits for room in it."""
+
+    how = "host"
+    note = ""
+
+    def __init__(self, run: Callable[[], object], wait: Callable[[], None], calls: int) -> None:
+        self.calls = calls
+        self._run = run
+        self._wait = wait
+
+    def start(self) -> None:
+        pass  # the device is to be idle: all of it is in `finish`
+
+    def finish(self) -> float:
+        self._wait()
+        began = time.perf_counter()
+        results = self._run()
+        took = time.perf_counter() - began
+        del results  # which takes time too
+        return took * 1e6 / self.calls
+
+
 def host_time(
     call: Callable[[], object], wait: Callable[[], None], *, calls: int = 100, rounds: int = 20
 ) -> Timing:
-    """The time until a call returns, its work on the device not waited for: what it costs the thread that makes it.
+    """The time until a call returns: what it costs the thread that makes it."""
 
-    `calls` of them in a row are fewer than a stream holds, so that none waits for room in it.
-    """
-    samples = []
+    def run() -> None:
+        for _ in range(calls):
+            call()
+
+    sampler = HostSampler(run, wait, calls)
     with undisturbed():
-        for _ in range(rounds + 1):
-            wait()
-            began = time.perf_counter()
-            for _ in range(calls):
-                call()
-            samples.append((time.perf_counter() - began) * 1e6 / calls)
+        samples = [sampler.finish() for _ in range(rounds + 1)]
         wait()
-    return summarize(samples[1:], "host")
+    return summarize(samples[1:], sampler.how)
 
 
 def _cuda_sampler(subject: Subject, replay_us: float) -> EventSampler:

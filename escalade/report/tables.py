@@ -9,6 +9,7 @@ from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import (
     ablation_pages,
+    call_pages,
     coverage_pages,
     gaps,
     gpu_tests,
@@ -31,7 +32,7 @@ NETWORKS = "networks"
 PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
-    "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, gaps)},
+    "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, call_pages, gaps)},
     training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages, pair_pages)},
 }
 """Pages that are generated in part: what stands between their markers."""

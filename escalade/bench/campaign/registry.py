@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from escalade.bench.campaign import coverage, evaluation, ladders, layers, networks, steps
+from escalade.bench.campaign import calls, coverage, evaluation, ladders, layers, networks, steps
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
@@ -18,6 +18,7 @@ KINDS: dict[str, Callable[[], Iterator[Unit]]] = {
     "layers": layers.units,
     "coverage": coverage.units,
     "evaluation": evaluation.units,
+    "calls": calls.units,
 }
 """The makers of units, by what their names begin with."""
 

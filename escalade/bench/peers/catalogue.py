@@ -55,7 +55,7 @@ PEERS = (
         "PyTorch's operator",
         ("torch-nchw", "torch-nhwc", "torch-flat", "torch"),
         "cuDNN chosen by measurement, in NCHW and in channels_last, in a CUDA graph",
-        "ladders, layers",
+        "ladders, layers, calls",
     ),
     Peer(
         "cuDNN's fused call",

@@ -84,4 +84,5 @@ def _run(operation: Operation[Any], problem: Conv2dProblem, inputs: Inputs) -> t
 
 
 def _tile() -> str:
-    return f"the fastest of its tiles: {kernels().convolve.best_config}"
+    best = kernels().convolve.best_config
+    return f"the fastest of its tiles: {best.kwargs}, {best.num_warps} warps, {best.num_stages} stages"

@@ -1,0 +1,161 @@
+"""The host's time for calls of an operator: ours and PyTorch's judged, timed in turns, and judged again.
+
+Calls are made one after another over tensors of their own, fewer than a stream holds, and the device is waited for
+outside of the timing. With gradients, all calls are made and then all gradients asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from escalade.bench.calls.catalogue import BATCH, STORAGE, Call, Function, New
+from escalade.bench.networks import turns
+from escalade.bench.peers.layer import AGREEMENT
+from escalade.bench.peers.network import waiting
+from escalade.device.timing import HostSampler, Sampler, Timing
+from escalade.measure.records import Record
+from escalade.measure.refusal import reason
+from escalade.measure.verification import compare
+
+FORWARD, WITH_GRADIENT = "calls", "calls_with_gradient"
+"""The workloads: results without autograd, and results with all gradients."""
+SYSTEMS = ("escalade", "torch")
+COPIES = 16
+"""Calls that are made in a row."""
+_CLEAR_OF_ZERO = 0.05
+"""How large a result must be, beside the largest, for its gradient to be asked for: rounding decides on which side of
+zero smaller ones are."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _surroundings(call: Call, dtype: str, device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, STORAGE[dtype]) if call.autocast else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A call in one dtype and layout, with tensors to make it over."""
+
+    call: Call
+    dtype: str
+    layout: str
+    device: torch.device
+    sets: list[tuple[Any, ...]]
+    expected: list[torch.Tensor]
+    """The result of the first set in float64, and its gradients."""
+    seed: torch.Tensor
+    """What gradients are asked for with, of the result's type and layout."""
+
+    def function(self, system: str) -> Function:
+        return self.call.ours if system == "escalade" else self.call.theirs
+
+    def made(self, function: Function, sets: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+        with _surroundings(self.call, self.dtype, self.device):
+            return [function(*given) for given in sets]
+
+    def gradients(self, function: Function, sets: Sequence[tuple[Any, ...]]) -> Tensors:
+        """The results of all calls, and behind them their gradients."""
+        found = self.made(function, sets)
+        asked = [one for given in sets for one in learnt(given)]
+        return [*found, *torch.autograd.grad(found, asked, [self.seed] * len(found))]
+
+    def failure(self, system: str) -> tuple[str, float]:
+        """What is wrong with a system's result and gradients, or nothing; and the largest error."""
+        fresh = tuple(one.detach().clone().requires_grad_(one.requires_grad) for one in self.sets[0])
+        worst = 0.0
+        for found, right in zip(self.gradients(self.function(system), [fresh]), self.expected, strict=True):
+            failure, error = compare(found.detach(), right, AGREEMENT[self.dtype])
+            worst = max(worst, error)
+            if failure:
+                return failure, worst
+        return "", worst
+
+
+def learnt(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of a call that have gradients."""
+    return [one for one in given if one.requires_grad]
+
+
+def measure(
+    call: Call, dtype: str, device: torch.device, seconds: float, seed: int = 0
+) -> Iterator[list[Record]]:
+    """Records of both systems in every layout that the call has in the dtype."""
+    for layout in call.layouts[dtype]:
+        new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
+        sets = [call.tensors(new) for _ in range(COPIES)]
+        with _surroundings(call, dtype, device), torch.no_grad():
+            like = call.theirs(*(one.clone() for one in sets[0]))
+        expected, asked = _exact(call, sets[0], new.generator)
+        yield _measured(
+            _Case(call, dtype, layout, device, sets, expected, torch.empty_like(like).copy_(asked)), seconds
+        )
+
+
+def _exact(call: Call, given: Tensors, generator: torch.Generator) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """A call's result and gradients in float64, and what the gradients were asked for with."""
+    wide = [
+        one.detach().double().requires_grad_(one.requires_grad) if one.is_floating_point() else one
+        for one in given
+    ]
+    y = call.theirs(*wide)
+    sizes = y.detach().abs()
+    seed = torch.randn(y.shape, generator=generator, device=y.device) * (sizes > _CLEAR_OF_ZERO * sizes.max())
+    # Rounded once, so that what is asked for is the same for all.
+    seed = seed.half().to(y.dtype)
+    gradients = torch.autograd.grad(y, learnt(wide), seed)
+    return [y.detach(), *gradients], seed
+
+
+def _measured(case: _Case, seconds: float) -> list[Record]:
+    blank = Record(FORWARD, case.call.name, case.dtype, case.layout, BATCH, "", "")
+    failures: dict[str, str] = {}
+    errors: dict[str, float] = {}
+    for system in SYSTEMS:
+        try:
+            failures[system], errors[system] = case.failure(system)
+        except Exception as broken:  # a system may fail in any way: the other goes on
+            failures[system] = reason(broken)
+    right = [system for system in SYSTEMS if not failures[system]]
+    with torch.no_grad():
+        plain = _timed(
+            case, {system: partial(case.made, case.function(system), case.sets) for system in right}, seconds
+        )
+    learning = _timed(
+        case, {system: partial(case.gradients, case.function(system), case.sets) for system in right}, seconds
+    )
+    for system in right:
+        failure, _ = case.failure(system)
+        failures[system] = f"after it was timed {failure}" if failure else ""
+    records = []
+    for workload, timings in ((FORWARD, plain), (WITH_GRADIENT, learning)):
+        for system in SYSTEMS:
+            record = replace(blank, workload=workload, system=system, failure=failures[system])
+            record = replace(record, error=errors.get(system), tolerance=AGREEMENT[case.dtype])
+            records.append(record if record.failure else _with_time(record, timings[system]))
+    return records
+
+
+def _timed(case: _Case, works: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
+    wait = waiting(case.device)
+    samplers: dict[str, Sampler] = {name: HostSampler(work, wait, COPIES) for name, work in works.items()}
+    turns.by_clock(samplers, 0.0)  # compiles, allocates, and makes calls ready
+    return turns.by_clock(samplers, seconds)
+
+
+def _with_time(record: Record, timing: Timing) -> Record:
+    return replace(
+        record,
+        timing=timing.how,
+        samples=timing.samples,
+        median_us=timing.median_us,
+        p20_us=timing.p20_us,
+        p80_us=timing.p80_us,
+        conditions=timing.seen,
+    )

@@ -1,0 +1,37 @@
+"""Units of calls: what each costs the CPU, beside PyTorch's."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from functools import partial
+
+from escalade.bench.calls.catalogue import CALLS, Call
+from escalade.bench.calls.measurement import COPIES, SYSTEMS, measure
+from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.measure.records import Record
+
+_SECONDS, _VALUE = 3.0, 3.0
+
+
+def units() -> Iterator[Unit]:
+    """A unit for each call and dtype, in all its layouts."""
+    for call in CALLS.values():
+        for dtype, layouts in call.layouts.items():
+            asked = (call.name, "-t", dtype, "--seconds", str(SECONDS_EACH))
+            yield Unit(
+                f"calls/{call.name}/{dtype}",
+                f"the host's time for {call.name} beside PyTorch's",
+                shlex.join(("escalade", "calls", *asked)),
+                _SECONDS,
+                _VALUE,
+                partial(_measure, call, dtype),
+                (*SYSTEMS, COPIES, *layouts),
+                chooses=True,
+                by_clock=True,
+            )
+
+
+def _measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
+    say(f"{call.name} {dtype}: verifying and timing")
+    yield from measure(call, dtype, session.device, session.seconds, session.seed)
