@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from escalade.report import cells
 from escalade.report.html.svg import GREY
 
-WIDTH = 8.0
+WIDTH = 6.2
 """Inches of a picture."""
 _LETTER = 0.067
 """Inches of a letter of a name."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from escalade.bench.networks.learning import SUFFIX
 from escalade.measure.records import Record
@@ -73,8 +73,8 @@ def pictures(records: Sequence[Record]) -> Iterator[Picture]:
 
 def curve_figure(run: Record) -> Figure:
     """The loss on a logarithmic axis."""
-    figure = Figure(figsize=(WIDTH, 3.2))
-    axes = figure.add_axes((0.09, 0.16, 0.88, 0.74))
+    figure = Figure(figsize=(WIDTH, 3.0))
+    axes = figure.add_axes((0.11, 0.15, 0.86, 0.74))
     axes.plot(
         *zip(*run.config["losses"], strict=True), color=BLUE, linewidth=1.2, label="training", gid="losses"
     )
@@ -86,8 +86,9 @@ def curve_figure(run: Record) -> Figure:
         )  # fmt: skip
     if all(loss > 0 and math.isfinite(loss) for _, loss in (*run.config["losses"], *judged)):
         axes.set_yscale("log")
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which(FuncFormatter(lambda loss, _: f"{loss:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
     axes.grid(axis="y")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")

@@ -43,7 +43,7 @@ def pictures(records: CardRecords) -> Iterator[Picture]:
 
 
 def _over_batch(records: Sequence[Record], name: str) -> Figure:
-    figure: Figure = network_figure(records, name, columns=2)
+    figure: Figure = network_figure(records, name, columns=1)
     figure.suptitle("")  # the page has it
     return figure
 

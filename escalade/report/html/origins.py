@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from escalade.bench.campaign.staleness import WORKLOAD as CAMPAIGN
 from escalade.measure.records import Record
 from escalade.report.markdown import table
 
 
 def provenance(records: Iterable[Record]) -> str:
-    """A row for all figures of a workload that were made together, with the command that repeats them."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
+    """The machines by number; then a row for all figures of a workload that were made together, with the command that
+    repeats them."""
+    machines: dict[tuple[str, str, str], int] = {}
+    groups: dict[tuple[str, str, str, int], list[Record]] = {}
     for r in records:
+        if r.workload == CAMPAIGN:  # what was done when, and no figure
+            continue
         versions = ", ".join(f"{name} {value}" for name, value in r.versions.items())
-        groups.setdefault((r.workload, r.gpu, r.driver, versions, r.commit, r.command), []).append(r)
+        machine = machines.setdefault((r.gpu, r.driver, versions), len(machines) + 1)
+        groups.setdefault((r.workload, r.command, r.commit, machine), []).append(r)
+    known = [(str(number), *machine) for machine, number in machines.items()]
     rows = [
-        (workload, gpu, driver, versions, commit, f"`{command}`", _days(own), f"{len(own):,}")
-        for (workload, gpu, driver, versions, commit, command), own in groups.items()
+        (workload, f"`{command}`", commit, _days(own), str(machine), f"{len(own):,}")
+        for (workload, command, commit, machine), own in groups.items()
     ]
-    header = (
-        "workload", "card", "driver", "versions", "commit", "repeated by", "measured on", "figures",
-    )  # fmt: skip
-    return table(header, rows, left=len(header) - 1)
+    return (
+        table(("machine", "card", "driver", "versions"), known, left=4)
+        + "\n"
+        + table(("workload", "repeated by", "commit", "measured on", "machine", "figures"), rows, left=4)
+    )
 
 
 def _days(records: Sequence[Record]) -> str:

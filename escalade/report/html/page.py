@@ -32,6 +32,7 @@ from escalade.report.html import (
 )
 from escalade.report.html.rendering import block, page
 from escalade.report.html.section import CardRecords, Section
+from escalade.report.plans.page import plans_page
 from escalade.report.tables import PREFERRED_GPU, on_cards
 
 Records = Mapping[str, Sequence[Record]]
@@ -79,6 +80,11 @@ def sections(
         "plans", "Plans, step by step", page(step_pages.steps_page(measured, PREFERRED_GPU)),
         list(plans.pictures(measured)),
     )  # fmt: skip
+    yield Section(
+        "predictions",
+        "Plans, predicted and measured",
+        Markup("").join(page(plans_page(own)) for own in measured.values()),
+    )
     yield Section(
         "memory", "Memory", block(memory.missing(timed)) + _each_card(measured, memory.text),
         list(memory.pictures(measured)),

@@ -18,10 +18,10 @@ from escalade.report.html.section import CardRecords, Picture
 from escalade.report.html.svg import BLUE, GREEN, GREY, PURPLE, inline
 from escalade.report.step_pages import Run, newest_run
 
-_HEIGHT, _LEFT, _RIGHT = 4.3, 0.75, 0.15
-_LETTERS = 0.13
+_HEIGHT, _LEFT, _RIGHT = 4.0, 0.65, 0.1
+_LETTERS = 0.12
 """Inches that a line of letters needs, on its side."""
-_RATIO = 0.3
+_RATIO = 0.24
 """Inches that a ratio above a block needs."""
 _TURNS = (GREEN, PURPLE, GREY)
 """Colours of neighbours in the arena."""
@@ -103,9 +103,9 @@ def _draw_steps(axes: Any, line: Timeline) -> None:
         axes.plot((begin, begin), (0, 1), color=BLUE, linewidth=0.6)
         if time * inch >= _LETTERS:
             name = f"{number}  {step.config['rung']}"
-            axes.text(begin + time / 2, 0.04, name, rotation=90, ha="center", va="bottom", fontsize=7)
+            axes.text(begin + time / 2, 0.04, name, rotation=90, ha="center", va="bottom", fontsize=6.5)
         if floor and time * inch >= _RATIO:
-            axes.text(begin + time / 2, 1.03, f"{time / floor:.1f}×", ha="center", va="bottom", fontsize=7)
+            axes.text(begin + time / 2, 1.03, f"{time / floor:.1f}×", ha="center", va="bottom", fontsize=6)
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.set_ylabel("steps")

@@ -55,6 +55,7 @@ _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _NAMESPACE = re.compile(r'\s+xmlns(:\w+)?="[^"]*"')
 _NAMED = re.compile(r'(\bid="|href="#|url\(#)')
 _COLOUR = re.compile("|".join(_ON_PAGE))
+_WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
 _GROUP = re.compile(r'<g id="([^"]*)">')
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -71,7 +72,9 @@ def inline(draw: Callable[[], Figure], name: str, title: str, words: Mapping[str
         text = _GROUP.sub(lambda group: _with_words(group, words), text)
     text = _NAMED.sub(rf"\g<1>{name}-", text)
     text = _COLOUR.sub(lambda colour: _ON_PAGE[colour[0]], text)
-    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+    inches = float(_WIDTH.search(text)[1]) / 72  # type: ignore[index]
+    opened = f'<svg role="img" aria-label="{escape(title)}" style="--inches: {inches:g}"'
+    return Markup(text.replace("<svg", opened, 1))
 
 
 def _with_words(group: re.Match[str], words: Mapping[str, str]) -> str:

@@ -42,17 +42,3 @@ for (const plan of document.querySelectorAll(".plan")) {
   plan.addEventListener("pointerover", point);
   plan.addEventListener("click", point);
 }
-
-// What is folded is printed too.
-window.addEventListener("beforeprint", () => {
-  for (const part of document.querySelectorAll("details:not([open])")) {
-    part.open = true;
-    part.dataset.folded = "";
-  }
-});
-window.addEventListener("afterprint", () => {
-  for (const part of document.querySelectorAll("details[data-folded]")) {
-    part.open = false;
-    delete part.dataset.folded;
-  }
-});
