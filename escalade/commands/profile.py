@@ -20,6 +20,8 @@ from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
 from escalade.profile import agreement, ncu, twin
+from escalade.profile.climb import Climb
+from escalade.profile.climb import measure as measure_climb
 from escalade.profile.parts import Part
 from escalade.profile.profiles import Profile, counted, profile
 from escalade.profile.trace import REPEATS, traced
@@ -40,7 +42,11 @@ def command(
     ] = None,
     rung: Annotated[
         str | None,
-        typer.Option("--rung", "-r", help="Of an operation: the rung. Without it: what a call would take."),
+        typer.Option(
+            "--rung",
+            "-r",
+            help="Of an operation: the rung, or several such as direct,tuned. Without it: what a call would take.",
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8.", show_default=False)
@@ -73,20 +79,27 @@ def command(
         written(
             "--results",
             check=files.require_folder,
-            help="With --beside-twin: file the counts under this folder, as FOLDER/<gpu>/<operation>_counts.jsonl.",
+            help="File under this folder the bytes that several rungs move, as FOLDER/<gpu>/<operation>_traffic.jsonl; "
+            "with --beside-twin the counts, as <operation>_counts.jsonl.",
         ),
     ] = None,
 ) -> None:
     """What the kernels of a rung, a network or a step of training do: counters or times, and what they say."""
     console = Console()
     where = kernel_device(device)
+    if rung is not None and "," in rung:
+        _climb(target, problem, rung, dtype, where, seed, json, results, console)
+        return
     asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
     if beside_twin and (where.type != "cuda" or target not in ops.OPERATIONS or not counters):
         raise UnsupportedError(
             "--beside-twin compares ncu's counters of a rung with the twin's; it takes a GPU"
         )
     if results is not None and not beside_twin:
-        raise UnsupportedError("--results files counts that --beside-twin compares; give both, or --json")
+        raise UnsupportedError(
+            "--results files what several rungs move, or counts that --beside-twin compares; of one rung there "
+            "is --json"
+        )
     if where.type != "cuda":
         if trace is not None:
             raise UnsupportedError(
@@ -100,15 +113,48 @@ def command(
     if found is None or trace is not None:
         timed = _timed(asked, where, trace, console)
         found = found or timed
+    _show(found, console)
+    if beside_twin:
+        _compare(asked, where, found, results, console)
+    if json:
+        _write(console, json, found.to_json())
+
+
+def _climb(
+    target: str,
+    problem: str | None,
+    rungs: str,
+    dtype: str | None,
+    device: torch.device,
+    seed: int,
+    json: pathlib.Path | None,
+    results: pathlib.Path | None,
+    console: Console,
+) -> None:
+    """Several rungs in one run, and a record of what each moved."""
+    if target not in ops.OPERATIONS or problem is None or device.type != "cuda":
+        raise UnsupportedError(
+            f"--rung {rungs}: several rungs are counted of an operation, on the problem that --problem names, by ncu "
+            "on a GPU"
+        )
+    operation = ops.operation(target)
+    asked = Climb(target, operation.parse(problem).name, dtype or operation.dtypes[0], rungs.split(","), seed)
+    console.print("measuring the card's ceilings, then counting")
+    found, made = measure_climb(asked, device, ceilings.measure(device))
+    _show(found, console)
+    if results is not None:
+        for path in records.file_away(results, [r.stamped(records.provenance(device)) for r in made]):
+            console.print(f"wrote {escape(str(path))}")
+    if json:
+        _write(console, json, found.to_json())
+
+
+def _show(found: Profile, console: Console) -> None:
     console.print(found.table())
     _say_words(console, [(each.part, each.words) for each in found.parts])
     console.print(f"{len(found.parts)} parts take {found.us:.1f} µs together.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):
         console.print(line, highlight=False)
-    if beside_twin:
-        _compare(asked, where, found, results, console)
-    if json:
-        _write(console, json, found.to_json())
 
 
 def _count(asked: Asked, console: Console, json: pathlib.Path | None) -> None:

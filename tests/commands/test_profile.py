@@ -59,7 +59,8 @@ def test_without_a_gpu_the_twin_counts(tmp_path: pathlib.Path) -> None:
     for option, sentence in (
         (("--trace", str(tmp_path / "trace.json")), "--trace is of a GPU"),
         (("--beside-twin",), "it takes a GPU"),
-        (("--results", str(tmp_path)), "give both, or --json"),
+        (("--rung", "naive,online"), "several rungs are counted of an operation"),
+        (("--results", str(tmp_path)), "of one rung there is --json"),
     ):
         result = run(*command, *option)
         assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from escalade.bench.campaign import calls, coverage, evaluation, ladders, layers, networks, steps
+from escalade.bench.campaign import (
+    calls,
+    coverage,
+    evaluation,
+    ladders,
+    layers,
+    networks,
+    steps,
+    traffic,
+)
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
@@ -19,6 +28,7 @@ KINDS: dict[str, Callable[[], Iterator[Unit]]] = {
     "coverage": coverage.units,
     "evaluation": evaluation.units,
     "calls": calls.units,
+    "traffic": traffic.units,
 }
 """The makers of units, by what their names begin with."""
 

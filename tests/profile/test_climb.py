@@ -1,0 +1,59 @@
+"""Several rungs counted in one run: their layouts, and the records of what they moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.measure.ceilings import Ceilings
+from escalade.profile import climb, ncu
+from escalade.profile.climb import Climb
+from escalade.profile.parts import Part
+from escalade.profile.profiles import counted
+from escalade.profile.readings import Reading
+from escalade.report.plans import wall
+
+CPU = torch.device("cpu")
+CLIMB = Climb("conv2d", "8to8_9_k3s1_b2", "fp32", ["direct", "register_blocking", "nhwc", "unrolled"])
+CEILINGS = Ceilings("NVIDIA H200", 132, 1, 1, 1, 4000.0, 4000.0, {"fp32": 50.0})
+
+
+def test_a_climb_stays_in_its_layout_as_long_as_rungs_take_it() -> None:
+    layouts = [choice.problem.layout for choice in CLIMB.choices(CPU)]
+    assert layouts == ["nchw", "nchw", "nhwc", "nhwc"]
+    with pytest.raises(UnsupportedError, match="conv2d has no rung 'nosuch'"):
+        Climb("conv2d", CLIMB.problem, "fp32", ["nosuch"]).choices(CPU)
+
+
+def test_records_have_the_bytes_that_were_counted() -> None:
+    choices = Climb("conv2d", CLIMB.problem, "fp32", ["direct", "nhwc"]).choices(CPU)
+    parts = [
+        Part(one.rung.name, "conv2d", CLIMB.problem, "fp32", one.rung.name, [one.rung.name], 9, 9)
+        for one in choices
+    ]
+    values = {"gpu__time_duration.sum": 2000.0, "dram__bytes_read.sum": 3e6, "dram__bytes_write.sum": 1e6}
+    readings = [Reading(part.name, "", "", {**values, "lts__t_bytes.sum": 8e6}) for part in parts]
+    readings[1] = Reading("nhwc", "", "", {"gpu__time_duration.sum": 2000.0})
+    first, second = climb.records(CLIMB, choices, counted("a climb", parts, readings, CEILINGS), CEILINGS)
+    problem = choices[0].problem
+    assert (first.workload, first.rung, first.layout, first.timing) == (
+        "conv2d_traffic",
+        "direct",
+        "nchw",
+        "ncu",
+    )
+    assert first.time == 2.0 and first.tflops == pytest.approx(problem.flops / 2e6)
+    assert first.peak_pct == pytest.approx(100 * problem.flops / 2e6 / 50)
+    assert (first.config["moved_bytes"], first.config["l2_bytes"]) == (4e6, 8e6)
+    assert first.config["fewest_bytes"] == problem.bytes and first.sources
+    assert second.config["moved_bytes"] is None
+    cells = wall._row(first)
+    assert cells[5:8] == ("4", f"{4e6 / problem.bytes:.2f}×", "2,000") and cells[9] == "4,000"
+    assert wall._row(second)[5:8] == ("", "", "")
+
+
+def test_without_nsight_compute_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "find", lambda: None)
+    with pytest.raises(ncu.NoCounters, match="is not here, and bytes are counted by it"):
+        climb.measure(CLIMB, CPU, CEILINGS)
