@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.export import capture
+from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
+from escalade.engine.graph.graph import Graph
 from escalade.engine.training.parts import compile_for_training
 from escalade.engine.watched import Watched
 from escalade.errors import UnsupportedError
@@ -93,7 +94,7 @@ class _Traced:
             return self._module(*inputs)  # it was traced for calls without gradients
         sources = self._sources
         weights = [*(inputs[position] for position in sources.weights), *self._own]
-        numbers = tuple(inputs[position] for position in sources.numbers)
+        numbers = sources.numbers_among(inputs)
         tensors = [inputs[position] for position in sources.tensors]
         if not self._frozen and _is_recording(weights):
             self._say(
@@ -128,10 +129,13 @@ class _Traced:
         dtype = self._dtype or _dtype_of(weights or tensors)
         # PyTorch compiles a model for the autocast that it is called in.
         bound = _Bound(self._module, self._sources, weights, numbers)
-        graph = capture(bound, tensors, ours=weights, autocast=True)
-        if graph.changes_inputs:
-            raise UnsupportedError("it writes to its inputs, which an engine leaves as they are")
-        return Engine(graph, dtype, tensors[0].device)
+        captured = AnySize(bound, tensors, ours=weights, autocast=True)
+        return Engine(
+            _unchanging(captured.graph),
+            dtype,
+            tensors[0].device,
+            others=lambda shapes: _unchanging(captured.graph_for(shapes)),
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,11 @@ class _Sources:
     """Numbers that are sizes of tensors: of which, and which of its dimensions."""
     numbers: tuple[int, ...]
     """Numbers of any other kind."""
+    boxed: frozenset[int]
+    """Those of them that come as tensors, of which the module asks for the number."""
+
+    def numbers_among(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(inputs[p].item() if p in self.boxed else inputs[p] for p in self.numbers)
 
     @staticmethod
     def of(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> _Sources:
@@ -171,7 +180,8 @@ class _Sources:
             if isinstance(value, torch.nn.Parameter)
             or (is_tensor[position] and _is_buffer(placeholders[position]))
         }
-        tensors = [p for p in range(len(example_inputs)) if is_tensor[p] and p not in weights]
+        boxed = {p for p, node in enumerate(placeholders) if is_tensor[p] and _is_number(node)}
+        tensors = [p for p in range(len(example_inputs)) if is_tensor[p] and p not in weights | boxed]
         sizes: dict[int, tuple[int, int]] = {}
         for position, value in enumerate(values):
             if not isinstance(value, torch.SymInt):
@@ -184,8 +194,9 @@ class _Sources:
             ]
             if found:
                 sizes[position] = found[0]
-        numbers = [p for p in range(len(example_inputs)) if not is_tensor[p] and p not in sizes]
-        return _Sources(tuple(sorted(weights)), tuple(tensors), sizes, tuple(numbers))
+        known = {*weights, *tensors, *sizes}
+        numbers = [p for p in range(len(example_inputs)) if p not in known]
+        return _Sources(tuple(sorted(weights)), tuple(tensors), sizes, tuple(numbers), frozenset(boxed))
 
 
 class _Bound(torch.nn.Module):
@@ -209,9 +220,26 @@ class _Bound(torch.nn.Module):
         sources = self._sources
         given: dict[int, Any] = {position: getattr(self, f"weight{position}") for position in sources.weights}
         given |= dict(zip(sources.tensors, tensors, strict=True))
-        given |= dict(zip(sources.numbers, self._numbers, strict=True))
+        for position, number in zip(sources.numbers, self._numbers, strict=True):
+            given[position] = _Boxed(number) if position in sources.boxed else number
         given |= {position: given[tensor].shape[d] for position, (tensor, d) in sources.sizes.items()}
         return self._module[0](*[given[position] for position in sorted(given)])
+
+
+@dataclass(frozen=True)
+class _Boxed:
+    """A number in the place of a tensor that holds it."""
+
+    number: float
+
+    def item(self) -> float:
+        return self.number
+
+
+def _unchanging(graph: Graph) -> Graph:
+    if graph.changes_inputs:
+        raise UnsupportedError("it writes to its inputs, which an engine leaves as they are")
+    return graph
 
 
 def _counted(weights: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
@@ -229,6 +257,14 @@ def _is_buffer(placeholder: torch.fx.Node) -> bool:
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return "_buffers" in (name() if callable(name) else name)
+
+
+def _is_number(placeholder: torch.fx.Node) -> bool:
+    """Whether nothing but its number is asked of a tensor: where sizes are symbols, Dynamo makes tensors of the model's
+    own numbers, an `eps` or a factor, which might change too."""
+    return bool(placeholder.users) and all(
+        user.op == "call_method" and user.target == "item" for user in placeholder.users
+    )
 
 
 def _dtype_of(tensors: Sequence[torch.Tensor]) -> str:

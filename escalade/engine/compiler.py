@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from escalade.engine.capture.export import capture, require_module
+from escalade.engine.capture.export import require_module
+from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.file import read
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Graph
+from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
-from escalade.engine.passes.calibrate import ranges
+from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.errors import UnsupportedError
 
@@ -36,7 +39,8 @@ def compile(
     measured: bool = False,
     buffers: int = 1,
 ) -> Engine:
-    """An engine that computes what the model does in evaluation mode, for inputs like these and any batch size.
+    """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
+    that the model takes.
 
     A program of `torch.export`, or its .pt2 file, is taken as a model is, and brings its example inputs.
 
@@ -44,8 +48,8 @@ def compile(
     ranges on, and is slower than fp16 today); torch.float16 and the like are the same. Arguments that are no tensors
     are constants: numbers, texts, True, None. `device` is where it runs: the model's own device if not given; "cpu"
     runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
-    of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many batch sizes are
-    kept ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
+    of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many sizes are kept
+    ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
     which takes seconds; the faster is kept for each, and remembered for the card. With several `buffers`, calls on
     different streams overlap: so many at a time, each with memory of its own for what lies between its kernels.
     """
@@ -74,18 +78,47 @@ def compile(
         )
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     where = _device(model, inputs, device)
-    graph = capture(model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords)
-    if normalize is not None:
-        _normalise(graph, normalize)
+    captured = AnySize(
+        model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
+    )
+    sizes = _Sizes(captured, normalize, _home(where))
+    graph = sizes.prepared(captured.graph)
     if calibration is not None:
-        home = _home(where)
-        with own_arithmetic("fp32", home):
-            fused = fuse(graph, dtype)
-        graph.ranges = ranges(fused, calibration, home)
-    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers)
+        sizes.calibrate(graph, calibration)
+    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, others=sizes.graph_for)
     given = engine.flatten(inputs, example_keywords or {})
     engine.calls([tensor.to(engine.device) for tensor in given])
     return engine
+
+
+class _Sizes:
+    """Graphs for whatever sizes come, as they were asked for."""
+
+    def __init__(self, captured: AnySize, normalize: Normalization | None, home: torch.device) -> None:
+        self._captured, self._normalize, self._home = captured, normalize, home
+        self._fused: Graph | None = None
+
+    def graph_for(self, shapes: Shapes) -> Graph:
+        graph = self.prepared(self._captured.graph_for(shapes))
+        if self._fused is not None:
+            graph.ranges = carried_ranges(self._fused, self._fuse(graph))
+        return graph
+
+    def prepared(self, graph: Graph) -> Graph:
+        """The graph with what was asked for in front of it."""
+        if self._normalize is not None:
+            _normalise(graph, self._normalize)
+        return graph
+
+    def calibrate(self, graph: Graph, batches: Iterable[Any]) -> None:
+        """Measures the ranges of values in the first graph; those for other sizes have the same."""
+        fused = self._fuse(graph)
+        graph.ranges = ranges(fused, batches, self._home)
+        self._fused = replace(fused, ranges=graph.ranges)
+
+    def _fuse(self, graph: Graph) -> Graph:
+        with own_arithmetic("fp32", self._home):
+            return fuse(graph, "fp8")
 
 
 def load(

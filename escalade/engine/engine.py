@@ -1,4 +1,4 @@
-"""A compiled network: plans for the batch sizes that it has met, and calls that look like the model's own."""
+"""A compiled network: plans for the sizes that it has met, and calls that look like the model's own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
 from escalade.engine.graph.forms import STORAGE, InputFormat, require_dtype
-from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
+from escalade.engine.network import Network, Others, Shapes, spell
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.constants import Constants, require_finite
+from escalade.engine.plan.constants import Constants, Pool, require_finite
 from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
@@ -43,7 +44,7 @@ from escalade.ops.base.card import Card, Place
 logger = logging.getLogger("escalade")
 
 MOST_PLANS = 8
-"""Batch sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
+"""Sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
 _MOST_SIGHTS = 64
 """Kinds of inputs that a call recognises at first sight; strides may differ without end."""
 TWIN = "twin"
@@ -54,8 +55,8 @@ _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 class Engine(torch.nn.Module):
     """A network compiled for one dtype. Call it like the model; `stream` feeds it from host memory.
 
-    It may be called from any thread and on any stream. A new batch size is planned when it first comes, which takes
-    part of a second; calls after that allocate nothing that lasts but their results.
+    It may be called from any thread and on any stream. A new batch or image size is planned when it first comes, which
+    takes part of a second; calls after that allocate nothing that lasts but their results.
 
     It is a module, for a place among others: always in evaluation mode, without parameters, and `to` moves it to
     another device. Pickled it is what `save` writes.
@@ -70,9 +71,11 @@ class Engine(torch.nn.Module):
         fusion: FusionLevel = FusionLevel.fused,
         measured: bool = False,
         buffers: int = 1,
+        others: Others | None = None,
     ) -> None:
         """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each.
-        Calls of one plan on different streams overlap in up to so many sets of `buffers`."""
+        Calls of one plan on different streams overlap in up to so many sets of `buffers`. Sizes that the graph is not
+        for are asked of `others`."""
         super().__init__()
         super().train(False)
         dtype = require_dtype(dtype)
@@ -96,12 +99,11 @@ class Engine(torch.nn.Module):
             raise UnsupportedError(f"buffers={buffers}: a plan has at least one set of them")
         self.fusion = fusion
         self._measured = measured
-        self._structure, self._arguments = graph.structure, graph.arguments
+        self._others = others
+        self._arguments = graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs))) and not named
         self._names = tuple(named)
-        self._output_types = tuple(getattr(torch, name) for name in graph.output_types)
-        self._returns_one_tensor = self._structure.is_leaf()
         self._most_plans = plans
         self._turns = count()
         self._avoid: frozenset[str] = frozenset()
@@ -117,14 +119,24 @@ class Engine(torch.nn.Module):
 
     def _begin(self, graph: Graph) -> None:
         """Without any plan: for the graph as it is captured for the engine's device."""
-        self._captured = graph
-        with own_arithmetic("fp32", self.device):
-            self._graphs = {"nchw": optimise(graph, self.dtype, self.fusion)}
-        self._constants: dict[tuple[torch.device, str], Constants] = {}
-        """Weights, each set shared by the plans on one device for images that come in one layout."""
+        self._pool = Pool()
+        self._first = self._network(graph)
+        self._networks = [self._first]
+        """Those that there are plans of, and the first."""
+        self._constants: dict[torch.device, Constants] = {}
+        """Weights, shared by the plans on one device."""
         self._plans: dict[tuple[Any, ...], _Kept] = {}
         self._sights: dict[tuple[Any, ...], _Kept] = {}
         """Plans by what a call with one tensor sees of it, read without the lock."""
+
+    def _network(self, graph: Graph) -> Network:
+        made = Network(graph, self.dtype, self.fusion, self.device, self._pool)
+        made.optimised("nchw")
+        return made
+
+    @property
+    def _captured(self) -> Graph:
+        return self._first.captured
 
     @property
     def _where(self) -> str:
@@ -133,7 +145,7 @@ class Engine(torch.nn.Module):
 
     @property
     def graph(self) -> Graph:
-        """The graph as it was captured."""
+        """The graph as it was captured, for inputs of the example's sizes."""
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -141,7 +153,8 @@ class Engine(torch.nn.Module):
             kept = self._sights.get(_sight(x))
             if kept is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
                 kept.turn = next(self._turns)
-                return self.returned(kept.calls.call(arguments))
+                results = kept.calls.call(arguments)
+                return results[0] if kept.returns_one_tensor else self.returned(results, kept.calls.plan)
         return super().__call__(*arguments, **keywords)  # with the caller's hooks
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -154,7 +167,7 @@ class Engine(torch.nn.Module):
         sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
         calls = self._kept(tensors, sight).calls
         if out is None:
-            return self.returned(calls.call(tensors))
+            return self.returned(calls.call(tensors), calls.plan)
         calls.call(tensors, self._rooms(out, calls.plan, tensors[0].device))
         return out
 
@@ -162,12 +175,13 @@ class Engine(torch.nn.Module):
         """The caller's tensors for the results of a plan."""
         rooms, structure = flatten(out)
         as_sequence = isinstance(out, tuple | list) and len(out) == len(rooms)
-        if len(rooms) != len(plan.graph.outputs) or not (structure == self._structure or as_sequence):
+        if len(rooms) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
             raise UnsupportedError(
                 f"out has {len(rooms)} tensors; it is what the engine returns, or a tuple or list of its "
                 f"{len(plan.graph.outputs)} tensors"
             )
-        for room, name, dtype in zip(rooms, plan.graph.outputs, self._output_types, strict=True):
+        types = (getattr(torch, name) for name in plan.graph.output_types)
+        for room, name, dtype in zip(rooms, plan.graph.outputs, types, strict=True):
             wanted = (tuple(plan.graph.shape_of(name)), dtype, device)
             if (tuple(room.shape), room.dtype, room.device) != wanted:
                 raise UnsupportedError(
@@ -202,7 +216,7 @@ class Engine(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What it takes and returns, where it runs, and the batch sizes that it has plans for."""
-        returned = (_spell(self._captured.shape_of(name)) for name in self._captured.outputs)
+        returned = (spell(self._captured.shape_of(name)) for name in self._captured.outputs)
         with self._lock:
             batches = sorted({kept.calls.plan.batch for kept in self._plans.values()})
         ready = f", ready for batches of {', '.join(map(str, batches))}" if batches else ""
@@ -222,11 +236,13 @@ class Engine(torch.nn.Module):
             with self._making, self._lock:
                 self.device, self.on_twin = wanted.device, False
                 self._begin(elsewhere(self._captured, self.device))
+                if self._others is not None:
+                    self._others = partial(_moved, self._others, self.device)
         return self
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        return Engine(self._captured, self.dtype, **self._options)
+        return Engine(self._captured, self.dtype, others=self._others, **self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return copy(self)
@@ -263,9 +279,10 @@ class Engine(torch.nn.Module):
                 "itself; where no gradients are wanted, call the engine under torch.no_grad()"
             )
 
-    def returned(self, results: list[torch.Tensor]) -> Any:
+    def returned(self, results: list[torch.Tensor], plan: Plan) -> Any:
         """A call's results in the structure that the model returns."""
-        return results[0] if self._returns_one_tensor else pytree.tree_unflatten(results, self._structure)
+        structure = plan.graph.structure
+        return results[0] if structure.is_leaf() else pytree.tree_unflatten(results, structure)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
         """The plan for inputs like these."""
@@ -287,10 +304,10 @@ class Engine(torch.nn.Module):
         """The plan for inputs like these beside PyTorch on the GPU, step by step and as a whole: it is timed here."""
         _require_gpu("compare", TWIN if self.on_twin else self.device)
         tensors = self.flatten(arguments, keywords)
-        plan = self.calls(tensors).plan
-        device = tensors[0].device
-        program = KernelProgram(plan, self._constants[device, plan.graph.images], device)
-        return compare(program, self._captured, tensors, self._check(tensors))
+        kept = self._kept(tensors)
+        plan, device = kept.calls.plan, tensors[0].device
+        program = KernelProgram(plan, self._constants[device], device)
+        return compare(program, kept.network.captured, tensors, kept.batch)
 
     def program(self, *tensors: torch.Tensor) -> Program:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
@@ -305,7 +322,7 @@ class Engine(torch.nn.Module):
         return stream(self, batches, depth=depth)
 
     def save(self, path: Any, *, kernels: bool | str | Sequence[str] = False) -> None:
-        """The network in one file, for `escalade.load`.
+        """The network in one file, for `escalade.load`: as it is for inputs of the example's sizes, and any batch.
 
         With `kernels=True` the plans that the engine has on its GPU go along, with their machine code: loaded on such
         a card, they need no compiler. Architectures that are named (`"sm_90a"`) need not be here.
@@ -330,6 +347,7 @@ class Engine(torch.nn.Module):
             met = {
                 tuple((tuple(shape), form) for shape, form, _ in key): kept
                 for key, kept in self._plans.items()
+                if kept.network is self._first
             }
         if not met:
             raise UnsupportedError(
@@ -341,7 +359,7 @@ class Engine(torch.nn.Module):
             for inputs, kept in met.items():
                 given = zip(self._captured.inputs, inputs, strict=True)
                 formats = {entry.name: form for entry, (_, form) in given}
-                planned = self._planner(card, kept.batch, formats)
+                planned = self._planner(kept.network, card, kept.batch, formats)
                 plans.append(KeptPlan.of(kept.calls.plan if card == own else planned(), card, inputs))
                 again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
                 programs.setdefault(str(card.architecture), []).extend(again.programs)
@@ -363,7 +381,7 @@ class Engine(torch.nn.Module):
 
     def _taken(self) -> str:
         """What a call gives, as a reader wants to hear it: tensors by name and sizes, other values as they are."""
-        inputs = [_Spelled(f"{given.name} {_spell(given.shape)}") for given in self._captured.inputs]
+        inputs = [_Spelled(f"{given.name} {spell(given.shape)}") for given in self._captured.inputs]
         given, named = pytree.tree_unflatten(inputs, self._arguments)
         return ", ".join([*map(repr, given), *(_by_name(name, value) for name, value in named.items())])
 
@@ -385,23 +403,26 @@ class Engine(torch.nn.Module):
 
     def _made(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> _Kept:
         """A new plan. Who makes way for it goes first: there may be no memory for both."""
-        batch = self._check(tensors)
+        network, batch = self._network_for(tensors)
         with self._lock:
             while len(self._plans) >= self._most_plans:
                 self._drop_oldest()
-        made = _Kept(self._make(batch, tensors), batch)
+        made = _Kept(self._make(network, batch, tensors), network, batch)
         with self._lock:
             self._plans[key] = made
+            if network not in self._networks:
+                self._networks.append(network)
         return made
 
     def _drop_oldest(self) -> None:
         oldest = min(self._plans, key=lambda key: self._plans[key].turn)
         gone = self._plans.pop(oldest)
         self._sights = {sight: kept for sight, kept in self._sights.items() if kept is not gone}
+        used = [self._first, *(kept.network for kept in self._plans.values())]
+        self._networks = [network for network in self._networks if network in used]
 
-    def _check(self, tensors: Sequence[torch.Tensor]) -> int:
-        """The batch size of inputs that the engine can take."""
-        batch = None
+    def _network_for(self, tensors: Sequence[torch.Tensor]) -> tuple[Network, int]:
+        """What the model does with inputs that the engine can take, and their batch size."""
         if len(tensors) != len(self._captured.inputs):
             raise UnsupportedError(f"{len(tensors)} tensors; the engine takes {len(self._captured.inputs)}")
         for given, tensor in zip(self._captured.inputs, tensors, strict=True):
@@ -414,27 +435,33 @@ class Engine(torch.nn.Module):
                 raise UnsupportedError(
                     f"the inputs are on {tensors[0].device} and {tensor.device}; they must be on one device"
                 )
-            if given.shape and isinstance(given.shape[0], Batch) and tensor.dim() == len(given.shape):
-                batch = tensor.shape[0] // given.shape[0].times
-        for given, tensor in zip(self._captured.inputs, tensors, strict=True):
-            expected = fixed(given.shape, 1 if batch is None else batch)
-            if tuple(tensor.shape) != expected:
-                raise UnsupportedError(
-                    f"{given.name} has shape {tuple(tensor.shape)}; the engine was compiled for {_spell(given.shape)}. "
-                    "Compile the model again for other sizes"
-                )
+            if tensor.dim() != len(given.shape):
+                self._first.refuse([tuple(each.shape) for each in tensors])
+            if tensor.dim() and not tensor.shape[0]:
+                raise UnsupportedError("a batch of 0: there is nothing to run")
             self._check_type(given.name, given.dtype, tensor)
-        if batch is None:
-            return 1
-        if batch == 0:
-            raise UnsupportedError("a batch of 0: there is nothing to run")
-        least, most = self._captured.batches
-        if batch < least or (most is not None and batch > most):
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        for network in self._networks:
+            if (batch := network.batch_of(shapes)) is not None:
+                return network, batch
+        return self._another(shapes)
+
+    def _another(self, shapes: Shapes) -> tuple[Network, int]:
+        """What the model does with inputs of sizes that are new."""
+        if self._others is None:
+            self._first.refuse(shapes)
+        assert self._others is not None
+        try:
+            network = self._network(self._others(shapes))
+        except UnsupportedError as error:
+            names = (given.name for given in self._captured.inputs)
+            given = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
             raise UnsupportedError(
-                f"a batch of {batch}: the model does something else than for the batches of {least} to "
-                f"{most or 'any size'} that it was compiled for. Compile it again with an example of this size"
-            )
-        return batch
+                f"the model, compiled with {self._taken()}, cannot be compiled with {given}: {error}"
+            ) from error
+        batch = network.batch_of(shapes)
+        assert batch is not None, "it was captured for these"
+        return network, batch
 
     def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
         wanted = getattr(torch, expected)
@@ -444,7 +471,7 @@ class Engine(torch.nn.Module):
             return
         if tensor.dtype == torch.uint8 and not any(
             node.inputs.get("x") == name and operator_of(node).normalises(node)
-            for node in self._graphs["nchw"]
+            for node in self._first.optimised("nchw")
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
@@ -456,31 +483,30 @@ class Engine(torch.nn.Module):
 
     @torch.inference_mode(False)  # its memory is used by calls in any mode
     @torch.no_grad()
-    def _make(self, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
+    def _make(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
         """A kernel that does not compile is passed over for the next rung, and said so once."""
         device = tensors[0].device
-        if not self._captured.is_sound:
-            check_sizes(self._captured, batch)
-        given = zip(self._captured.inputs, tensors, strict=True)
+        if not network.captured.is_sound:
+            check_sizes(network.captured, batch)
+        given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
-        images = self._images(formats.values())
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         brought = self._carried.plan_for(Card.of(device), inputs)
         while True:
-            planned = self._planner(device, batch, formats)
+            planned = self._planner(network, device, batch, formats)
             plan = planned(brought.in_pytorch, decided=brought.decided) if brought else planned()
             if brought:
                 self._say_uncarried(plan, brought.architecture)
-            constants = self._constants.setdefault((device, images), Constants(self.dtype, device))
+            constants = self._constants.setdefault(device, Constants(self.dtype, device))
             if self._where == "cpu":
-                return HostCalls(ReferenceProgram(plan, constants), self._output_types)
+                return HostCalls(ReferenceProgram(plan, constants), network.output_types)
             try:
                 if self._measured:
                     plan = planned(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
-                    return DirectCalls(plan, constants, device, self._output_types)
+                    return DirectCalls(plan, constants, device, network.output_types)
                 kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
-                return BufferedCalls(kind(plan, constants, device), self._output_types, self._most_buffers)
+                return BufferedCalls(kind(plan, constants, device), network.output_types, self._most_buffers)
             except CompileError as error:
                 failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:
@@ -488,14 +514,14 @@ class Engine(torch.nn.Module):
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
                 self._avoid |= {failed}
 
-    def _planner(self, place: Place, batch: int, formats: Mapping[str, InputFormat]) -> Callable[..., Plan]:
+    def _planner(
+        self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
+    ) -> Callable[..., Plan]:
         """`make_plan` for inputs in these formats, somewhere."""
-        images = self._images(formats.values())
+        optimised = network.optimised(self._images(formats.values()))
         with own_arithmetic("fp32", self.device):
-            if images not in self._graphs:
-                self._graphs[images] = optimise(self._captured, self.dtype, self.fusion, images)
-            optimised = self._graphs[images]
             graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(place), self._avoid)
+        self._pool.share(graph)
         return partial(make_plan, graph, self.dtype, place, formats, self._avoid, self.fusion)
 
     def _say_uncarried(self, plan: Plan, architecture: str) -> None:
@@ -548,8 +574,9 @@ def failing_rung(plan: Plan, error: CompileError) -> str | None:
     return None
 
 
-def _spell(shape: Sequence[Any]) -> str:
-    return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
+def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:
+    """The graph of an engine that was moved to a device after it was made."""
+    return elsewhere(others(shapes), device)
 
 
 class _Spelled(str):
@@ -578,9 +605,11 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
 
 
 class _Kept:
-    """Calls of a plan, and when it was used last."""
+    """Calls of a plan, what it is of, and when it was used last."""
 
-    def __init__(self, calls: Calls, batch: int) -> None:
+    def __init__(self, calls: Calls, network: Network, batch: int) -> None:
         self.calls = calls
+        self.network = network
         self.batch = batch
+        self.returns_one_tensor = calls.plan.graph.structure.is_leaf()
         self.turn = 0

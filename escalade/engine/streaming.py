@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.device.staging import Staging, is_dense
 from escalade.engine.calls import Calls
+from escalade.engine.plan.plan import Plan
 from escalade.errors import UnsupportedError
 
 THREAD = "escalade-stream"
@@ -47,7 +48,7 @@ class Streamed(Protocol):
     def calls(self, tensors: Sequence[torch.Tensor]) -> Calls:
         """The plan for inputs like these, made ready to be called with them."""
 
-    def returned(self, results: list[torch.Tensor]) -> Any:
+    def returned(self, results: list[torch.Tensor], plan: Plan) -> Any:
         """A call's results in the structure that the model returns."""
 
 
@@ -79,9 +80,9 @@ def _results(engine: Streamed, batches: Iterable[Any], depth: int) -> Generator[
     thread.start()
     try:
         while not isinstance(number := _received(feeder.sent), _End):
-            results = slots[number].receive()
+            results, plan = slots[number].receive()
             feeder.free.put(number)
-            yield engine.returned(results)
+            yield engine.returned(results, plan)
         number.settle()
     finally:
         try:
@@ -122,7 +123,7 @@ class _Slot(Protocol):
 
     def send(self, batch: Any) -> None: ...
 
-    def receive(self) -> list[torch.Tensor]: ...
+    def receive(self) -> tuple[list[torch.Tensor], Plan]: ...
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,9 @@ class _HostSlot:
     def send(self, batch: Any) -> None:
         self._given = _staged(_tensors(self._engine, batch), self._staging)
 
-    def receive(self) -> list[torch.Tensor]:
-        return self._engine.calls(self._given).call(self._given)
+    def receive(self) -> tuple[list[torch.Tensor], Plan]:
+        calls = self._engine.calls(self._given)
+        return calls.call(self._given), calls.plan
 
 
 class _DeviceSlot:
@@ -271,7 +273,7 @@ class _DeviceSlot:
         calls = self._engine.calls(given)
         pinned = all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
         sources = tensors if pinned else _staged(tensors, self._staging)
-        self._kept = [calls, *sources]
+        self._kept, self._plan = [calls, *sources], calls.plan
         with torch.cuda.stream(lanes.inward):
             _copy(sources, given)
             self._arrived.record(lanes.inward)
@@ -286,10 +288,10 @@ class _DeviceSlot:
             _copy(computed, self._results)
             self._returned.record(lanes.outward)
 
-    def receive(self) -> list[torch.Tensor]:
+    def receive(self) -> tuple[list[torch.Tensor], Plan]:
         self._returned.synchronize()
         self._kept = []
-        return [result.clone() for result in self._results]
+        return [result.clone() for result in self._results], self._plan
 
 
 def _tensors(engine: Streamed, batch: Any) -> tuple[torch.Tensor, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -53,8 +55,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     """Those that the backend makes."""
     made: list[Engine] = []
 
-    def make(*arguments: Any) -> Engine:
-        made.append(Engine(*arguments))
+    def make(*arguments: Any, **keywords: Any) -> Engine:
+        made.append(Engine(*arguments, **keywords))
         return made[-1]
 
     monkeypatch.setattr(backend, "Engine", make)
@@ -68,7 +70,7 @@ def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> Non
         torch.testing.assert_close(compiled(x), model(x))
         torch.testing.assert_close(compiled(x + 1), model(x + 1))
     assert len(engines) == 1 and len(engines[0].graph.inputs) == 1
-    ops = {node.op for node in engines[0]._graphs["nchw"]}
+    ops = {node.op for node in engines[0]._first.optimised("nchw")}
     assert "few_channels" in ops and "batch_norm" not in ops  # its weights are known
 
 
@@ -92,6 +94,25 @@ def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[
             x = torch.randn(batch, 3, 8, 8)
             torch.testing.assert_close(compiled(x), model(x))
     assert len(engines) == 2 and engines[1].graph.is_batched
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_other_image_sizes_are_escalades(
+    model: nn.Module, engines: list[Engine], caplog: pytest.LogCaptureFixture, dynamic: bool | None
+) -> None:
+    """From the first size on if Dynamo is told, and from the second if it is not; and nothing is left of it."""
+    compiled = torch.compile(model, backend="escalade", dynamic=dynamic)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "escalade"):
+        for size in ((2, 3, 8, 8), (2, 3, 9, 8), (3, 3, 6, 10), (3, 3, 7, 9)):
+            x = torch.randn(size)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert not caplog.records and [len(each._plans) for each in engines][-1] >= 2
+    gone = [weakref.ref(each) for each in engines]
+    engines.clear()
+    torch.compiler.reset()
+    del compiled
+    gc.collect()
+    assert not any(each() for each in gone)
 
 
 def _exchange(model: Any) -> None:

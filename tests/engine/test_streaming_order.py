@@ -86,13 +86,13 @@ def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, monkeypatch: pytest.Monk
     engine: Any = SimpleNamespace(calls=lambda given: calls)
     lanes = _Lanes.on(CUDA)
     slots = [_DeviceSlot(engine, lanes) for _ in range(3)]
-    results = []
+    results: list[Any] = []
     for number in range(12):
         if number >= len(slots):
-            results += slots[number % 3].receive()
+            results += slots[number % 3].receive()[0]
         slots[number % 3].send(float(number))
     for number in range(9, 12):
-        results += slots[number % 3].receive()
+        results += slots[number % 3].receive()[0]
     assert values(results) == [2.0 * number for number in range(12)]
 
 

@@ -247,7 +247,11 @@ def export_free(original: Original, given: Given, free: Callable[[int], bool]) -
     def dynamic(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
             return None
-        return {dimension: torch.export.Dim.AUTO for dimension in filter(free, range(leaf.dim()))}
+        return {
+            dimension: torch.export.Dim.AUTO
+            for dimension, size in enumerate(leaf.shape)
+            if size > 1 and free(dimension)
+        }
 
     model = original.copied()
     returned = _Returned(model)

@@ -66,3 +66,21 @@ def _batch(graph: Graph, given: list[torch.Tensor]) -> int:
         if entry.shape and isinstance(entry.shape[0], Batch) and tensor.dim():
             return tensor.shape[0] // entry.shape[0].times
     return 1
+
+
+def carried_ranges(measured: Graph, fused: Graph) -> dict[str, float]:
+    """The ranges of a fused graph that were measured on one for inputs of other sizes, if both do the same."""
+    names = {first.name: other.name for first, other in zip(measured.inputs, fused.inputs, strict=True)}
+    same = len(measured.nodes) == len(fused.nodes)
+    for first, other in zip(measured, fused):  # noqa: B905
+        reads = {role: names.get(name) for role, name in first.inputs.items()}
+        same &= first.op == other.op and reads == {
+            role: name if name in names.values() else None for role, name in other.inputs.items()
+        }
+        names[first.name] = other.name
+    if not same:
+        raise UnsupportedError(
+            "the ranges of fp8 were measured with inputs of other sizes, with which the model does something else; "
+            "compile it again with calibration batches of this size"
+        )
+    return {names[name]: range for name, range in measured.ranges.items() if name in names}

@@ -1,10 +1,13 @@
-"""A network's weights on a device, in the forms that kernels want, shared by the plans of all batch sizes."""
+"""A network's weights on a device, in the forms that kernels want, shared by the plans of all sizes."""
 
 from __future__ import annotations
 
 import threading
+import weakref
+from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
@@ -29,8 +32,40 @@ def readable(name: str) -> str:
     return name.removeprefix("p_").removeprefix("b_")
 
 
+class Pool:
+    """Constants of graphs for several sizes: those of one name that hold the same are one tensor, as long as somebody
+    has it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], list[weakref.ref[torch.Tensor]]] = {}
+        self._lock = threading.Lock()
+
+    def share(self, graph: Graph) -> None:
+        """Puts tensors that are here already in the place of the graph's own."""
+        with self._lock:
+            self._known = {
+                key: known for key, known in self._known.items() if any(one() is not None for one in known)
+            }
+            graph.constants = {name: self._same(name, tensor) for name, tensor in graph.constants.items()}
+
+    def _same(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        known = [one for each in self._known.get(key, ()) if (one := each()) is not None]
+        found = next((one for one in known if one is tensor or _same_bits(one, tensor)), None)
+        if found is None:
+            known.append(tensor)
+        self._known[key] = [weakref.ref(one) for one in known]
+        return tensor if found is None else found
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Zeros of either sign are equal, and not the same."""
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
 class Constants:
-    """Made from the graph when first asked for; plans ask while holding the engine's lock or their own."""
+    """Made from a graph's tensors when first asked for, and kept as long as those are; plans ask while holding the
+    engine's lock or their own."""
 
     def __init__(self, dtype: str, device: torch.device, typed: bool = False) -> None:
         """A `typed` graph has its constants in their own types."""
@@ -38,14 +73,17 @@ class Constants:
         self._storage = STORAGE[dtype]
         self._dtype = dtype
         self._device = device
-        self._made: dict[ConstantForm, torch.Tensor] = {}
+        self._made = WeakIdKeyDictionary()
         self._lock = threading.Lock()
 
     def get(self, entry: ConstantForm, graph: Graph) -> torch.Tensor:
+        source = graph.constants[entry.name]
         with self._lock:
-            if entry not in self._made:
-                self._made[entry] = aligned(self._make(entry, graph.constants[entry.name]))
-            return self._made[entry]
+            made: dict[str, torch.Tensor] = self._made.setdefault(source, {})
+            if entry.form not in made:
+                # Another tensor object, for one that holds its own key would stay for ever.
+                made[entry.form] = aligned(self._make(entry, source)).detach()
+            return made[entry.form]
 
     def _make(self, entry: ConstantForm, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():

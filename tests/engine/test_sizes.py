@@ -1,0 +1,164 @@
+"""Engines for any size: what they compute is what the model does, and what an engine for that size alone would."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import compile
+from escalade.engine.capture.sizes import AnySize
+from escalade.errors import UnsupportedError
+
+
+class Layers(nn.Module):
+    """Two convolutions, and whatever a function does with them."""
+
+    def __init__(self, function: Callable[..., Any], features: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.fc = nn.Linear(features, 5)
+        self._function = function
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._function(self, x)
+
+
+def _plain(layers: Any, x: torch.Tensor) -> Any:
+    y = layers.second(F.relu(layers.norm(layers.first(x))))
+    return layers.fc(y.relu().mean((2, 3)))
+
+
+def _adaptive(layers: Any, x: torch.Tensor) -> Any:
+    return layers.fc(F.adaptive_avg_pool2d(layers.first(x), (2, 2)).flatten(1))
+
+
+def _flat(layers: Any, x: torch.Tensor) -> Any:
+    return layers.fc(layers.second(layers.first(x)).flatten(1))
+
+
+def _unet(layers: Any, x: torch.Tensor) -> Any:
+    wide = layers.first(x)
+    deep = F.interpolate(layers.second(wide), size=wide.shape[-2:], mode="bilinear")
+    return torch.cat([wide, deep], 1)
+
+
+def _branching(layers: Any, x: torch.Tensor) -> Any:
+    y = layers.first(x)
+    if x.shape[-1] > 10:
+        y = layers.second(y)
+    return {"wide": y, "large": True} if x.shape[-2] % 2 else y
+
+
+MODELS: dict[str, tuple[Any, int, list[tuple[int, ...]], int]] = {
+    "plain": (_plain, 8, [(2, 3, 8, 8), (2, 3, 9, 13), (1, 3, 5, 8), (3, 3, 1, 1)], 2),
+    "adaptive": (_adaptive, 32, [(2, 3, 8, 8), (2, 3, 7, 5), (3, 3, 6, 6)], 1),
+    "flat": (_flat, 64, [(2, 3, 4, 8), (1, 3, 8, 4), (2, 3, 3, 7)], 1),
+    "unet": (_unet, 8, [(2, 3, 8, 8), (2, 3, 9, 7), (1, 3, 11, 5)], 1),
+    "branching": (_branching, 8, [(2, 3, 8, 8), (2, 3, 9, 12), (1, 3, 7, 11), (2, 3, 8, 14)], 2),
+}
+"""What is done, the features of the linear layer, sizes, and how often those have the model captured with symbols."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_size_that_the_model_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, features, sizes, captures = MODELS[name]
+    model = Layers(function, features)
+    made: list[AnySize] = []
+
+    class Noted(AnySize):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("escalade.engine.compiler.AnySize", Noted)
+    engine = compile(model, torch.randn(sizes[0]))
+    with torch.no_grad():
+        for size in sizes * 2:
+            x = torch.randn(size)
+            torch.testing.assert_close(engine(x), model(x))
+    assert [len(each._programs) for each in made] == [captures]
+
+
+@torch.no_grad()
+def test_it_is_what_an_engine_for_that_size_computes() -> None:
+    """Bit for bit, by kernels; and images of bytes and channels_last come in other sizes too."""
+    model = Layers(_plain)
+    how: dict[str, Any] = {"device": "twin", "normalize": ([0.5] * 3, [0.2] * 3)}
+    x = torch.randint(0, 256, (2, 3, 6, 9), dtype=torch.uint8)
+    engine = compile(model, torch.rand(2, 3, 8, 8), **how)
+    expected = compile(model, x, **how)(x)
+    assert torch.equal(engine(x), expected)
+    last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(engine(last), expected)
+
+
+@torch.no_grad()
+def test_later_sizes_have_the_weights_of_then() -> None:
+    """The caller's model may be trained on, changed or gone."""
+    model = Layers(_plain)
+    x = torch.randn(2, 3, 6, 9)
+    engine, before = compile(model, torch.randn(2, 3, 8, 8)), model(x)
+    model.fc.weight.zero_()
+    model._function = _unet
+    torch.testing.assert_close(engine(x), before)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    torch.testing.assert_close(engine(x[:, :, 1:]), Layers(_plain)(x[:, :, 1:]))
+
+
+@torch.no_grad()
+def test_weights_are_there_once_and_go_with_the_last_plan() -> None:
+    model = Layers(lambda layers, x: layers.first(x) + torch.arange(x.shape[-1]) ** 0.5)
+    engine = compile(model, torch.randn(2, 3, 8, 8), plans=2)
+    made = engine._constants[torch.device("cpu")]._made
+    for size in range(5, 9):
+        x = torch.randn(2, 3, 8, size)
+        torch.testing.assert_close(engine(x), model(x))
+        gc.collect()
+        assert len(engine._networks) <= 3 and len(engine._plans) <= 2
+        assert len(made) == 1 + len(engine._networks)  # the filters, and what each adds
+
+
+def test_sizes_that_the_model_does_not_take_are_sentences() -> None:
+    model = Layers(_flat, 64)
+    x = torch.randn(2, 3, 4, 8)
+    engine = compile(model, x)
+    for shape, sentence in {
+        (
+            2,
+            3,
+            8,
+            8,
+        ): r"compiled with x \[batch, 3, 4, 8\], cannot be .* x \[2, 3, 8, 8\]: .* RuntimeError: .*128",
+        (2, 4, 4, 8): r"x \[2, 4, 4, 8\]: .* RuntimeError",
+        (3, 4, 8): r"x has shape \(3, 4, 8\); the engine was compiled for \[batch, 3, 4, 8\]",
+        (0, 3, 4, 8): "a batch of 0",
+    }.items():
+        with pytest.raises(UnsupportedError, match=sentence):
+            engine(torch.randn(shape))
+    torch.testing.assert_close(engine(x), model(x).detach())
+
+
+@torch.no_grad()
+def test_ranges_of_fp8_hold_for_other_sizes() -> None:
+    x = torch.rand(2, 3, 8, 8)
+    y = torch.rand(2, 3, 6, 12)
+    same, other = Layers(_plain), Layers(_branching)
+    engine = compile(same, x, dtype="fp8", calibration=[x])
+    torch.testing.assert_close(engine(y), same(y), rtol=0.1, atol=0.05)
+    engine = compile(other, x, dtype="fp8", calibration=[x])
+    with pytest.raises(UnsupportedError, match="ranges of fp8 were measured with inputs of other sizes"):
+        engine(y)
