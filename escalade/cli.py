@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from escalade import interruption
 from escalade.errors import EscaladeError
 from escalade.showing import shown
 from escalade.version import VERSION
@@ -102,13 +103,19 @@ def _main(
 def main() -> None:
     """The entry point: an error that Escalade raises on purpose is one sentence, not a traceback.
 
-    So is what a machine refuses: memory, files, room on a disk. What a terminal cannot spell is shown as `?`.
+    So is what a machine refuses: memory, files, room on a disk. What a terminal cannot spell is shown as `?`. Ctrl-C
+    ends every command within a second.
     """
+    interruption.watch()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         app()
+    except SystemExit as end:
+        if _is_interrupted(end):  # without waiting for threads, and programs that they wait for
+            interruption.leave()
+        raise
     except EscaladeError as error:
         _end(str(error))
     except OSError as error:
@@ -124,6 +131,12 @@ def main() -> None:
 def _end(sentence: str) -> None:
     typer.echo(f"escalade: {shown(sentence, keep=_LINES)}", err=True)
     sys.exit(1)
+
+
+def _is_interrupted(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _is_of_memory(error: Exception) -> bool:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 # Where programs, their libraries and their temporary files are. Nothing that a compiler takes for options, include
 # folders or libraries (CPATH, LIBRARY_PATH, GCC_EXEC_PREFIX, LD_PRELOAD, …), nor another language for its messages.
@@ -50,16 +54,55 @@ def run(
     found = find(name)
     if found is None:
         raise FileNotFoundError(2, "there is no such program on the PATH", name)
-    return subprocess.run(
-        [found, *arguments],
+    return _finished(
+        [found, *arguments], folder=folder, timeout=timeout, variables={**environment(), **(variables or {})}
+    )
+
+
+def _finished(
+    command: Sequence[str],
+    *,
+    folder: str | None = None,
+    timeout: float | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Waits for the end of a program, and ends it with all that it has started if nobody waits any longer."""
+    process = subprocess.Popen(
+        command,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         cwd=folder,
-        timeout=timeout,
-        env={**environment(), **(variables or {})},
+        env=variables,
+        process_group=0,
     )
+    _started.add(process)
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException:
+        end(process)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+_started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+"""Programs, each the first of a process group: a compiler starts others."""
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a program at once, with all that it has started."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """Ends every program that was started here: the process is about to end."""
+    for process in tuple(_started):
+        end(process)
 
 
 def output(*command: str | pathlib.Path, timeout: float | None = None) -> str:
@@ -77,12 +120,15 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
     Python's own modules: no file of the current folder is imported because of its name.
     """
-    return subprocess.Popen(
+    process = subprocess.Popen(
         _python(function),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **variables},
+        process_group=0,
     )
+    _started.add(process)
+    return process
 
 
 def python_under(
@@ -92,14 +138,7 @@ def python_under(
 
     The function finds the arguments in `sys.argv`.
     """
-    return subprocess.run(
-        [*program, *_python(function, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout,
-    )
+    return _finished([*program, *_python(function, arguments)], timeout=timeout)
 
 
 def _python(function: str, arguments: Sequence[str] = ()) -> list[str]:

@@ -18,7 +18,16 @@ OPERATIONS = tuple(
 LAYERS = (
     tuple(
         f"escalade.{name}"
-        for name in ("discovery", "errors", "files", "outside", "parsing", "showing", "version")
+        for name in (
+            "discovery",
+            "errors",
+            "files",
+            "interruption",
+            "outside",
+            "parsing",
+            "showing",
+            "version",
+        )
     ),
     ("escalade.device",),
     ("escalade.ops.base",),

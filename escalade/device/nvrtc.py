@@ -17,6 +17,7 @@ from escalade import outside
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.program import KERNELS, Program, read
 from escalade.errors import CompileError
+from escalade.interruption import interruptible
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
 _OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
@@ -188,7 +189,8 @@ def _compile(program: Program, architecture: str) -> bytes:
         **_OPTIONS,
     )
     try:
-        code = NvrtcProgram(program.text(), "c++", options).compile("cubin", logs=log).code
+        source = program.text()
+        code = interruptible(lambda: NvrtcProgram(source, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:
         raise CompileError(f"NVRTC refused {program} for {architecture}:\n{log.getvalue()}{error}") from error
     text = log.getvalue().encode()

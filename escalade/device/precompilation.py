@@ -7,8 +7,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from escalade import outside
@@ -40,7 +41,7 @@ def precompile(
     if len(wanted) <= _FEW or workers == 1:
         return [failure for program in wanted if (failure := _one(program, architecture, done))]
     count = min(workers or os.cpu_count() or 1, len(wanted))
-    with ThreadPoolExecutor(count) as pool, _Workers() as processes:
+    with threads(count) as pool, _Workers() as processes:
         waiting = {pool.submit(processes.compile, program, architecture): program for program in wanted}
         return _gather(waiting, done)
 
@@ -55,10 +56,13 @@ class _Workers:
     def __enter__(self) -> _Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for process in self._started:
             assert process.stdin and process.stdout
-            process.stdin.close()  # which ends it
+            if kind is not None:  # nobody waits for what they compile
+                outside.end(process)
+            with suppress(OSError):
+                process.stdin.close()  # which ends it
             process.wait()
             process.stdout.close()
 
@@ -111,6 +115,18 @@ def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], No
     return failures
 
 
+@contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """So many threads, whose work is waited for; but by nobody who is interrupted. What has begun ends by itself."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
 def build_for_twin(
     wanted: Sequence[Program],
     checks: bool = False,
@@ -119,7 +135,7 @@ def build_for_twin(
     counts: bool = False,
 ) -> list[Failure]:
     """Builds many programs for the twin at once. Threads will do: the work is g++'s."""
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with threads(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, program, checks, counts): program for program in wanted}
         return _gather(waiting, done)
 

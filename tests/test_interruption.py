@@ -1,0 +1,71 @@
+"""Ctrl-C: commands are over within a second, and what they have started with them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from escalade.device.precompilation import threads
+from escalade.interruption import STATUS, interruptible
+
+DEAF = """
+import sys, threading, time
+from escalade import interruption, outside
+interruption.watch()
+compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
+threading.Thread(target=outside.run, args=(compiler,)).start()
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: pathlib.Path) -> None:
+    told = tmp_path / "group"
+    process = subprocess.Popen([sys.executable, "-c", DEAF, told])
+    while not told.exists() or not told.read_text():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == STATUS
+    with pytest.raises(ProcessLookupError):
+        while True:  # those that were killed are gone when somebody has noticed
+            os.killpg(int(told.read_text()), 0)
+            time.sleep(0.02)
+
+
+def interrupt_soon() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+
+
+def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
+    assert interruptible(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 / 0)
+    end = threading.Event()
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(lambda: end.wait(20))
+    end.set()
+
+
+def test_who_is_interrupted_waits_for_no_thread() -> None:
+    end = threading.Event()
+    waiting: list[Future[bool]] = []
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt), threads(1) as pool:
+        waiting += [pool.submit(end.wait, 20) for _ in range(2)]
+        waiting[0].result()
+    assert not waiting[0].done() and waiting[1].cancelled()
+    end.set()
