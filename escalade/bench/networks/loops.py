@@ -39,7 +39,8 @@ class _Replacing(TorchDispatchMode):
 
 
 def in_loops() -> TorchDispatchMode:
-    """Every layer of a ResNet by a plain loop, on one thread in fp32."""
+    """Every layer of a ResNet by a plain loop, on one thread in fp32; the loops are compiled before it returns."""
+    _library()
     return _Replacing(
         {
             _aten.convolution.default: _conv2d,

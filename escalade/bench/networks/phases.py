@@ -158,8 +158,10 @@ def _phases(graph: Graph, task: Task, standard: Standard) -> dict[str, Callable[
     logits = torch.empty(expected.shape, dtype=STORAGE[task.dtype], pin_memory=True)
 
     def loops() -> Phase:
+        mode = in_loops()  # compiled here, and not on the account of the call
+
         def call() -> torch.Tensor:
-            with in_loops():
+            with mode:
                 return task.model(image)
 
         return Phase("loops", call, None, None, once=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from escalade import ops
 from escalade.measure.records import Record
@@ -43,8 +43,17 @@ def _table(records: Sequence[Record], dtype: str) -> str:
             predicted, gain = (last.predicted_gain, last.gain) if last else (None, None)
             shown = "PyTorch's operators" if name == _PEER else f"`{name}`"
             rows.append((shown, *times, cells.times(predicted), cells.times(gain)))
+    if rows and batches:
+        rows.append(("**PyTorch over the fastest**", *(_speedup(timed, b) for b in batches), "", ""))
     header = ("round", *(f"batch {batch}" for batch in batches), "predicted", "gain")
     return f"\n**{dtype}**\n\n{table(header, rows)}" if rows else ""
+
+
+def _speedup(timed: Mapping[tuple[str, int], Record], batch: int) -> str:
+    """How many times as fast as PyTorch's operators the fastest rung is."""
+    peer = timed.get((_PEER, batch))
+    own = [record.time for (name, size), record in timed.items() if size == batch and name != _PEER]
+    return f"**{cells.times(peer.time / min(own))}**" if peer and own else ""
 
 
 SECTION = Section(

@@ -19,6 +19,7 @@ from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Provenance, Record
 from escalade.measure.sources import hashes
+from escalade.report.plans import autoencoder, rounds
 from tests.bench.fake import SOURCE, Scale, rung
 
 VERSIONS = {"torch": "2.11", "cuda": "13.0", "cudnn": "9", "nvrtc": "13.0"}
@@ -183,6 +184,10 @@ def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
 
 def test_the_registry_has_every_kind_and_finds_names() -> None:
     every = registry.units()
+    assert {idea.measured_by for idea in autoencoder.IDEAS} <= every.keys(), "what measures a plan"
+    assert {
+        f"ladder/mlp/{name}/{dtype}" for name in rounds.PROBLEMS for dtype in rounds.DTYPES
+    } <= every.keys()
     assert {one.kind for one in every.values()} >= {
         "ladder",
         "ablation",
