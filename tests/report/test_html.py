@@ -309,20 +309,22 @@ def test_a_slow_down_is_found_beyond_the_spread(
     faster = replace(NETWORK, median_us=100.0, p20_us=None, p80_us=None, commit="def")
     theirs = replace(PEERS[0], p20_us=590.0, p80_us=610.0)
     their_new = replace(PEERS[0], p20_us=690.0, p80_us=710.0, median_us=700.0, commit="def")
-    old = [replace(NETWORK, p20_us=190.0, p80_us=210.0), theirs, DIRECT, TILED]
+    bare = replace(PLAN[1], p20_us=None, p80_us=None)
+    old = [replace(NETWORK, p20_us=190.0, p80_us=210.0), theirs, DIRECT, TILED, bare]
     store.file_away(tmp_path / "old", old)
-    store.file_away(tmp_path / "new", [slower, within, faster, their_new])
+    store.file_away(tmp_path / "new", [slower, within, faster, their_new, replace(bare, median_us=9.0)])
     found = changes.between(changes.read_old(tmp_path / "old"), store.load_folder(tmp_path / "new"))
     assert [change.new.rung or change.new.system for change in found.slower] == ["torch-graph", "input_tile"]
     assert "2 (1 of them peers') got slower and 1 faster" in found.sentence
     assert [change.new.workload for change in found.faster] == ["resnet18"]
-    assert len(found.same) == 4 and found.only_old == found.only_new == 0
+    assert "of 1 the spread is not known" in found.sentence, "of a step by itself"
+    assert len(found.same) == 5 and found.only_old == found.only_new == 0
 
     options = ("report", "--results", str(tmp_path / "new"), "--output", str(tmp_path / "page.html"))
     said = run(*options, "--against", str(tmp_path / "old" / "h200" / "conv2d.jsonl"))
     assert (
         "Of 2 times that both have, 1 got slower and 0 faster" in said.output
-        and "2 are only here" in said.output
+        and "3 are only here" in said.output
     )
     assert "slower, 0.94×: conv2d 64to64_56_k3s1_b256 fp32 nchw escalade input_tile" in said.output
     (row,) = Page((tmp_path / "page.html").read_text()).rows("changes")

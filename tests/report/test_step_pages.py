@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ FIRST = Provenance(
 SECOND = replace(FIRST, commit="def", date="2026-01-03T03:04:05+00:00")
 
 
+@cache
 def explained(batch: int = 1) -> Explanation:
     """A small plan that is called as the page's network is, with times made up."""
     torch.manual_seed(0)

@@ -31,13 +31,18 @@ class Change:
         return self.old.time / self.new.time
 
     @property
+    def has_spread(self) -> bool:
+        """Whether it is known of either how far its samples lie apart; else nobody can say what is beyond that."""
+        return any(record.p20_us is not None for record in (self.old, self.new))
+
+    @property
     def is_slower(self) -> bool:
         """Four fifths of the new samples take longer than four fifths of the old ones."""
-        return spread(self.new)[0] > spread(self.old)[1]
+        return self.has_spread and spread(self.new)[0] > spread(self.old)[1]
 
     @property
     def is_faster(self) -> bool:
-        return spread(self.new)[1] < spread(self.old)[0]
+        return self.has_spread and spread(self.new)[1] < spread(self.old)[0]
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,11 @@ class Changes:
 
     @property
     def sentence(self) -> str:
+        unknown = sum(not change.has_spread for change in self.same)
+        left_out = f"; of {unknown:,} the spread is not known" if unknown else ""
         return (
             f"Of {len(self.same):,} times that both have, {_ours(self.slower)} got slower and {_ours(self.faster)} "
-            f"faster beyond the spread (p20 to p80 of both do not meet); {self.only_new:,} are only here, "
+            f"faster beyond the spread (p20 to p80 of both do not meet){left_out}; {self.only_new:,} are only here, "
             f"{self.only_old:,} only there."
         )
 

@@ -15,6 +15,8 @@ from escalade.report.html.svg import inline
 from escalade.report.tables import PREFERRED_GPU
 
 _BY = {"twin": "Counted on the twin", "ncu": "Counted by Nsight Compute"}
+_COMMANDS = {"twin": "count {}", "ncu": "profile {} --problem NAME --beside-twin"}
+"""What counts, by who does."""
 
 
 def sections(measured: CardRecords, everything: Sequence[Record]) -> Iterator[Section]:
@@ -27,7 +29,7 @@ def sections(measured: CardRecords, everything: Sequence[Record]) -> Iterator[Se
     for name in names:
         text = page(pages[f"{operation_pages.FOLDER}/{name}.md"], folded=3)
         pictures = [picture for gpu, own in measured.items() for picture in _pictures(gpu, own, name)]
-        body = block(counters(everything, name), folded=4) + text
+        body = block(counters(everything, name)) + text
         yield Section(f"ladder-{name}", name, body, pictures, inner=True)
 
 
@@ -35,21 +37,15 @@ def counters(records: Sequence[Record], operation: str) -> str:
     """What rungs ask of memory and of each unit, by who has counted and by problem; what is missing in a sentence."""
     own = [r for r in records if r.workload == operation + counts.SUFFIX and r.counts]
     parts = ["### Counters\n\n"]
-    for how, title in _BY.items():
-        counted = [r for r in own if r.timing == how]
-        for problem, gpu in dict.fromkeys((r.problem, r.gpu) for r in counted):
-            some = [r for r in counted if (r.problem, r.gpu) == (problem, gpu)]
-            parts.append(f"#### {title}: {operation} `{problem}`, {gpu}\n\n{counts.page_table(some)}\n")
-    if len(parts) == 1 or not any(r.timing == "ncu" for r in own):
-        commands = [
-            f"`escalade {command} --results results`"
-            for how, command in (
-                ("twin", f"count {operation}"),
-                ("ncu", f"profile {operation} --problem NAME --beside-twin"),
-            )
-            if not any(r.timing == how for r in own)
-        ]
-        parts.append(f"Not recorded yet: {', '.join(commands)}.\n")
+    missing = [command for how, command in _COMMANDS.items() if not any(r.timing == how for r in own)]
+    if missing:
+        commands = ", ".join(
+            f"`escalade {command.format(operation)} --results results`" for command in missing
+        )
+        parts.append(f"Not recorded yet: {commands}.\n\n")
+    for how, problem, gpu in dict.fromkeys((r.timing, r.problem, r.gpu) for r in own):
+        some = [r for r in own if (r.timing, r.problem, r.gpu) == (how, problem, gpu)]
+        parts.append(f"#### {_BY[how]}: `{problem}`, {gpu}\n\n{counts.page_table(some)}\n")
     return "".join(parts)
 
 

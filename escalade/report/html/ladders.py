@@ -79,7 +79,7 @@ def roofs(records: Sequence[Record], operation: str) -> Roofs:
 def roofline_figure(found: Sequence[Point], limits: Roofs) -> Figure:
     """A point a rung and problem in the colour of its dtype, peers as crosses; the fastest rungs have their names."""
     figure = Figure(figsize=(WIDTH, 4.2))
-    axes = figure.add_axes((0.13, 0.12, 0.84, 0.81))
+    axes = figure.add_axes((0.165, 0.12, 0.815, 0.81))
     kinds = dict.fromkeys("peer" if point.record.is_peer else point.record.dtype for point in found)
     for kind in kinds:
         own = [p for p in found if ("peer" if p.record.is_peer else p.record.dtype) == kind]
