@@ -19,14 +19,15 @@ PHASES = "_phases"
 _BENCH = f"escalade bench {NETWORK} --parts {{part}} -t fp32,fp16 --results results"
 _PHASES = """One image from host memory to logits there: plain loops, PyTorch on one thread, the copies alone,
 convolutions and BatchNorm on the GPU with everything else where it was, all layers there, and the engine. As long as
-some layers stay on the CPU, an image goes back and forth for each of the others, and most of the time is neither's."""
+some layers stay on the CPU, an image goes back and forth for each of the others."""
 _BATCHES = """The CPU has PyTorch's operators in fp32 on all its cores, the GPU the engine in the dtype of the row: a
 replay of its CUDA graph, and a call from pinned memory to results there. Memory is the plan's, weights included."""
 _KINDS = """One image. The CPU has PyTorch's operators on one thread, the GPU a kernel for every operation, by the rung
 that is chosen for it and timed by itself over warm caches; `total` is the network in one go, on the GPU as one CUDA
 graph. The engine fuses most of these into the convolutions."""
 _EVALUATION = """Top-1 and top-5 on labelled photographs, with weights that are no part of this project. In every dtype
-the answers should be those of PyTorch in fp32."""
+the answers should be those of PyTorch in fp32: that a few images can tell, how good a network is only thousands. FP8's
+ranges are those of the first batch."""
 
 
 def _of(suffix: str, made: Callable[[Sequence[Record]], str], records: Sequence[Record]) -> str:
