@@ -76,7 +76,7 @@ def compile(
             "dtype fp8 needs calibration=batches, a few batches of inputs that look like the data to come: the ranges "
             "of the network's values are measured on them"
         )
-    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    inputs = _arguments(example_inputs)
     where = _device(model, inputs, device)
     captured = AnySize(
         model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
@@ -144,6 +144,18 @@ def load(
     return engine
 
 
+def _arguments(given: torch.Tensor | Sequence[Any]) -> tuple[Any, ...]:
+    """What the model is to be called with."""
+    if isinstance(given, torch.Tensor):
+        return (given,)
+    if isinstance(given, tuple | list):
+        return tuple(given)
+    raise UnsupportedError(
+        f"the example inputs are of type {type(given).__name__}; compile takes a tensor like those that the model "
+        "will be called with, or a tuple of its arguments, and those by name as example_keywords"
+    )
+
+
 def _home(where: torch.device | str) -> torch.device:
     """The device that an engine's tensors are on."""
     return torch.device("cpu" if where == TWIN else where)
@@ -183,11 +195,17 @@ def _normalise(graph: Graph, normalize: Normalization) -> None:
     if len(images) != 1:
         raise UnsupportedError(f"normalize is for models with one image input; this one has {len(images)}")
     image = images[0]
-    mean, std = (torch.tensor(list(values), dtype=torch.float64, device="cpu") for values in normalize)
-    if mean.shape != (image.shape[1],) or std.shape != mean.shape or not bool((std > 0).all()):
-        raise UnsupportedError(
-            f"normalize takes {image.shape[1]} means and as many positive standard deviations, one for each channel"
-        )
+    refusal = UnsupportedError(
+        f"normalize takes (mean, std): {image.shape[1]} means and as many positive standard deviations, one for each "
+        "channel"
+    )
+    try:
+        mean, std = (torch.tensor(list(values), dtype=torch.float64, device="cpu") for values in normalize)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refusal from error
+    finite = bool(torch.isfinite(mean).all() and torch.isfinite(std).all())
+    if mean.shape != (image.shape[1],) or std.shape != mean.shape or not finite or not bool((std > 0).all()):
+        raise refusal
     name = graph.fresh("normalise")
     scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())
     shift = graph.add_constant("normalise_shift", (-mean / std).float())

@@ -93,10 +93,9 @@ class Engine(torch.nn.Module):
         self.dtype = dtype
         self.device = torch.device("cpu" if device == TWIN else device)
         self.on_twin = device == TWIN
-        if plans < 1:
-            raise UnsupportedError(f"plans={plans}: an engine keeps at least one")
-        if buffers < 1:
-            raise UnsupportedError(f"buffers={buffers}: a plan has at least one set of them")
+        for name, number in {"plans": plans, "buffers": buffers}.items():
+            if not isinstance(number, int) or number < 1:
+                raise UnsupportedError(f"{name}={number!r}: a whole number of them is kept, at least one")
         self.fusion = fusion
         self._measured = measured
         self._others = others
@@ -547,7 +546,7 @@ def require_device(device: torch.device | str) -> None:
         return
     try:
         kind = torch.device(device).type
-    except RuntimeError:  # no device that PyTorch knows
+    except (RuntimeError, TypeError):  # no device that PyTorch knows
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")

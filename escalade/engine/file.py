@@ -78,7 +78,9 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carri
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, place)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
+    except SafetensorError as error:
         raise FileError(f"{path} cannot be written: {error}") from error
     finally:
         with suppress(OSError):

@@ -63,8 +63,12 @@ def stream(engine: Streamed, batches: Iterable[Any], *, depth: int = 2) -> Gener
     generator, and waits for what is under way; a producer that blocks is not waited for: it is left to itself, without
     any of the iteration's memory, and closed when it returns.
     """
-    if depth < 1:
-        raise UnsupportedError(f"depth={depth}: at least one batch is staged ahead")
+    if not isinstance(depth, int) or depth < 1:
+        raise UnsupportedError(f"depth={depth!r}: at least one batch is staged ahead")
+    if not isinstance(batches, Iterable):
+        raise UnsupportedError(
+            f"the batches are of type {type(batches).__name__}; stream takes a list or an iterator"
+        )
     return _results(engine, batches, depth)
 
 

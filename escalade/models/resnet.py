@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import pickle
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.models.tensor_file import read_tensors
 
 
 def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -145,33 +140,9 @@ def read_resnet(path: str | pathlib.Path) -> ResNet:
     return _fill(ResNet(block, depths, state["fc.weight"].shape[0], small_images), state, file.name)
 
 
-_CONTAINERS = ("state_dict", "model", "net")
-"""Keys under which training scripts put the tensors, beside what else they keep."""
-
-
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, under torchvision's names."""
-    if not os.path.isfile(file):
-        raise UnsupportedError(f"there is no file {shown(file)}")
-    if file.suffix not in (".safetensors", ".pth", ".pt"):
-        raise UnsupportedError(f"{shown(file.name)}: weights are read from .safetensors, .pth and .pt files")
-    state: Any
-    try:
-        if file.suffix == ".safetensors":
-            state = load_file(str(file))
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UnsupportedError(f"{shown(file.name)} cannot be read as weights: {reason}") from error
-    for name in _CONTAINERS:
-        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
-            state = state[name]
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UnsupportedError(
-            f"{file.name} holds something else than named tensors; save the model's state_dict()"
-        )
-    return {_torchvision_name(name): value for name, value in state.items()}
+    return {_torchvision_name(name): value for name, value in read_tensors(file).items()}
 
 
 def _torchvision_name(name: str) -> str:

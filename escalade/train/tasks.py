@@ -13,6 +13,7 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder, load_autoencoder, load_resnet
 from escalade.models.resnet import BasicBlock, ResNet
+from escalade.models.tensor_file import read_tensors
 from escalade.train.batches import Normalization
 from escalade.train.data.images import Images
 from escalade.train.settings import Settings
@@ -67,10 +68,10 @@ def _load_autoencoder(model: nn.Module, path: pathlib.Path) -> None:
     if path.suffix == ".bin":
         model.load_state_dict(load_autoencoder(path, model.width).state_dict())
         return
+    state = read_tensors(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(state)
-    except Exception as error:  # torch.load raises all sorts of things over what is no file of tensors
+    except RuntimeError as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UnsupportedError(
             f"{path.name} cannot be read as this autoencoder's weights: {reason}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pathlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,8 +40,7 @@ def capture(
     With `autocast`, what the caller's autocast makes of the model is captured.
     """
     require_module(model)
-    given = Given(tuple(arguments), dict(keywords or {}))
-    given.check()
+    given = Given.of(arguments, keywords)
     return with_original(model, ours, autocast, lambda original: graph_of(original, given))
 
 
@@ -79,6 +80,17 @@ class Given:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
 
+    @classmethod
+    def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any] | None) -> Given:
+        """Those that somebody gave, if a model can be captured with them."""
+        if keywords is not None and not isinstance(keywords, Mapping):
+            raise UnsupportedError(
+                f"example_keywords is of type {type(keywords).__name__}; it takes a dict of arguments by name"
+            )
+        given = cls(tuple(arguments), dict(keywords or {}))
+        given._check()
+        return given
+
     @property
     def batch(self) -> int:
         """The number of items, at least two: export would take one for a constant. Zero: the tensors have none in
@@ -95,12 +107,17 @@ class Given:
         """The arguments with other leaves, in containers that are nobody else's."""
         return pytree.tree_map(change, (self.arguments, self.keywords))
 
-    def check(self) -> None:
+    def _check(self) -> None:
         if not self.tensors:
             raise UnsupportedError(
                 "compile needs example inputs: tensors like those the model will be called with"
             )
         for tensor in self.tensors:
+            if not tensor.numel():
+                raise UnsupportedError(
+                    f"an example input of shape {tuple(tensor.shape)} has no elements: compile takes tensors like "
+                    "those that the model will be called with, of at least one item"
+                )
             if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
                 raise UnsupportedError(
                     f"an input of {tensor.dtype} ({tensor.layout}): compile takes dense tensors of real numbers"
@@ -270,6 +287,15 @@ def _named_shapes(model: torch.nn.Module, shapes: tuple[Any, Any]) -> Any:
     return dict(inspect.signature(model.forward).bind(*positional, **named).arguments)
 
 
+def _place(error: Exception) -> str:
+    """Where in the model's own code it happened."""
+    theirs = pathlib.Path(torch.__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if theirs not in pathlib.Path(frame.filename).parents]
+    own = [frame for frame in inside if frame.filename != __file__]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def _explain(model: torch.nn.Module, error: Exception) -> str:
     text = str(error).strip().splitlines() or [""]
     name = type(model).__name__
@@ -277,6 +303,6 @@ def _explain(model: torch.nn.Module, error: Exception) -> str:
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in kind:
         return (
             f"{name} decides by the values of its tensors which operations to run, and a plan is fixed beforehand. "
-            f"Take the decision out of the model, or compile the parts around it. ({text[0]})"
+            f"Take the decision out of the model{_place(error)}, or compile the parts around it"
         )
     return f"{name} cannot be captured as a graph of tensor operations: {kind}: {text[0]}"

@@ -181,6 +181,7 @@ class Reader(FxReader):
             **signature.inputs_to_parameters, **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }  # fmt: skip
+        graph.called = targets
         copies = _Copies(self._original)
         inputs: list[Input] = []
         given: list[Any] = []

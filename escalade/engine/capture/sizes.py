@@ -48,8 +48,7 @@ class AnySize:
     ) -> None:
         """It takes what `capture` takes; `graph` is what that gives."""
         require_module(model)
-        given = Given(tuple(arguments), dict(keywords or {}))
-        given.check()
+        given = Given.of(arguments, keywords)
         self._autocast = autocast
 
         def work(original: Original) -> Graph:

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import _trace
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from escalade.engine.nodes.arithmetic import without_autocast
 
@@ -37,6 +39,12 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         for name in ("enabled", "benchmark", "deterministic")
     ),
 )  # fmt: skip
+_REPORTING = (
+    FakeTensor.__module__,
+    GuardOnDataDependentSymNode.__module__,
+    _trace.__name__,
+)
+"""Modules of PyTorch that log what a model does not take."""
 _cached = type(functools.lru_cache(lambda: None))
 
 
@@ -81,18 +89,28 @@ def _traced_in_this_thread() -> Iterator[None]:
 
 @contextmanager
 def _no_reports_of_this_thread() -> Iterator[None]:
-    """PyTorch logs what a model does not take, with a traceback, and then raises it: whoever captures will say it."""
+    """PyTorch logs and prints what a model does not take, with all that it has traced, and then raises it: whoever
+    captures will say it."""
     thread = threading.get_ident()
+    names: Any = _trace
 
     def is_anothers(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    reports = logging.getLogger(FakeTensor.__module__)
-    reports.addFilter(is_anothers)
+    def print_anothers(*texts: object, **how: Any) -> None:
+        if threading.get_ident() != thread:
+            print(*texts, **how)
+
+    reports = [logging.getLogger(name) for name in _REPORTING]
+    for log in reports:
+        log.addFilter(is_anothers)
+    names.print = print_anothers
     try:
         yield
     finally:
-        reports.removeFilter(is_anothers)
+        del names.print
+        for log in reports:
+            log.removeFilter(is_anothers)
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def require_dtype(dtype: str | torch.dtype) -> str:
     """The name of a dtype that plans have, which PyTorch's own may stand for."""
     names = {**dtypes.NAMES, dtypes.E4M3: "fp8"}
     name = names.get(dtype) if isinstance(dtype, torch.dtype) else dtype
-    if name not in STORAGE:
+    if not isinstance(name, str) or name not in STORAGE:
         given = str(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
         own = ", ".join(map(str, names))
         raise UnsupportedError(f"dtype {given}: compile takes {', '.join(STORAGE)}, or PyTorch's own: {own}")

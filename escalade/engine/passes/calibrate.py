@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,15 @@ def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[s
     constants = {name: tensor.to(device) for name, tensor in graph.constants.items()}
     largest: dict[str, float] = {}
     seen = 0
+    if not isinstance(batches, Iterable):
+        raise UnsupportedError(f"calibration is of type {type(batches).__name__}; it takes a list of batches")
     for batch in batches:
-        given = (batch,) if isinstance(batch, torch.Tensor) else tuple(batch)
+        given = (batch,) if isinstance(batch, torch.Tensor) else batch
+        if not isinstance(given, Sequence) or not all(isinstance(each, torch.Tensor) for each in given):
+            raise UnsupportedError(
+                f"a calibration batch is of type {type(batch).__name__}; it is a tensor, or a tuple of them where the "
+                "model takes several"
+            )
         if len(given) != len(graph.inputs):
             raise UnsupportedError(
                 f"a calibration batch of {len(given)} tensors; the model takes {len(graph.inputs)}"

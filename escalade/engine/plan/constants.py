@@ -23,13 +23,22 @@ def require_finite(graph: Graph) -> None:
     for name, tensor in graph.constants.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UnsupportedError(
-                f"the model's {readable(name)} holds values that are not finite (NaN or infinity)"
+                f"the model's {readable(graph, name)} holds values that are not finite (NaN or infinity)"
             )
 
 
-def readable(name: str) -> str:
-    """`p_layer1_0_conv1_weight` as it is called in the model."""
-    return name.removeprefix("p_").removeprefix("b_")
+def readable(graph: Graph, name: str) -> str:
+    """A constant as it is called in the model: `layer1.0.conv1.weight`. One that a pass has made has the name of the
+    layer that reads it."""
+    if name in graph.called:
+        return graph.called[name]
+    readers = (
+        f"{node.source}.{role}"
+        for node in graph
+        for role, read in node.inputs.items()
+        if read == name and node.source
+    )
+    return next(readers, name)
 
 
 class Pool:
@@ -82,10 +91,11 @@ class Constants:
             made: dict[str, torch.Tensor] = self._made.setdefault(source, {})
             if entry.form not in made:
                 # Another tensor object, for one that holds its own key would stay for ever.
-                made[entry.form] = aligned(self._make(entry, source)).detach()
+                made[entry.form] = aligned(self._make(entry, graph)).detach()
             return made[entry.form]
 
-    def _make(self, entry: ConstantForm, tensor: torch.Tensor) -> torch.Tensor:
+    def _make(self, entry: ConstantForm, graph: Graph) -> torch.Tensor:
+        tensor = graph.constants[entry.name]
         if not tensor.is_floating_point():
             return tensor.to(self._device).contiguous()
         if entry.form == FP8:
@@ -94,7 +104,7 @@ class Constants:
         made = tensor.to(self._device, dtype)
         if not self._typed and not bool(torch.isfinite(made).all()):
             raise UnsupportedError(
-                f"{readable(entry.name)} has values beyond the range of {self._dtype} "
+                f"{readable(graph, entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"
             )
         order = torch.channels_last if entry.form == NHWC else torch.contiguous_format

@@ -1,0 +1,111 @@
+"""What a careless caller of the engine hears: one sentence, whatever was given."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import escalade
+from escalade import ops
+from escalade.engine import Engine
+from escalade.errors import EscaladeError
+
+X = torch.randn(2, 3, 6, 6)
+
+
+class Block(nn.Module):
+    """A convolution under a name with dots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer1(x)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+def with_weights(value: float) -> nn.Module:
+    model = Block().eval()
+    nn.init.constant_(model.get_parameter("layer1.0.0.weight"), value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "sentence"),
+    [
+        ((X[:0],), {}, "of shape (0, 3, 6, 6) has no elements"),
+        ((None,), {}, "compile needs example inputs: tensors like those"),
+        ((5,), {}, "the example inputs are of type int; compile takes a tensor"),
+        ((X.numpy(),), {}, "the example inputs are of type ndarray"),
+        (({"x": X},), {}, "and those by name as example_keywords"),
+        ((X, 5), {}, "example_keywords is of type int; it takes a dict"),
+        ((X,), {"normalize": (0.5, 0.5)}, "normalize takes (mean, std): 3 means and as many positive"),
+        ((X,), {"normalize": "imagenet"}, "normalize takes (mean, std)"),
+        ((X,), {"normalize": ((0.5,) * 3, (float("inf"),) * 3)}, "normalize takes (mean, std)"),
+        ((X,), {"dtype": ["fp16"]}, "dtype ['fp16']: compile takes fp32"),
+        ((X,), {"device": []}, "device []: an engine runs on cuda, on cpu, or on the twin"),
+        ((X,), {"plans": "8"}, "plans='8': a whole number of them is kept"),
+        ((X,), {"dtype": "fp8", "calibration": 5}, "calibration is of type int; it takes a list of batches"),
+        ((X,), {"dtype": "fp8", "calibration": ["a"]}, "a calibration batch is of type str"),
+    ],
+)
+def test_compile_says_what_it_takes(
+    arguments: tuple[Any, ...], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(EscaladeError, match=re.escape(sentence)):
+        escalade.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), *arguments, **options)
+
+
+def test_weights_are_called_what_the_model_calls_them() -> None:
+    with pytest.raises(
+        EscaladeError, match=r"the model's layer1\.0\.0\.weight holds values that are not finite"
+    ):
+        escalade.compile(with_weights(float("nan")), X)
+    with pytest.raises(EscaladeError, match=r"^layer1\.0\.0\.weight has values beyond the range of fp16"):
+        escalade.compile(with_weights(1e9), X, dtype="fp16")
+
+
+def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch prints all that it has traced, and logs."""
+    with caplog.at_level(logging.WARNING), pytest.raises(EscaladeError) as refused:
+        escalade.compile(Branching(), X)
+    line = Branching.forward.__code__.co_firstlineno + 1
+    assert f"Take the decision out of the model ({__file__}, line {line})" in str(refused.value)
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("misuse", "sentence"),
+    [
+        (lambda engine, folder: engine.save(folder), "cannot be written: it is there, and is no file"),
+        (
+            lambda engine, folder: engine.save(folder / "no" / "x"),
+            "x cannot be written: No such file or directory",
+        ),
+        (lambda engine, folder: engine.stream(5), "the batches are of type int"),
+        (lambda engine, folder: ops.conv2d(None, X), "conv2d takes a tensor as its x, not NoneType"),
+        (lambda engine, folder: ops.conv2d(X, None), "conv2d takes a tensor as its weight, not NoneType"),
+        (lambda engine, folder: ops.top_k(X, X), "top_k takes a whole number as its k, not Tensor"),
+        (lambda engine, folder: ops.softmax(X, rung=5), "softmax takes a text as its rung, not int"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named(
+    misuse: Callable[[Engine, pathlib.Path], object], sentence: str, tmp_path: pathlib.Path
+) -> None:
+    engine = escalade.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), X)
+    with pytest.raises(EscaladeError, match=re.escape(sentence)):
+        misuse(engine, tmp_path)
