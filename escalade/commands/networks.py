@@ -52,7 +52,7 @@ class Uncompiled:
     keywords: Mapping[str, Any]
 
     def inputs(self, batch: int, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """As many items on a device, all like the first."""
+        """A batch of so many items on a device, all like the first."""
 
         def taken(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):

@@ -164,7 +164,7 @@ class _Sources:
     numbers: tuple[int, ...]
     """Numbers of any other kind."""
     boxed: frozenset[int]
-    """Those of them that come as tensors, of which the module asks for the number."""
+    """The numbers that come as tensors, of which the module asks for the number."""
 
     def numbers_among(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(inputs[p].item() if p in self.boxed else inputs[p] for p in self.numbers)

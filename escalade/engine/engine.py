@@ -121,7 +121,7 @@ class Engine(torch.nn.Module):
         self._pool = Pool()
         self._first = self._network(graph)
         self._networks = [self._first]
-        """Those that there are plans of, and the first."""
+        """The networks that there are plans of, and the first."""
         self._constants: dict[torch.device, Constants] = {}
         """Weights, shared by the plans on one device."""
         self._plans: dict[tuple[Any, ...], _Kept] = {}

@@ -55,11 +55,11 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     rung: str, much_memory: Callable[[int], None], cuda: torch.device
 ) -> None:
     """All images but the last are zeros: a wrapped offset would miss what the last one adds."""
-    channels, filters = {"few_channels": 8, "skinny": 4}.get(rung, 64), 64
+    channels, filters = {"few_channels": 8, "skinny": 4, "atomics": 1, "shared_sums": 1}.get(rung, 64), 64
     batch = 2**31 // (64 * 128 * 128) + 4
-    split = rung.endswith("_split")
-    dtype = torch.float32 if split else torch.float16
-    much_memory((8 if split else 2) * batch * (channels + filters) * 128 * 128)  # halves are as large
+    fp32 = rung.endswith(("_split", "atomics", "_sums"))
+    dtype = torch.float32 if fp32 else torch.float16
+    much_memory((8 if fp32 else 2) * batch * (channels + filters) * 128 * 128)  # halves are as large
     layout = torch.channels_last
     x = torch.empty(batch, channels, 128, 128, device=cuda, dtype=dtype, memory_format=layout).zero_()
     gradient = torch.empty(batch, filters, 128, 128, device=cuda, dtype=dtype, memory_format=layout)

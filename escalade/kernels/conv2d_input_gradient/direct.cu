@@ -1,6 +1,6 @@
 // dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that divides
 //
-// The foot of the ladder: one thread an element of dx, which gathers every term from global memory, so that nothing is
+// One thread an element of dx, which gathers every term from global memory, so that nothing is
 // added by two threads. With HAS_MASK the gradient passes where the companion is positive, as through a ReLU, with
 // HAS_RESIDUAL the companion is added; a transposed convolution has a bias and an activation instead.
 // What bounds it: two loads for each multiply-add.

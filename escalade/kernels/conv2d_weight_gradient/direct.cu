@@ -1,8 +1,8 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// The foot of the ladder: a thread an element of the weights, in the layout's order, and one more for each filter's
-// bias; output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
+// A thread an element of the weights, in the layout's order, and one more for each filter's bias, so that nothing is added
+// by two threads; output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
 //
 // Serves `direct`.
 #include "common/conv_shape.cuh"

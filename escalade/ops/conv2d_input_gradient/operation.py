@@ -11,6 +11,7 @@ from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_jobs
+from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
@@ -40,7 +41,8 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     problem = Conv2dInputGradientProblem
     in_pytorch = reference
     ladder = Ladder(
-        "conv2d_input_gradient", (DIRECT, *duality.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS)
+        "conv2d_input_gradient",
+        (ATOMICS, DIRECT, *duality.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -49,6 +51,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
+        """Never `atomics`: its results are not the same bits every time."""
         return _preference(problem)
 
     def forms(self, rung: str, problem: Conv2dInputGradientProblem) -> tuple[Conv2dInputGradientProblem, ...]:

@@ -13,6 +13,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.problems import PROBLEMS, SMALL_PROBLEMS
+from escalade.ops.conv2d_weight_gradient.rungs.atomics import ATOMICS, SHARED_SUMS
 from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
@@ -27,7 +28,8 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     problem = Conv2dWeightGradientProblem
     in_pytorch = reference
     ladder = Ladder(
-        "conv2d_weight_gradient", (DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW, WGMMA_SPLIT, WINDOW_SPLIT)
+        "conv2d_weight_gradient",
+        (ATOMICS, SHARED_SUMS, DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW, WGMMA_SPLIT, WINDOW_SPLIT),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -36,13 +38,14 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
+        """Never `atomics` and `shared_sums`: their results are not the same bits every time."""
         return ("window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct")
 
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem
     ) -> tuple[Conv2dWeightGradientProblem, ...]:
         """Tensor cores gain more than two transpositions cost."""
-        if rung == "direct" or problem.layout == "nhwc":
+        if rung in ("atomics", "shared_sums", "direct") or problem.layout == "nhwc":
             return (problem,)
         return (problem, replace(problem, layout="nhwc"))
 

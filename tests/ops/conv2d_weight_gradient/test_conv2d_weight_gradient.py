@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 OPERATION = OPERATIONS["conv2d_weight_gradient"]
 MOST_CHANNELS = {"few_channels": 8, "skinny": 4}
 """The most channels that rungs for few take."""
-DTYPE = {"wgmma_split": torch.float32, "window_split": torch.float32}
+DTYPE = dict.fromkeys(("atomics", "shared_sums", "wgmma_split", "window_split"), torch.float32)
 """What rungs are tried in that do not take fp16."""
 NAMES = tuple(rung.name for rung in OPERATION.ladder)
 each_fast_rung = pytest.mark.parametrize("rung", [WGMMA, WINDOW], ids=lambda rung: rung.name)
@@ -188,7 +188,9 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
     assert_close(of_weight, right_weight)
     assert_close(of_bias, right_bias)
     again = conv2d_weight_gradient(x, gradient, 3, stride=stride, padding=1, rung=rung)
-    assert again[1] is None and torch.equal(again[0], of_weight)
+    assert again[1] is None
+    if rung not in ("atomics", "shared_sums"):
+        assert torch.equal(again[0], of_weight)
 
 
 @pytest.mark.parametrize("rung", NAMES)

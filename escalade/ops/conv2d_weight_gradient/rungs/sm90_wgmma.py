@@ -99,7 +99,7 @@ class Wgmma(HopperRung):
         return config.work(problem, self.card).microseconds(problem, config.part_slabs)
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
-        """The same tile, with parts that add up so many products of `STEP_PIXELS` at most."""
+        """A config of this tile whose parts add up so many products of `STEP_PIXELS` at most."""
         assert isinstance(config, WgmmaConfig)
         most = max(1, products * STEP_PIXELS // SLAB)
         if config.part_slabs <= most:

@@ -91,7 +91,7 @@ class Window(HopperRung):
         return _window_work(problem, config.rows, self.card).microseconds(problem, config.part_columns)
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
-        """The same strips, with parts that add up so many products at most: a column has one a row."""
+        """A config of these strips whose parts add up so many products at most: a column has one a row."""
         assert isinstance(config, WindowConfig)
         most = max(1, products // config.rows)
         if config.part_columns <= most:

@@ -1,0 +1,23 @@
+// dx = sums, through what stands behind them, and the sums left at zero for the next call
+//
+// With HAS_MASK the gradient passes where the companion is positive, as through a ReLU, with HAS_RESIDUAL the companion
+// is added; a transposed convolution has a bias and an activation instead. What bounds it: memory.
+//
+// Serves `atomics`. Read mask.cuh for the mask.
+#include "common/conv_shape.cuh"
+#include "common/epilogue.cuh"
+#include "common/ptx.cuh"
+#include "conv2d_input_gradient/mask.cuh"
+
+extern "C" __global__ void conv2d_input_gradient_atomics_finish(float* sums, const Element* companion,
+                                                                const Element* bias, Element* y, ConvShape shape) {
+    wait_for_previous_launch();
+    const int pixels = shape.height * shape.width;
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= 1LL * shape.batch * shape.channels * pixels) return;
+    const int channel = static_cast<int>((NHWC ? at : at / pixels) % shape.channels);
+    float sum = sums[at];
+    sums[at] = 0.f;
+    if (HAS_MASK) sum = masked(sum, companion[at]);
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, companion, at);
+}

@@ -1,0 +1,19 @@
+// y = sums, behind the weights' elements the bias gradient's, and the sums left at zero for the next call
+//
+// Nobody may have asked for the bias gradient's values. What bounds it: the launch.
+//
+// Serves `atomics`.
+#include "common/elements.cuh"
+#include "common/ptx.cuh"
+
+extern "C" __global__ void conv2d_weight_gradient_atomics_finish(float* sums, Element* y, Element* bias_gradient,
+                                                                 long long weights, long long elements) {
+    wait_for_previous_launch();
+    const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= elements) return;
+    if (at < weights)
+        y[at] = from_float<Element>(sums[at]);
+    else if (bias_gradient != nullptr)
+        bias_gradient[at - weights] = from_float<Element>(sums[at]);
+    sums[at] = 0.f;
+}

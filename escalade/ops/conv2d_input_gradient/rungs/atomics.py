@@ -1,0 +1,63 @@
+"""One thread an element of dy, which adds to what its window has. Not the same bits in every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.ops.base.dtypes import element
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.rungs.direct import constants
+
+_SUMS = "sums"
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Atomics(Rung[Conv2dInputGradientProblem]):
+    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        return (
+            None if problem.dtype == "fp32" else f"{self.name} takes fp32, not {problem.dtype}; direct does"
+        )
+
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f, threads = problem.forward, config.threads
+        add = KernelCall(
+            Program.of(
+                "conv2d_input_gradient/atomics.cu", "conv2d_input_gradient_atomics",
+                {"Element": element(problem.dtype), "NHWC": problem.layout == "nhwc"},
+            ),
+            (blocks(f.output_elements, threads), 1, 1),
+            (threads, 1, 1),
+            (Buffer("gradient"), Buffer("weight"), Buffer(_SUMS), arguments.shape(f)),
+            overlap=True,
+        )  # fmt: skip
+        finish = KernelCall(
+            Program.of(
+                "conv2d_input_gradient/atomics_finish.cu", "conv2d_input_gradient_atomics_finish", constants(problem)
+            ),
+            (blocks(problem.elements, threads), 1, 1),
+            (threads, 1, 1),
+            (
+                Buffer(_SUMS), Buffer(problem.companion, optional=True), Buffer("bias", optional=True), Buffer("y"),
+                arguments.shape(f),
+            ),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((add, finish), (Workspace(_SUMS, _FP32_BYTES * problem.elements, zeroed=True),))
+
+
+ATOMICS = Atomics(
+    "atomics",
+    "one thread an element of dy adds to every element of dx in its window; not the same bits in every run",
+    None,
+    None,
+)

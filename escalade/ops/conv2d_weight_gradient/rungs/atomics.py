@@ -1,0 +1,108 @@
+"""Sums that many threads add to: in global memory, and in shared memory first. Not the same bits in every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs import parts
+
+_SUMS = "sums"
+_FP32_BYTES = 4
+_TILE = 128
+"""Weights of a filter that a block has in shared memory."""
+_LEAST_PIXELS = 64
+"""Pixels of a part at least."""
+
+
+@dataclass(frozen=True)
+class Summed(Rung[Conv2dWeightGradientProblem]):
+    """A rung whose threads add to the same sums, in fp32."""
+
+    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        return (
+            None if problem.dtype == "fp32" else f"{self.name} takes fp32, not {problem.dtype}; direct does"
+        )
+
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+
+def _constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
+    return {**parts.constants(problem), "NHWC": problem.layout == "nhwc"}
+
+
+@dataclass(frozen=True)
+class Atomics(Summed):
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f, elements = problem.forward, problem.part_elements
+        add = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/atomics.cu", "conv2d_weight_gradient_atomics", _constants(problem)
+            ),
+            (blocks(f.output_elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("gradient"), Buffer(_SUMS), arguments.shape(f)),
+            overlap=True,
+        )
+        finish = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/atomics_finish.cu",
+                "conv2d_weight_gradient_atomics_finish",
+                {"Element": parts.constants(problem)["Element"]},
+            ),
+            (blocks(elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (
+                Buffer(_SUMS), Buffer("y"), Buffer("bias_gradient", optional=True),
+                Int64(f.weight_elements), Int64(elements),
+            ),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((add, finish), (Workspace(_SUMS, _FP32_BYTES * elements, zeroed=True),))
+
+
+@dataclass(frozen=True)
+class SharedSums(Summed):
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f = problem.forward
+        tiles = f.filters * ceil_div(f.weight_elements // f.filters, _TILE)
+        # As many parts as fill the card, but none of a few pixels only.
+        most = ceil_div(f.output_pixels, _LEAST_PIXELS)
+        part_pixels = ceil_div(f.output_pixels, max(1, min(most, ceil_div(self.card.filling, tiles))))
+        count = ceil_div(f.output_pixels, part_pixels)
+        product = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/shared_sums.cu",
+                "conv2d_weight_gradient_shared_sums",
+                {**_constants(problem), "THREADS": config.threads, "TILE": _TILE},
+            ),
+            (tiles, count, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("gradient"), Buffer(parts.PARTS), arguments.shape(f), Int64(part_pixels)),
+            overlap=True,
+        )
+        return parts.recipe(problem, product, count)
+
+
+# Predictions for 64to64_56_k3s1 at batch 256, 30 G products.
+ATOMICS = Atomics(
+    "atomics",
+    "one thread an element of the gradient adds to every weight that it has met; not the same bits in every run",
+    None,
+    None,
+)
+SHARED_SUMS = SharedSums(
+    "shared_sums",
+    "a block adds up 128 weights of a filter in shared memory, its warps a pixel each; not the same bits in every run",
+    below="atomics",
+    # atomics: 160 G a second in L2, 185 ms. 32 a dozen cycles of a multiprocessor, as each is a loop: 47 ms.
+    predicted_gain=4.0,
+)
