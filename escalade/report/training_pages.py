@@ -23,7 +23,7 @@ _FIGURES: comparisons.Figures = {
 
 def block(records: Sequence[Record]) -> str:
     """A section for each network whose steps were measured, all of it of one commit; without any it says so."""
-    found = "".join(map(_section, measured(records)))
+    found = "\n".join(map(_section, measured(records)))
     return found or (
         f"It has not been measured yet. On a machine with a GPU: `{_COMMAND}`, then `escalade tables`.\n"
     )
