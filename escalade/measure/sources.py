@@ -1,13 +1,15 @@
 """What a figure is made of: the kernel sources that ran for it and the tables it was chosen by, each with a hash.
 
 Python is not among them: a rung that launches the same kernel otherwise, or a pass that plans a network otherwise,
-is measured again by name. Hashes are of what files hold, so a commit that touches none of them overtakes no figure.
+is measured again by name. Hashes are of what compilers see of a file, without comments and empty lines, so a commit
+that changes no code overtakes no figure.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 
 from escalade import files
@@ -20,6 +22,7 @@ DECLARED = "declared"
 COMPARED_VERSIONS = ("torch", "cuda", "cudnn", "nvrtc")
 """Versions that make a figure another one."""
 _DIGITS = 12
+_COMMENT_OR_TEXT = re.compile(r"""//[^\n]*|/[*].*?[*]/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'""", re.DOTALL)
 
 
 def of_programs(programs: Iterable[Program]) -> dict[str, str]:
@@ -61,9 +64,15 @@ def same_versions(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
 def hash_of_source(name: str) -> str:
     """The hash of a kernel source and of every header of ours that it includes; empty if there is no such file."""
     try:
-        return _hashed([read(name), *map(read, included(name))])
+        return _hashed(map(_code, [name, *included(name)]))
     except CompileError:
         return ""
+
+
+def _code(name: str) -> str:
+    """A source as its compiler sees it: without comments, and without the space around lines."""
+    bare = _COMMENT_OR_TEXT.sub(lambda found: " " if found[0][0] == "/" else found[0], read(name))
+    return "\n".join(stripped for line in bare.splitlines() if (stripped := line.strip()))
 
 
 def _now(name: str) -> str:

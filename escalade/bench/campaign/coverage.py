@@ -1,4 +1,4 @@
-"""Units of coverage: every network of torchvision, where that is installed."""
+"""Units of coverage: every network of torchvision, where that is installed, and single layers."""
 
 from __future__ import annotations
 
@@ -15,34 +15,48 @@ from escalade.bench.peers.registry import COMPILE_DEFAULT, NETWORKS
 from escalade.measure.records import Record
 
 PEERS = ("torch-graph", COMPILE_DEFAULT)
-BATCHES, DTYPES = (1, 32), ("fp16",)
-_SECONDS, _VALUE = 45.0, 8.0
+LAYERS = "escalade.models.layers"
+MODULES: dict[str, dict[str, tuple[int, ...]]] = {
+    TORCHVISION: {"fp16": (1, 32), "tf32": (1, 32)},
+    LAYERS: {"fp16": (1, 16, 256), "fp32": (1, 16, 256)},
+}
+"""The modules of the docs, by dtype, with their batches."""
+_SECONDS = {TORCHVISION: 45.0, LAYERS: 20.0}
+_VALUE = {"fp16": 8.0, "tf32": 4.0, "fp32": 3.0}
 
 
 def units() -> Iterator[Unit]:
-    """A unit for each network: making and capturing it takes longer than to time it in two batches."""
-    if missing():
-        return
-    for entry in entries(TORCHVISION):
-        asked = (f"{TORCHVISION}:{entry.name}", "-t", ",".join(DTYPES), "-b", ",".join(map(str, BATCHES)))
-        how = ("--peers", ",".join(PEERS), "--seconds", str(SECONDS_EACH))
-        yield Unit(
-            f"coverage/{TORCHVISION}/{entry.name}",
-            f"{TORCHVISION}'s {entry.name} beside PyTorch",
-            shlex.join(("escalade", "coverage", *asked, *how)),
-            _SECONDS,
-            _VALUE,
-            partial(_measure, entry),
-            (*PEERS, *BATCHES, *DTYPES),
-            chooses=True,
-            by_clock=True,
-        )
+    """A unit for each network and dtype: making and capturing it takes longer than to time it in all batches."""
+    for module, wanted in MODULES.items():
+        if module == TORCHVISION and missing():
+            continue
+        for entry in entries(module):
+            for dtype, batches in wanted.items():
+                yield _unit(module, entry, dtype, batches)
 
 
-def _measure(entry: Entry, session: Session, say: Say) -> Iterator[list[Record]]:
+def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Unit:
+    asked = (f"{module}:{entry.name}", "-t", dtype, "-b", ",".join(map(str, batches)))
+    how = ("--peers", ",".join(PEERS), "--seconds", str(SECONDS_EACH))
+    return Unit(
+        f"coverage/{module}/{entry.name}/{dtype}",
+        f"{entry.name} of {module} beside PyTorch",
+        shlex.join(("escalade", "coverage", *asked, *how)),
+        _SECONDS[module],
+        _VALUE[dtype],
+        partial(_measure, module, entry, dtype, batches),
+        (*PEERS, *batches),
+        chooses=True,
+        by_clock=True,
+    )
+
+
+def _measure(
+    module: str, entry: Entry, dtype: str, batches: tuple[int, ...], session: Session, say: Say
+) -> Iterator[list[Record]]:
     peers = {name: NETWORKS[name] for name in PEERS}
     coverage = Coverage(
-        COVERAGE + TORCHVISION, session.device, BATCHES, DTYPES, peers, session.seconds, session.seed,
+        COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
         ceilings=session.ceilings,
     )  # fmt: skip
     yield from coverage.measure(entry, say)

@@ -15,7 +15,7 @@ from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT, EXPORTED
 from escalade.measure.records import Record
 
 BATCHES, LADDER = "batches", "op-times"
-"""The part that is a unit for each batch, and the one that consists of a ladder's units."""
+"""The part of all batches, and the one that consists of a ladder's units."""
 COMPARED = {"score": COMPILE, "training": COMPILE, "training-step": COMPILE_DEFAULT}
 """Parts that peers take part in, with the compiler that a ratio needs."""
 _NETWORKS = {"resnet18": 3.0, "resnet50": 2.0}
@@ -25,7 +25,8 @@ _COMPILED, _QUICK, _STEP, _PART = 120.0, 5.0, 60.0, 8.0
 other. Batches with all peers come first: one without takes older ones' place in the README, and has no ratio."""
 _QUICK_SECONDS, _PART_SECONDS = 10.0, 18.0
 _COMPILE_SECONDS = {"resnet50": 210.0, "resnet34": 150.0, "resnet18": 100.0}
-_OTHER_COMPILE_SECONDS, _PART_COMPILE_SECONDS = 40.0, 70.0
+_OTHER_COMPILE_SECONDS = 40.0
+_PART_COMPILE_SECONDS = {COMPILE: 40.0, COMPILE_DEFAULT: 25.0}
 _LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0}
 """What parts take besides that plan a network many times over, or wait for a CPU."""
 
@@ -36,11 +37,10 @@ def units() -> Iterator[Unit]:
         for dtype in workload.dtypes:
             for batch in workload.batches:
                 yield _batch(workload, dtype, batch)
-            for part in workload.parts:
-                if part not in (BATCHES, LADDER) and dtype in (
-                    workload.parts[part].dtypes or workload.dtypes
-                ):
-                    yield _part(workload, part, dtype)
+            for name, part in workload.parts.items():
+                if name not in (BATCHES, LADDER) and dtype in (part.dtypes or workload.dtypes):
+                    for alone in part.batches or (None,):
+                        yield _part(workload, name, dtype, alone)
 
 
 def _peers(workload: Workload, *slow: str) -> tuple[str, ...]:
@@ -74,16 +74,18 @@ def _batch(workload: Workload, dtype: str, batch: int) -> Unit:
     )
 
 
-def _part(workload: Workload, part: str, dtype: str) -> Unit:
+def _part(workload: Workload, part: str, dtype: str, batch: int | None) -> Unit:
+    """A part in one batch, or in all that it has where they belong together."""
     compiler = COMPARED.get(part, "")
     peers = _peers(workload, compiler)
+    compiling = _PART_COMPILE_SECONDS.get(compiler, 0.0)
     return Unit(
-        f"network/{workload.name}/{part}/{dtype}",
+        f"network/{workload.name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",
         f"{part} of {workload.name}",
-        _command(workload, part, dtype, peers),
-        _PART_SECONDS + (_PART_COMPILE_SECONDS if compiler else 0.0) + _LONGER_SECONDS.get(part, 0.0),
+        _command(workload, part, dtype, peers, *(("-b", str(batch)) if batch else ())),
+        _PART_SECONDS + compiling + _LONGER_SECONDS.get(part, 0.0),
         _worth(workload, dtype) * (_STEP if compiler else _PART),
-        partial(_measure, workload, part, dtype, workload.batches, peers),
+        partial(_measure, workload, part, dtype, (batch,) if batch else workload.batches, peers),
         peers,
         chooses=True,
         by_clock=True,

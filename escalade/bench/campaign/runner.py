@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State, declared
+from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State, declared, off
 from escalade.bench.campaign.units import Say, Session, Unit
 from escalade.device import cuda
 from escalade.device.precompilation import precompile
@@ -32,8 +32,6 @@ _FREE_CORES = 2
 """Cores that compilers leave to what is measured meanwhile."""
 _LEAST_SECONDS = 0.01
 """What a unit is said to have taken at least: others are compared with it."""
-_MOST_RATIO = 4.0
-"""How far off a prediction may be, to count: one unit is not to decide what there is time for."""
 
 
 class LostDevice(EscaladeError):
@@ -62,8 +60,7 @@ class Clock:
         return self.limit is None or self.spent + seconds <= self.limit
 
     def took(self, state: State, seconds: float) -> None:
-        ratio = min(_MOST_RATIO, max(1 / _MOST_RATIO, seconds / state.seconds))
-        self._ratios.setdefault(state.unit.kind, []).append(ratio)
+        self._ratios.setdefault(state.unit.kind, []).append(off(seconds, state.seconds))
 
     def _factor(self, state: State) -> float:
         seen = self._ratios.get(state.unit.kind)

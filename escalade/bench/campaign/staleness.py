@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ WORKLOAD = "campaign"
 BEGUN = "begun"
 """In the config of such a record: the unit was begun, and nothing has been heard of it since."""
 _NAMED = 3
+_MOST_RATIO = 4.0
+"""How far off a prediction may be, to count: one unit is not to decide what there is time for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,25 @@ def states(
     there: dict[tuple[str, str, str], set[str]] = {}
     for record in records:
         there.setdefault(record.comparison, set()).add(record.commit)
-    return [_state(unit, log.get(unit.name), there, versions) for unit in units]
+    known = list(units)
+    scales = _scales(known, log)
+    return [_state(unit, log.get(unit.name), there, versions, scales.get(unit.kind, 1.0)) for unit in known]
+
+
+def _scales(units: Sequence[Unit], log: Mapping[str, Record]) -> dict[str, float]:
+    """How many times as long as thought units of each kind took, in the middle of those that ran, and at least once:
+    that others were quicker is no promise of one that has not run."""
+    seen: dict[str, list[float]] = {}
+    for unit in units:
+        last = log.get(unit.name)
+        if last is not None and not last.failure and BEGUN not in last.config:
+            seen.setdefault(unit.kind, []).append(off(last.config["seconds"], unit.seconds))
+    return {kind: max(1.0, statistics.median(ratios)) for kind, ratios in seen.items()}
+
+
+def off(seconds: float, predicted: float) -> float:
+    """How many times as long as predicted it took, as far as that counts for others."""
+    return min(_MOST_RATIO, max(1 / _MOST_RATIO, seconds / predicted))
 
 
 def _state(
@@ -54,11 +75,12 @@ def _state(
     last: Record | None,
     there: Mapping[tuple[str, str, str], set[str]],
     versions: Mapping[str, str] | None,
+    scale: float,
 ) -> State:
     if last is None:
-        return State(unit, "never measured", unit.seconds)
+        return State(unit, "never measured", scale * unit.seconds)
     if BEGUN in last.config:
-        return State(unit, "begun, and not measured to its end", unit.seconds, tried=True)
+        return State(unit, "begun, and not measured to its end", scale * unit.seconds, tried=True)
     return State(unit, _overtaken(unit, last, there, versions), last.config["seconds"], last.failure)
 
 

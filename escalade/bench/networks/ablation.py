@@ -33,7 +33,7 @@ class OwnCase(Case):
 
 def part(training: Training) -> Part:
     """The ablation as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False)
+    return Part(partial(_measure, training), usual=False, batches=_BATCHES)
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -91,8 +91,8 @@ SPECTRAL = Workload(
     parts={
         "accuracy": Part(parts.accuracy),
         "batches": Part(parts.batches),
-        "score": Part(_score),
-        "training": Part(_training, usual_on_cpu=False),
+        "score": Part(_score, batches=_SCORE_BATCHES),
+        "training": Part(_training, usual_on_cpu=False, batches=_TRAINING_BATCHES),
     },
     small_batches=(32,),
     slow_batches=(32, 512, 65_536, 1_048_576),

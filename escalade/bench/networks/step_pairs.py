@@ -45,7 +45,7 @@ _BATCHES = (256,)
 
 def part(training: Training) -> Part:
     """The pairs as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False, needs_gpu=True)
+    return Part(partial(_measure, training), usual=False, needs_gpu=True, batches=_BATCHES)
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -54,7 +54,7 @@ class Training:
 
 def part(training: Training) -> Part:
     """Steps of training as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False)
+    return Part(partial(_measure, training), usual=False, batches=training.batches)
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -36,6 +36,8 @@ class Part:
     needs_gpu: bool = False
     dtypes: tuple[str, ...] = ()
     """The dtypes that it is for; empty: all of the workload's."""
+    batches: tuple[int, ...] = ()
+    """The batches that it is for and that may be measured apart from each other; empty: it has no such batches."""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from escalade import ops
 from escalade.bench.campaign import evaluation, ladders, registry, runner, units
 from escalade.bench.campaign.runner import Clock, ordered, run
 from escalade.bench.campaign.staleness import WORKLOAD, State, states
 from escalade.bench.campaign.units import Say, Session, Unit
+from escalade.bench.coverage.catalogue import TORCHVISION
+from escalade.bench.networks.workloads import WORKLOADS
 from escalade.device import program
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Provenance, Record
 from escalade.measure.sources import hashes
+from escalade.report import commits
 from escalade.report.plans import autoencoder, rounds
+from escalade.report.tables import PREFERRED_GPU
 from tests.bench.fake import SOURCE, Scale, rung
 
 VERSIONS = {"torch": "2.11", "cuda": "13.0", "cudnn": "9", "nvrtc": "13.0"}
@@ -64,8 +69,8 @@ class Campaign:
 
 def test_what_a_figure_is_made_of_decides_and_not_its_commit(tmp_path: pathlib.Path) -> None:
     kernel, other = tmp_path / "a.cu", tmp_path / "b.cu"
-    kernel.write_text("// one")
-    other.write_text("// two")
+    kernel.write_text("int one; // so far")
+    other.write_text("int two;")
     program.read.cache_clear()
     one, two = unit("one", str(kernel)), unit("two", str(other))
     campaign = Campaign(tmp_path / "results", one, two)
@@ -76,7 +81,13 @@ def test_what_a_figure_is_made_of_decides_and_not_its_commit(tmp_path: pathlib.P
         ("escalade ladder one", True),
         ("escalade ladder one", False),
     ]
-    kernel.write_text("// three")
+    kernel.write_text("/* A comment\n is no code */\n\n  int one;\n")
+    program.read.cache_clear()
+    assert campaign.reasons() == ["", ""]
+    kernel.write_text('int one = "// no comment";')
+    program.read.cache_clear()
+    assert campaign.reasons() == [f"changed since: {kernel}", ""]
+    kernel.write_text("int three;")
     program.read.cache_clear()
     assert campaign.reasons() == [f"changed since: {kernel}", ""]
     campaign.run()
@@ -104,6 +115,21 @@ def test_what_a_second_buys_decides_what_is_measured_within_a_budget(tmp_path: p
     assert campaign.run(budget=50) == ["dear"]
     assert [line.partition(":")[0] for line in campaign.said if " units left" in line] == ["rich", "cheap"]
     assert campaign.run(budget=50) == ["dear"] and campaign.run() == []
+
+
+def test_units_that_never_ran_are_expected_to_take_as_long_as_others_of_their_kind(
+    tmp_path: pathlib.Path,
+) -> None:
+    some = [unit(f"ladder/{name}", seconds=seconds) for name, seconds in (("a", 10), ("b", 20), ("new", 30))]
+    log = [
+        Record(
+            WORKLOAD, f"ladder/{name}", "", "", 0, "escalade", "", config={"seconds": took, "comparisons": []}
+        )
+        for name, took in (("a", 25.0), ("b", 70.0))
+    ]
+    assert [state.seconds for state in states([*some, unit("network/x", seconds=5)], log)] == [25, 70, 90, 5]
+    quick = [replace(record, config=record.config | {"seconds": 1.0}) for record in log]
+    assert states(some, quick)[2].seconds == 30, "that others were quicker is no promise"
 
 
 def test_a_campaign_that_is_stopped_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
@@ -218,3 +244,36 @@ def test_right_answers_are_a_unit_where_weights_and_photographs_are(
     assert found.command.startswith(
         f"escalade evaluate resnet18 --weights {tmp_path / evaluation.WEIGHTS} --data"
     )
+
+
+def test_whatever_is_filed_has_units_that_measure_it_again() -> None:
+    """What README and docs show comes of records, so no workload among them may be unknown to the campaign."""
+    apart = {*commits.APART, "autoencoder_learning"}  # a run of `escalade train`, and what is no comparison
+    known = registry.units()
+    parts = {
+        f"{name}_{part}".replace("-", "_"): f"network/{name}/{part}"
+        for name in WORKLOADS
+        for part in WORKLOADS[name].parts
+    }
+    records = store.load_folder(pathlib.Path("results"))[PREFERRED_GPU]
+    for workload in {record.workload for record in records} - apart:
+        name, _, rest = workload.partition("_")
+        begins = parts.get(workload) or (
+            f"ladder/{workload}/" if workload in ops.OPERATIONS
+            else f"network/{workload}/batches/" if workload in WORKLOADS
+            else f"layers/{rest or 'forward'}/" if name == "layers"
+            else "calls/" if name == "calls"
+            else f"coverage/{rest}/" if name == "coverage"
+            else f"{rest}/{name}"
+        )  # fmt: skip
+        if begins.startswith((f"coverage/{TORCHVISION}/", "evaluation/")):
+            continue  # there are such units only where networks, or weights and photographs, are at hand
+        assert any(each.startswith(begins) for each in known), workload
+
+
+def test_units_are_small_enough_for_a_short_budget() -> None:
+    """A minute and a half must bring every kind of figure forward, but for those that need torch.compile's search."""
+    for one in registry.units().values():
+        assert one.seconds <= 90 or "torch-compile," in one.command or "training-ablation" in one.command, (
+            one.name
+        )
