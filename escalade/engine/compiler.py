@@ -13,7 +13,7 @@ from escalade.engine.capture.export import require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.file import read
-from escalade.engine.graph.forms import require_dtype
+from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Graph
 from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
@@ -38,6 +38,9 @@ def compile(
     plans: int = MOST_PLANS,
     measured: bool = False,
     buffers: int = 1,
+    memory: str | int | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
+    batches: Sequence[int] = (),
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
     that the model takes.
@@ -51,7 +54,10 @@ def compile(
     of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many sizes are kept
     ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
     which takes seconds; the faster is kept for each, and remembered for the card. With several `buffers`, calls on
-    different streams overlap: so many at a time, each with memory of its own for what lies between its kernels.
+    different streams overlap: so many at a time, each with memory of its own for what lies between its kernels. Plans
+    go, those not used for longest first, when all together would take more than `memory` ("2GiB") for values and packed
+    weights. Plans for images of all `sizes`, rows and columns, in all `batches` are made ahead; without them, one for
+    the example.
     """
     dtype = require_dtype(dtype)
     if isinstance(model, str | os.PathLike):
@@ -81,17 +87,65 @@ def compile(
     captured = AnySize(
         model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
     )
-    sizes = _Sizes(captured, normalize, _home(where))
-    graph = sizes.prepared(captured.graph)
+    graphs = _Graphs(captured, normalize, _home(where))
+    graph = graphs.prepared(captured.graph)
     if calibration is not None:
-        sizes.calibrate(graph, calibration)
-    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, others=sizes.graph_for)
-    given = engine.flatten(inputs, example_keywords or {})
-    engine.calls([tensor.to(engine.device) for tensor in given])
+        graphs.calibrate(graph, calibration)
+    engine = Engine(
+        graph,
+        dtype,
+        where,
+        plans,
+        measured=measured,
+        buffers=buffers,
+        others=graphs.graph_for,
+        memory=memory,
+    )
+    given = [tensor.to(engine.device) for tensor in engine.flatten(inputs, example_keywords or {})]
+    engine.prepare(_in_sizes(given, sizes, batches))
     return engine
 
 
-class _Sizes:
+def _in_sizes(
+    tensors: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], batches: Sequence[int]
+) -> list[list[torch.Tensor]]:
+    """Inputs like the example's for images of every size in every batch."""
+    images = {tuple(tensor.shape[2:]) for tensor in tensors if tensor.dim() == 4}
+    if sizes and len(images) != 1:
+        raise UnsupportedError(
+            f"sizes is for models whose images are all of one size; this one's example has {len(images)} sizes"
+        )
+    for size in sizes:
+        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
+            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
+    for batch in batches:
+        if not _is_count(batch):
+            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
+
+    def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
+        shape = [*tensor.shape]
+        if batch is not None and tensor.dim() > 1:
+            shape[0] = batch
+        if size is not None and tensor.dim() == 4:
+            shape[2:] = size
+        if shape == [*tensor.shape]:
+            return tensor
+        last = InputFormat.of(tensor).layout == "nhwc"
+        order = torch.channels_last if last else torch.contiguous_format
+        return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device).contiguous(memory_format=order)
+
+    return [
+        [made(tensor, size, batch) for tensor in tensors]
+        for size in (sizes or (None,))
+        for batch in (batches or (None,))
+    ]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class _Graphs:
     """Graphs for whatever sizes come, as they were asked for."""
 
     def __init__(self, captured: AnySize, normalize: Normalization | None, home: torch.device) -> None:
@@ -129,16 +183,18 @@ def load(
     measured: bool = False,
     kernels: bool = True,
     buffers: int = 1,
+    memory: str | int | None = None,
 ) -> Engine:
     """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
 
-    `measured` and `buffers` are as for `compile`. Plans and machine code that the file has for this GPU are taken as
-    they are, and need no compiler; without `kernels` they are left aside, as for files from strangers they should be.
+    `measured`, `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are
+    taken as they are, and need no compiler; without `kernels` they are left aside, as for files from strangers they
+    should be.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
     graph, dtype, carried = read(path, _home(where))
-    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers)
+    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory)
     if kernels:
         engine.take(carried, str(path))
     return engine

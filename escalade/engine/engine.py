@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from escalade import parsing
 from escalade.device.nvrtc import is_offered, offer
 from escalade.device.program import Program as DeviceProgram
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
@@ -34,7 +36,13 @@ from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import Constants, Pool, require_finite
 from escalade.engine.plan.plan import Plan, make_plan
-from escalade.engine.plan.program import KernelProgram, Kernels, Program, ReferenceProgram
+from escalade.engine.plan.program import (
+    KernelProgram,
+    Kernels,
+    Program,
+    ReferenceProgram,
+    compile_together,
+)
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.streaming import stream
 from escalade.engine.submitted import Pending, Submitted
@@ -72,10 +80,12 @@ class Engine(torch.nn.Module):
         measured: bool = False,
         buffers: int = 1,
         others: Others | None = None,
+        memory: str | int | None = None,
     ) -> None:
         """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each.
         Calls of one plan on different streams overlap in up to so many sets of `buffers`. Sizes that the graph is not
-        for are asked of `others`."""
+        for are asked of `others`. Values and packed weights of all plans take no more than `memory`: bytes, or "2GiB".
+        """
         super().__init__()
         super().train(False)
         dtype = require_dtype(dtype)
@@ -104,6 +114,7 @@ class Engine(torch.nn.Module):
         self._positional = given == tuple(range(len(graph.inputs))) and not named
         self._names = tuple(named)
         self._most_plans = plans
+        self._memory = _in_bytes(memory)
         self._turns = count()
         self._avoid: frozenset[str] = frozenset()
         self._carried = NOTHING
@@ -258,7 +269,7 @@ class Engine(torch.nn.Module):
         device = TWIN if self.on_twin else self.device
         return {
             "device": device, "plans": self._most_plans, "fusion": self.fusion, "measured": self._measured,
-            "buffers": self._most_buffers,
+            "buffers": self._most_buffers, "memory": self._memory,
         }  # fmt: skip
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -386,7 +397,7 @@ class Engine(torch.nn.Module):
 
     def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
         """The plan for these, to be recognised by `sight` from now on."""
-        key = tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
+        key = _key(tensors)
         found = self._plans.get(key)
         if found is None:
             with self._making:
@@ -400,25 +411,74 @@ class Engine(torch.nn.Module):
                     self._sights[sight] = found
         return found
 
+    def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
+        if len(several) > self._most_plans:
+            raise UnsupportedError(
+                f"{len(several)} plans are asked for, and the engine keeps {self._most_plans}; give it "
+                f"plans={len(several)}"
+            )
+        with self._making:
+            new = {_key(tensors): tensors for tensors in several if _key(tensors) not in self._plans}
+            planned = [(key, tensors, *self._network_for(tensors)) for key, tensors in new.items()]
+            plans = [self._planned(network, batch, tensors) for _, tensors, network, batch in planned]
+            together = sum(self._bytes(each.plan) for each in plans)
+            if self._memory is not None and together > self._memory and len(plans) > 1:
+                raise UnsupportedError(
+                    f"these {len(plans)} plans need {together / 2**20:.1f} MiB for values and packed weights, and the "
+                    f"engine's may have {self._memory / 2**20:.1f}; ask for fewer, or compile with more memory="
+                )
+            if self._where != "cpu":
+                compile_together([each.plan for each in plans], self.device)
+            for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
+                self._keep(key, network, batch, tensors, plan)
+
     def _made(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> _Kept:
-        """A new plan. Who makes way for it goes first: there may be no memory for both."""
         network, batch = self._network_for(tensors)
+        return self._keep(key, network, batch, tensors, self._planned(network, batch, tensors))
+
+    def _keep(
+        self,
+        key: tuple[Any, ...],
+        network: Network,
+        batch: int,
+        tensors: Sequence[torch.Tensor],
+        planned: _Planned,
+    ) -> _Kept:
+        """A new plan, ready for calls. Who makes way for it goes first: there may be no memory for both."""
         with self._lock:
             while len(self._plans) >= self._most_plans:
                 self._drop_oldest()
-        made = _Kept(self._make(network, batch, tensors), network, batch)
+        made = _Kept(self._make(network, batch, tensors, planned), network, batch)
         with self._lock:
             self._plans[key] = made
-            if network not in self._networks:
-                self._networks.append(network)
+            made.turn = next(self._turns)
+            used = dict.fromkeys((self._first, *(kept.network for kept in self._plans.values())))
+            self._networks = [*used]
         return made
 
     def _drop_oldest(self) -> None:
         oldest = min(self._plans, key=lambda key: self._plans[key].turn)
         gone = self._plans.pop(oldest)
         self._sights = {sight: kept for sight, kept in self._sights.items() if kept is not gone}
-        used = [self._first, *(kept.network for kept in self._plans.values())]
-        self._networks = [network for network in self._networks if network in used]
+
+    def _make_room(self, plan: Plan) -> None:
+        """Has as many plans go as are in the way of a new one's memory."""
+        if self._memory is None:
+            return
+        needed = self._bytes(plan)
+        if needed > self._memory:
+            raise UnsupportedError(
+                f"this plan needs {needed / 2**20:.1f} MiB for values and packed weights, and the engine's plans may "
+                f"have {self._memory / 2**20:.1f}; take a smaller batch or smaller images, or compile with more memory="
+            )
+        with self._lock:
+            while sum(self._bytes(kept.calls.plan) for kept in self._plans.values()) + needed > self._memory:
+                self._drop_oldest()
+
+    def _bytes(self, plan: Plan) -> int:
+        """What a plan keeps for itself, in as many sets of buffers as it may have."""
+        return plan.arena_bytes * self._most_buffers + plan.lasting_bytes
 
     def _network_for(self, tensors: Sequence[torch.Tensor]) -> tuple[Network, int]:
         """What the model does with inputs that the engine can take, and their batch size."""
@@ -460,6 +520,7 @@ class Engine(torch.nn.Module):
             ) from error
         batch = network.batch_of(shapes)
         assert batch is not None, "it was captured for these"
+        self._networks = [*self._networks, network]
         return network, batch
 
     def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
@@ -480,10 +541,10 @@ class Engine(torch.nn.Module):
                 f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8"
             )
 
-    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.inference_mode(False)
     @torch.no_grad()
-    def _make(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> Calls:
-        """A kernel that does not compile is passed over for the next rung, and said so once."""
+    def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
+        """The plan for these, with what the engine's file has brought for it."""
         device = tensors[0].device
         if not network.captured.is_sound:
             check_sizes(network.captured, batch)
@@ -491,17 +552,29 @@ class Engine(torch.nn.Module):
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         brought = self._carried.plan_for(Card.of(device), inputs)
+        planner = self._planner(network, device, batch, formats)
+        if not brought:
+            return _Planned(planner(), planner)
+        plan = planner(brought.in_pytorch, decided=brought.decided)
+        self._say_uncarried(plan, brought.architecture)
+        return _Planned(plan, planner)
+
+    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.no_grad()
+    def _make(
+        self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _Planned
+    ) -> Calls:
+        """A kernel that does not compile is passed over for the next rung, and said so once."""
+        device = tensors[0].device
         while True:
-            planned = self._planner(network, device, batch, formats)
-            plan = planned(brought.in_pytorch, decided=brought.decided) if brought else planned()
-            if brought:
-                self._say_uncarried(plan, brought.architecture)
+            plan = planned.plan
+            self._make_room(plan)
             constants = self._constants.setdefault(device, Constants(self.dtype, device))
             if self._where == "cpu":
                 return HostCalls(ReferenceProgram(plan, constants), network.output_types)
             try:
                 if self._measured:
-                    plan = planned(faster_in_pytorch(Kernels(plan, constants, device), tensors))
+                    plan = planned.planner(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, network.output_types)
                 kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
@@ -512,6 +585,7 @@ class Engine(torch.nn.Module):
                     raise
                 logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
                 self._avoid |= {failed}
+                planned = self._planned(network, batch, tensors)
 
     def _planner(
         self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
@@ -601,6 +675,29 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
         path.write_bytes(data)
         graph, dtype, _ = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
     return Engine(graph, dtype, **options)
+
+
+def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What inputs have in common that one plan is for."""
+    return tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
+
+
+def _in_bytes(memory: str | int | None) -> int | None:
+    try:
+        found = parsing.size(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise UnsupportedError(f"memory={memory!r}: {error}") from error
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
+        raise UnsupportedError(f"memory={memory!r}: it is a number of bytes, or a text such as '2GiB'")
+    return found
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and what makes another with some nodes left to PyTorch."""
+
+    plan: Plan
+    planner: Callable[..., Plan]
 
 
 class _Kept:

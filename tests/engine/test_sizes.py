@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import compile
+from escalade.engine.capture.export import capture
 from escalade.engine.capture.sizes import AnySize
+from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
 
 
@@ -162,3 +164,53 @@ def test_ranges_of_fp8_hold_for_other_sizes() -> None:
     engine = compile(other, x, dtype="fp8", calibration=[x])
     with pytest.raises(UnsupportedError, match="ranges of fp8 were measured with inputs of other sizes"):
         engine(y)
+
+
+@torch.no_grad()
+def test_plans_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Layers(_plain)
+    engine = compile(model, torch.randn(2, 3, 8, 8), sizes=[(8, 8), (6, 9)], batches=[1, 3], plans=4)
+    assert len(engine._plans) == 4 and len(engine._networks) == 2
+    monkeypatch.setattr(Engine, "_make", None)  # not asked any more
+    for size in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 6, 9), (3, 3, 6, 9)):
+        x = torch.randn(size)
+        torch.testing.assert_close(engine(x), model(x))
+
+
+def test_plans_that_cannot_be_are_sentences() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    graph = capture(Layers(_plain), (x,))
+    plan = Engine(graph, "fp32", "cpu").plan(x)
+    enough = plan.arena_bytes + plan.lasting_bytes
+    asked: dict[str, Any]
+    for asked, message in (
+        ({"plans": 1}, "2 plans are asked for, and the engine keeps 1; give it plans=2"),
+        ({"memory": "much"}, "memory='much': 'much' is no size; sizes are written as 500MB"),
+        ({"memory": 0}, "memory=0: it is a number of bytes, or a text such as '2GiB'"),
+        ({"memory": enough}, "these 2 plans need 0.0 MiB .* may have 0.0; ask for fewer"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            Engine(graph, "fp32", "cpu", **asked).prepare([(x,), (x[:1],)])
+    with pytest.raises(UnsupportedError, match="this plan needs 0.0 MiB .* may have 0.0; take a smaller"):
+        Engine(graph, "fp32", "cpu", memory=9)(x)
+    with pytest.raises(
+        UnsupportedError, match=r"sizes has 8; each is a pair of rows and columns, as \(224, 224\)"
+    ):
+        compile(nn.ReLU(), x, sizes=[8])  # type: ignore[list-item]
+    with pytest.raises(UnsupportedError, match="batches has 0; each is a number of items, at least 1"):
+        compile(nn.ReLU(), x, batches=[0])
+    with pytest.raises(UnsupportedError, match="this one's example has 0 sizes"):
+        compile(nn.ReLU(), x[0], sizes=[(8, 8)])
+
+
+@torch.no_grad()
+def test_plans_go_when_their_memory_is_wanted() -> None:
+    model = Layers(_plain)
+    x = torch.randn(4, 3, 8, 8)
+    graph = capture(model, (x,))
+    free = Engine(graph, "fp32", "cpu")
+    plans = [free.plan(x[:batch]) for batch in (1, 4)]
+    engine = Engine(graph, "fp32", "cpu", memory=sum(plan.arena_bytes + plan.lasting_bytes for plan in plans))
+    for batch in (1, 2, 1, 4):
+        torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
+    assert [key[0][0][0] for key in engine._plans] == [1, 4]  # two was not used for longest

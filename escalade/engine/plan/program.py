@@ -93,7 +93,7 @@ class Kernels:
                 plan, device, {} if like is None else like._lasting
             )
             self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-            compile_together(plan, device)
+            compile_together([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
             self.calls = [
@@ -465,13 +465,14 @@ def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def compile_together(plan: Plan, device: torch.device) -> None:
+def compile_together(plans: Sequence[Plan], device: torch.device) -> None:
     """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
+    programs = tuple(dict.fromkeys(program for plan in plans for program in plan.programs))
     here = architecture_of(device)
     if here is None:
-        build_for_twin(plan.programs)
+        build_for_twin(programs)
     else:
-        precompile(plan.programs, here)
+        precompile(programs, here)
 
 
 class ReferenceProgram:

@@ -66,7 +66,7 @@ class SteppedProgram:
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._is_packed = like is not None
         self._lasting: dict[str, torch.Tensor] = lasting(plan, device, {} if like is None else like._lasting)
-        compile_together(plan, device)
+        compile_together([plan], device)
         self._images = {given.name for given in plan.graph.inputs}
         self._several = SeveralResults(plan)
         self._runs = [self._run(step) for step in plan.steps]
