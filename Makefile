@@ -23,7 +23,9 @@ test: setup
 types:
 	$(BIN)/mypy
 
-# A worker that is done takes tests from the other: they take from a millisecond to many seconds.
+# A worker that is done takes tests from the other: they take from a millisecond to many seconds. Some start a Python of
+# their own: what one compiles of our modules is there for the next, whatever the caller's environment says.
+suite: export PYTHONDONTWRITEBYTECODE =
 suite:
 	$(BIN)/pytest -n 2 --dist worksteal --seed $(SEED)
 
