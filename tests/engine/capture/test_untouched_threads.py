@@ -46,7 +46,8 @@ LEAVE = threading.Event()
 
 def _stays(self: Any, x: torch.Tensor) -> torch.Tensor:
     ENTERED.put(None)
-    if type(self.first) is not nn.Linear:  # an `assert` would name pytest, through which a capture finds every test
+    # An `assert` would name pytest, through which a capture finds every test.
+    if type(self.first) is not nn.Linear:
         raise TypeError(f"the first layer is a {type(self.first).__name__}")
     LEAVE.wait(60)
     return self.second(self.first(x))
