@@ -32,7 +32,7 @@ SWEEPS = "_sweep.jsonl"
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _TWIN = "twin on"
 """How the names of processors begin that are no GPUs."""
-_OUTPUT_OPTIONS = ("--results", "--json", "--plot")
+_OUTPUT_OPTIONS = ("--results", "--json", "--plot", "--output", "-o")
 
 
 class StoreError(EscaladeError, ValueError):

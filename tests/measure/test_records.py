@@ -179,10 +179,12 @@ def test_an_infinite_or_undefined_error_is_stored_as_none(tmp_path: pathlib.Path
     assert loaded.error is None and loaded.tolerance is None
 
 
-def test_provenance_says_where_and_how() -> None:
-    origin = store.provenance(torch.device("cpu"), "escalade ladder conv2d")
-    stamped = RECORD.stamped(origin)
-    assert stamped.command == "escalade ladder conv2d" and stamped.gpu.startswith("twin")
+def test_provenance_says_where_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "escalade train autoencoder -o runs/one --results=there --epochs 2 --json all.jsonl"
+    monkeypatch.setattr("sys.argv", given.split())
+    stamped = RECORD.stamped(store.provenance(torch.device("cpu")))
+    assert stamped.command == "escalade train autoencoder --epochs 2", "without where things went"
+    assert stamped.is_on_twin and not replace(stamped, gpu="NVIDIA H200").is_on_twin
     assert stamped.versions["torch"] == torch.__version__
     assert stamped.commit and stamped.date.endswith("+00:00")
 

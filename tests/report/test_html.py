@@ -12,6 +12,7 @@ import pytest
 from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.report.html import changes, ladders
+from escalade.report.html.page import report
 from tests.commands.support import run, said_by
 from tests.report.browser import browser
 
@@ -333,6 +334,15 @@ def test_a_slow_down_is_found_beyond_the_spread(
 
     sentence = said_by(*options, "--against", str(tmp_path), monkeypatch=monkeypatch, capsys=capsys)
     assert "--against takes a folder like results/" in sentence
+
+
+def test_what_the_twin_has_counted_needs_no_card() -> None:
+    text = report({"twin-on-x86-64": [COUNTED, LEARNED]})
+    shown = Page(text)
+    assert [row["rung"] for row in shown.rows("ladder-conv2d")] == ["direct"] and len(
+        shown.rows("learning")
+    ) == 1
+    assert "Nothing was measured on a card yet" in text
 
 
 def test_roofs_are_what_was_recorded_or_said_to_be_missing() -> None:

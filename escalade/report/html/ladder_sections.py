@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from markupsafe import Markup
+
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import counts, operation_pages
@@ -20,14 +22,16 @@ _COMMANDS = {"twin": "count {}", "ncu": "profile {} --problem NAME --beside-twin
 
 
 def sections(measured: CardRecords, everything: Sequence[Record]) -> Iterator[Section]:
-    """One for each operation that was measured, with the pictures of each card."""
+    """One for each operation that was measured or counted, with the pictures of each card."""
     pages = operation_pages.pages(measured, PREFERRED_GPU)
-    names = [name for name in OPERATIONS if f"{operation_pages.FOLDER}/{name}.md" in pages]
+    counted = {record.workload for record in everything if record.counts}
+    texts = {name: pages.get(f"{operation_pages.FOLDER}/{name}.md", "") for name in OPERATIONS}
+    names = [name for name, text in texts.items() if text or name + counts.SUFFIX in counted]
     if not names:
         return
     yield Section("ladders", "Ladders", block(f"{len(names)} of {len(OPERATIONS)} ladders are recorded.\n"))
     for name in names:
-        text = page(pages[f"{operation_pages.FOLDER}/{name}.md"], folded=3)
+        text = page(texts[name], folded=3) if texts[name] else Markup("")
         pictures = [picture for gpu, own in measured.items() for picture in _pictures(gpu, own, name)]
         body = block(counters(everything, name)) + text
         yield Section(f"ladder-{name}", name, body, pictures, inner=True)

@@ -113,4 +113,6 @@ def sections(
 
 def _each_card(records: CardRecords, make: Callable[[Sequence[Record]], str]) -> Markup:
     """What each card's records say, below its name."""
+    if not records:
+        return block("Nothing was measured on a card yet: `escalade measure`.\n")
     return block("\n".join(f"## {own[0].gpu}\n\n{make(own)}\n" for own in records.values()))
