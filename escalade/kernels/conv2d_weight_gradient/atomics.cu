@@ -5,40 +5,27 @@
 // What bounds it: atomics, one for each product, in L2.
 //
 // Serves `atomics`. atomics_finish.cu makes results of the sums.
-#include "common/conv_shape.cuh"
 #include "common/elements.cuh"
+#include "common/gradient_element.cuh"
 #include "common/ptx.cuh"
 
 extern "C" __global__ void conv2d_weight_gradient_atomics(const Element* x, const Element* gradient, float* sums,
                                                           ConvShape shape) {
     wait_for_previous_launch();
-    const int image_pixels = shape.output_height * shape.output_width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= 1LL * shape.batch * shape.filters * image_pixels) return;
+    if (at >= 1LL * shape.batch * shape.filters * shape.output_height * shape.output_width) return;
 
-    const int n = static_cast<int>(at / (1LL * shape.filters * image_pixels));
-    const int rest = static_cast<int>(at % (1LL * shape.filters * image_pixels));
-    const int filter = NHWC ? rest % shape.filters : rest / image_pixels;
-    const int pixel = NHWC ? rest / shape.filters : rest % image_pixels;
+    const GradientElement element(at, shape);
     const int group_channels = shape.channels / shape.groups, taps = shape.filter_height * shape.filter_width;
-    const int first_channel = filter / (shape.filters / shape.groups) * group_channels;
-    const int first_row = pixel / shape.output_width * shape.stride_h - shape.pad_h;
-    const int first_column = pixel % shape.output_width * shape.stride_w - shape.pad_w;
-    const Element* image = x + 1LL * n * shape.channels * shape.height * shape.width;
-    float* weights = sums + 1LL * filter * group_channels * taps;
+    const Element* image = x + 1LL * element.image * shape.channels * shape.height * shape.width;
+    float* weights = sums + 1LL * element.filter * group_channels * taps;
     const float g = to_float(gradient[at]);
 
-    if (HAS_BIAS) atomicAdd(sums + 1LL * shape.filters * group_channels * taps + filter, g);
-    for (int tap = 0; tap < taps; ++tap) {
-        const int row = first_row + tap / shape.filter_width * shape.dilation_h;
-        const int column = first_column + tap % shape.filter_width * shape.dilation_w;
-        if (row < 0 || row >= shape.height || column < 0 || column >= shape.width) continue;
-        const int from = row * shape.width + column;
-        for (int c = 0; c < group_channels; ++c) {
-            const int channel = first_channel + c;
-            const int source =
-                NHWC ? from * shape.channels + channel : channel * shape.height * shape.width + from;
-            atomicAdd(weights + (NHWC ? tap * group_channels + c : c * taps + tap), g * to_float(image[source]));
+    if (HAS_BIAS) atomicAdd(sums + 1LL * shape.filters * group_channels * taps + element.filter, g);
+    for (int tap = 0; tap < taps; ++tap)
+        for (int channel = 0; channel < group_channels; ++channel) {
+            const int from = element.met(tap, channel, shape);
+            if (from < 0) break;
+            atomicAdd(weights + (NHWC ? tap * group_channels + channel : channel * taps + tap), g * to_float(image[from]));
         }
-    }
 }
