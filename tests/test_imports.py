@@ -22,6 +22,7 @@ LAYERS = (
             "discovery",
             "errors",
             "files",
+            "fitted",
             "interruption",
             "outside",
             "parsing",

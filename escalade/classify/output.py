@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from escalade import files
 from escalade.classify.images import Unreadable
 from escalade.classify.prediction import Prediction
+from escalade.fitted import Table
 from escalade.showing import shown
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from escalade import parsing
 from escalade.device.cache import Entry, default_cache
 from escalade.errors import UnsupportedError
+from escalade.fitted import Table
 from escalade.showing import shown, size
 
 KINDS = {

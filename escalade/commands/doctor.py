@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from escalade import outside
+from escalade.fitted import Table
 from escalade.showing import shown
 from escalade.showing import size as shown_size
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from escalade.device.timing import Subject, time_interleaved
@@ -25,6 +24,7 @@ from escalade.engine.plan.plan import Step
 from escalade.engine.plan.program import KernelProgram, Kernels
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
+from escalade.fitted import Table
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan, Step
+from escalade.fitted import Table
 from escalade.ops.choose.pytorch import PYTORCH
 
 ON_THE_CPU = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
+from escalade.fitted import Table
 from escalade.profile.counters import COUNTS, Counters
 
 CLOSE = 0.05

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from escalade.device.nvml import Watch
+from escalade.fitted import Table
 from escalade.measure.ceilings import Ceilings
 from escalade.profile.counters import Counters, counters_of
 from escalade.profile.parts import Part, shared_out, together

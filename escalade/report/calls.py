@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.table import Table
-
 from escalade.bench.calls.measurement import FORWARD, WITH_GRADIENT
+from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report import cells
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
+from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report.markdown import table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
 from escalade.bench.peers.comparison import by_clock, on_device
+from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.coverage_rows import Row, parts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
 from escalade.bench.networks.evaluation import FEW, SUFFIX
+from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report import cells
 from escalade.report.markdown import table

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from escalade.bench.layers.summaries import Row
+from escalade.fitted import Table
 from escalade.report import cells
 
 

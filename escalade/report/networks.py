@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
 from escalade.bench.networks import cpu, layer_kinds
 from escalade.bench.networks.op_times import OPERATION
 from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device
+from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report import cells, cpu_pages
 from escalade.report.op_time_pages import HEADER, op_times

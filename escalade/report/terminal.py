@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
+from escalade.fitted import Table
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.verification import Outcome

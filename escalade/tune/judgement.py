@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from escalade import ops
 from escalade.device.timing import percentile
 from escalade.errors import UnsupportedError
+from escalade.fitted import Table
 from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample
