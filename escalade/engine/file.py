@@ -111,15 +111,27 @@ def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str
         }
         graph = _graph_from_json(_parsed(metadata["graph"]), constants)
         check_graph(graph)
-        return _at_home(graph, device), metadata["dtype"], carried
+        return elsewhere(graph, device), metadata["dtype"], carried
     except (_Malformed, GraphError, TreeError) as error:
         raise FileError(f"{path} holds no network: {error}") from error
 
 
 def elsewhere(graph: Graph, device: torch.device) -> Graph:
-    """A captured graph for an engine on another device, as if it came out of a file."""
-    constants = {name: tensor.cpu() for name, tensor in graph.constants.items()}
-    return _at_home(replace(graph, constants=constants), device)
+    """A captured graph for an engine on another device: its constants, and all that operators make out of nothing."""
+    moved: dict[int, torch.Tensor] = {}  # weights that two names share stay shared
+    for tensor in graph.constants.values():
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.to(device)
+
+    def placed(node: Node) -> Node:
+        attributes = map_leaves(
+            lambda leaf: device if isinstance(leaf, torch.device) else leaf, node.attributes
+        )
+        return replace(node, attributes=attributes)
+
+    constants = {name: moved[id(tensor)] for name, tensor in graph.constants.items()}
+    nodes = {name: placed(node) for name, node in graph.nodes.items()}
+    return replace(graph, nodes=nodes, constants=constants)
 
 
 def _carried(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
@@ -154,19 +166,6 @@ def _read(path: pathlib.Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
             return dict(file.metadata() or {}), tensors
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileError(f"{path} is not an engine that Escalade has saved, or is damaged: {error}") from error
-
-
-def _at_home(graph: Graph, device: torch.device) -> Graph:
-    """Tensors that an operator makes out of nothing are made where the engine runs; constants begin on the CPU."""
-
-    def placed(node: Node) -> Node:
-        home = device if node.depends_on_batch else torch.device("cpu")
-        attributes = map_leaves(
-            lambda leaf: home if isinstance(leaf, torch.device) else leaf, node.attributes
-        )
-        return replace(node, attributes=attributes)
-
-    return replace(graph, nodes={name: placed(node) for name, node in graph.nodes.items()})
 
 
 def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import Any
@@ -21,7 +22,7 @@ from escalade.ops.calling.executables import aligned
 def require_finite(graph: Graph) -> None:
     """A NaN among the weights makes every result NaN: better to hear of it now."""
     for name, tensor in graph.constants.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise UnsupportedError(
                 f"the model's {readable(graph, name)} holds values that are not finite (NaN or infinity)"
             )
@@ -72,6 +73,11 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all of its elements are: they are if their sum is, which takes one pass; finite ones may overflow it."""
+    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
+
+
 class Constants:
     """Made from a graph's tensors when first asked for, and kept as long as those are; plans ask while holding the
     engine's lock or their own."""
@@ -102,7 +108,7 @@ class Constants:
             return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
         dtype = torch.float32 if entry.form == FP32 else tensor.dtype if self._typed else self._storage
         made = tensor.to(self._device, dtype)
-        if not self._typed and not bool(torch.isfinite(made).all()):
+        if not self._typed and not _is_finite(made):
             raise UnsupportedError(
                 f"{readable(graph, entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"

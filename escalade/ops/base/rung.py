@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self
 
 from escalade.device.recipe import Recipe
@@ -15,10 +15,10 @@ ALL_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
 @dataclass(frozen=True)
 class Config:
-    """Compile-time choices of a rung; subclasses add their fields."""
+    """Compile-time choices of a rung; subclasses add their fields, numbers and words."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.as_dict().items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
@@ -180,13 +181,13 @@ class Conv2dProblem:
             + spell_pitches(self)
         )
 
-    @property
+    @cached_property
     def output_height(self) -> int:
         return _output_size(
             self.height, self.filter_height, self.stride[0], self.padding[0], self.dilation[0]
         )
 
-    @property
+    @cached_property
     def output_width(self) -> int:
         return _output_size(self.width, self.filter_width, self.stride[1], self.padding[1], self.dilation[1])
 
@@ -297,7 +298,7 @@ class Conv2dProblem:
     def output_elements(self) -> int:
         return self.output_pixels * self.filters
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         images = self.touched_elements + self.touched_shortcut_elements
         weights = self.weight_elements + self.filters * self.shortcut_channels
@@ -314,7 +315,7 @@ class Conv2dProblem:
             + prologue.operand_bytes(self)
         )
 
-    @property
+    @cached_property
     def traffic(self) -> int:
         """Bytes that estimates count: whole images, since most kernels read what lies between the pixels too."""
         untouched = self.input_elements - self.touched_elements

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log2
 
@@ -331,13 +331,13 @@ def _resident(tiling: _Tiling) -> Iterator[TileConfig]:
         return
     by_registers = card.registers // (tiling.threads * ceil_div(tiling.held + OTHERS, 8) * 8)
     for stages in (STAGES, 1):
-        fields = {**c.as_dict(), "stages": stages}
-        shared = _Tiling(tiling.problem, TileConfig(**fields), card).shared_bytes
+        staged = replace(c, stages=stages)
+        shared = _Tiling(tiling.problem, staged, card).shared_bytes
         by_memory = card.multiprocessor_shared_bytes // (shared + BLOCK_SHARED)
         blocks = min(by_registers, by_memory, MOST_BLOCKS)
         if shared > card.shared_bytes or blocks < 1:
             continue
-        config = TileConfig(**{**fields, "blocks_per_sm": blocks})
+        config = replace(staged, blocks_per_sm=blocks)
         if (_Tiling(tiling.problem, config, card).rounds > 1) == (stages > 1):
             yield config
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from escalade.device.recipe import Ints, Recipe
@@ -37,7 +38,7 @@ class Job:
     def taps(self) -> int:
         return self.windows.taps[0] * self.windows.taps[1]
 
-    @property
+    @cached_property
     def reach(self) -> tuple[int, int]:
         """Rows and columns by which a window is larger than its tile, with stride 1."""
         (height, width), dilation = self.windows.taps, self.windows.dilation

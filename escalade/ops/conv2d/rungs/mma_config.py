@@ -169,11 +169,10 @@ def best_first(
     """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
     whole = [config for config in candidates if config.valid(operands, card)]
     valid = whole + [split for config in whole if may_split for split in _splits(config, operands, card)]
+    costs = {config: config.cost(operands, card) for config in valid}
     small = [config for config in valid if config.shared_bytes <= LEAST_SHARED]
-    default = min(small, key=lambda config: config.cost(operands, card))
-    others = sorted(
-        (config for config in valid if config != default), key=lambda config: config.cost(operands, card)
-    )
+    default = min(small, key=lambda config: costs[config])
+    others = sorted((config for config in valid if config != default), key=lambda config: costs[config])
     return (default, *others[:23])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -176,6 +177,17 @@ def _flat(p: Conv2dProblem) -> Conv2dProblem:
     return replace(p, batch=1, height=1, width=p.output_pixels)
 
 
+def _parts(width: int, fewest: int, most: int) -> Iterator[int]:
+    """What a width comes to in each of so many equal parts, rounded up: all that differ."""
+    count = fewest
+    while count <= most:
+        part = ceil_div(width, count)
+        yield part
+        if part == 1:
+            return
+        count = ceil_div(width, part - 1)  # the first that gives less
+
+
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
     sums = SUMS if _products(p) == 1 else SUMS // 2
@@ -186,10 +198,8 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
         if tiles_m > 1 and 4 * tiles_m * tiles_n > sums:
             continue
         pixels = WARPS * 16 * tiles_m
-        parts = range(
-            ceil_div(p.output_width, pixels), min(p.output_width, 32 * ceil_div(p.output_width, pixels)) + 1
-        )
-        for columns in {ceil_div(p.output_width, count) for count in parts}:
+        fewest = ceil_div(p.output_width, pixels)
+        for columns in set(_parts(p.output_width, fewest, min(p.output_width, 32 * fewest))):
             rows = min(p.output_height, pixels // columns)
             config = RaggedConfig(
                 ceil_div(p.output_height, ceil_div(p.output_height, rows)), columns, tiles_m, tiles_n

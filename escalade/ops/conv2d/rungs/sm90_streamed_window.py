@@ -33,6 +33,8 @@ from escalade.ops.conv2d.rungs.window_tiling import (
 MOST_WINDOWS = 3
 MOST_TAP_STAGES = 12
 LEAST_TAP_STAGES = 4
+_TAP_STAGE_BYTES = TAP_BYTES + 16
+"""A tap of 64 filters, and its barriers."""
 MOST_SPLITS = 8
 MOST_CONFIGS = 12
 
@@ -85,17 +87,18 @@ def _shared_bytes(tiling: Tiling, windows: int, tap_stages: int, splits: int) ->
     assert tiling.width
     panels = (2 if splits == 1 else 1) * tiling.width * ROW_BYTES
     parts = ceil_div(tiling.width // 8, splits) * splits * PIECE_BYTES if splits > 1 else 0
-    return panels + parts + windows * (tiling.stage_bytes + 16) + tap_stages * (TAP_BYTES + 16) + 4 * 8
+    return panels + parts + windows * (tiling.stage_bytes + 16) + tap_stages * _TAP_STAGE_BYTES + 4 * 8
 
 
 def _stages(tiling: Tiling, splits: int) -> tuple[int, int] | None:
     """Windows and taps that fit: the taps of a window's time first, then a third window."""
     for windows in range(MOST_WINDOWS, 1, -1):
-        for tap_stages in range(MOST_TAP_STAGES, LEAST_TAP_STAGES - 1, -1):
-            if _shared_bytes(tiling, windows, tap_stages, splits) <= HOPPER_SHARED and (
-                windows == 2 or tap_stages >= min(8, tiling.job.taps)
-            ):
-                return windows, tap_stages
+        room = HOPPER_SHARED - _shared_bytes(tiling, windows, 0, splits)
+        tap_stages = min(room // _TAP_STAGE_BYTES, MOST_TAP_STAGES)
+        if tap_stages >= (
+            LEAST_TAP_STAGES if windows == 2 else max(LEAST_TAP_STAGES, min(8, tiling.job.taps))
+        ):
+            return windows, tap_stages
     return None
 
 

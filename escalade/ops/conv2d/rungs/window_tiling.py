@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
@@ -41,23 +43,23 @@ class Tiling:
     def stacked(self) -> bool:
         return self.images > 1
 
-    @property
+    @cached_property
     def gap(self) -> tuple[int, int]:
         """Rows and columns of pixels that a tile has more in its window: the padding alone, where the next row or image
         begins with some."""
         return self.job.windows.padding if self.stacked else self.job.reach
 
-    @property
+    @cached_property
     def one_box(self) -> bool:
         """Whether a tile is stored as a whole: nothing lies between its rows, or the image ends where that begins."""
         return self.job.reach[1] == 0 or self.columns >= self.job.windows.output[1]
 
-    @property
+    @cached_property
     def window(self) -> tuple[int, int]:
         """Rows and columns of pixels, of an image."""
         return self.rows + self.gap[0], self.columns + self.gap[1]
 
-    @property
+    @cached_property
     def width(self) -> int | None:
         """Columns of the product: the tile's pixels with those between its rows; None if they are too many."""
         if self.stacked:
@@ -65,7 +67,8 @@ class Tiling:
         else:
             stored = self.window[1] if self.one_box else self.columns
             pixels = (self.rows - 1) * self.window[1] + stored
-        return next((width for width in WIDTHS if width >= pixels), None)
+        place = bisect_left(WIDTHS, pixels)
+        return WIDTHS[place] if place < len(WIDTHS) else None
 
     @property
     def box(self) -> tuple[int, int]:
@@ -84,15 +87,15 @@ class Tiling:
         """Whether both warpgroups have their results of 32 bits leave by one panel."""
         return self.job.windows.element_bytes == 4
 
-    @property
+    @cached_property
     def row_tiles(self) -> int:
         return ceil_div(self.job.windows.output[0], self.rows)
 
-    @property
+    @cached_property
     def column_tiles(self) -> int:
         return ceil_div(self.job.windows.output[1], self.columns)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return ceil_div(self.job.windows.batch, self.images) * self.row_tiles * self.column_tiles
 
@@ -100,12 +103,12 @@ class Tiling:
     def filter_tiles(self) -> int:
         return self.job.filters // FILTERS
 
-    @property
+    @cached_property
     def window_bytes(self) -> int:
         """Bytes of a slab of channels of the window."""
         return self.images * self.window[0] * self.window[1] * ROW_BYTES
 
-    @property
+    @cached_property
     def stage_bytes(self) -> int:
         """A window and what the last tap of the last columns reads beyond it."""
         assert self.width
