@@ -6,6 +6,7 @@ import asyncio
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.timing import host_time
@@ -21,7 +23,7 @@ from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
 from escalade.engine.plan import plan as planning
 from escalade.engine.plan.program import KernelProgram
-from escalade.errors import UnsupportedError
+from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from tests.support import in_threads
@@ -300,6 +302,39 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
     ):
         with pytest.raises(UnsupportedError, match=message):
             engine(x, out=out)
+
+
+class Scarce(TorchDispatchMode):
+    """Whatever PyTorch is asked for, there is no memory for the request of that number."""
+
+    def __init__(self, refused: int = 0) -> None:
+        super().__init__()
+        self.refused, self.seen = refused, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        if self.seen == self.refused:
+            raise torch.OutOfMemoryError("there is none left")
+        return function(*args, **(kwargs or {}))
+
+
+def test_an_engine_goes_on_after_running_out_of_memory() -> None:
+    """Wherever that is, in the making of a plan or in a call of it."""
+    _, engine = made(MANY, dtype="fp16")
+    x = torch.randn(2, 12)
+    expected = engine(x)
+    for fresh, each in ((True, 17), (False, 1)):
+        again = copy(engine)
+        if not fresh:
+            again(x)
+        with Scarce() as counting:
+            again(x)
+        assert counting.seen > 4
+        for refused in range(1, counting.seen + 1, each):
+            again = copy(engine) if fresh else again
+            with pytest.raises((OutOfMemory, torch.OutOfMemoryError)), Scarce(refused):
+                again(x)
+            assert torch.equal(again(x), expected)
 
 
 def test_calls_that_nobody_waits_for() -> None:

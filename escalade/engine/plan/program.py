@@ -457,12 +457,17 @@ def _clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(device)
         raise OutOfMemory(
             f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
-            f"{plan.constant_bytes / 2**20:.0f} for weights); {device} has {free / 2**20:.0f} of "
-            f"{total / 2**20:.0f} MiB free. Take a smaller batch"
+            f"{plan.constant_bytes / 2**20:.0f} for weights); {_left_of(device)}. Take a smaller batch"
         ) from error
+
+
+def _left_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "the CPU has less"
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{device} has {free / 2**20:.0f} of {total / 2**20:.0f} MiB free"
 
 
 def compile_together(plans: Sequence[Plan], device: torch.device) -> None:
