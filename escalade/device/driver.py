@@ -9,8 +9,8 @@ from typing import Any
 
 from escalade.errors import LaunchError
 
-_LAUNCHES_SINCE = 12000
-"""The version of CUDA whose `cuLaunchKernelEx` is taken."""
+_FUNCTIONS_OF = 12000
+"""The version of CUDA whose functions are taken, where later ones have changed them."""
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
@@ -36,12 +36,21 @@ def check_status(status: int, what: str) -> None:
 def launch_function() -> Callable[..., int]:
     """`cuLaunchKernelEx` itself, over four addresses (config, kernel, arguments, and none of what is extra), each a
     c_void_p: on its way through cuda-bindings a launch takes several times as long in Python as in the driver."""
+    return function_at(_address("cuLaunchKernelEx"))
+
+
+@cache
+def brief_function(name: str) -> Callable[..., int]:
+    """A function of the driver's that waits for nothing, over addresses, each a c_void_p. It keeps the interpreter's
+    lock: where other threads wait for that, to get it back takes longer than all else that is done."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int)(_address(name))
+
+
+def _address(name: str) -> int:
     from cuda.bindings import driver
 
-    address, _ = check(
-        driver.cuGetProcAddress(b"cuLaunchKernelEx", _LAUNCHES_SINCE, 0), "finding cuLaunchKernelEx"
-    )
-    return function_at(int(address))
+    address, _ = check(driver.cuGetProcAddress(name.encode(), _FUNCTIONS_OF, 0), f"finding {name}")
+    return int(address)
 
 
 def function_at(address: int) -> Callable[..., int]:

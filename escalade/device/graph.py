@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from escalade.device.arguments import ArgumentList
 from escalade.device.cuda import CudaLaunch, make_context_current
-from escalade.device.driver import check
+from escalade.device.driver import brief_function, check, check_status
 from escalade.device.recording import recorded
 
 
@@ -63,18 +64,18 @@ class _Updated:
 
         self._launch = node.launch
         self._what = f"{node.launch.what}: pointing it at other memory"
-        self._set = driver.cuGraphExecKernelNodeSetParams
-        self._success = driver.CUresult.CUDA_SUCCESS
-        self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
-        self._executable = driver.CUgraphExec(graph.raw_cuda_graph_exec())
-        self._handle = node.handle
+        self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._parameters = check(driver.cuGraphKernelNodeGetParams(node.handle), self._what)
         self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
+        addresses = (graph.raw_cuda_graph_exec(), int(node.handle), self._parameters.getPtr())
+        self._set = partial(
+            brief_function("cuGraphExecKernelNodeSetParams"), *map(ctypes.c_void_p, addresses)
+        )
 
     def update(self) -> None:
-        (status,) = self._set(self._executable, self._handle, self._parameters)
-        if status is self._no_context:  # the thread's first use of CUDA is this call
+        status = self._set()
+        if status == self._no_context:  # the thread's first use of CUDA is this call
             make_context_current(self._launch.device_index)
-            (status,) = self._set(self._executable, self._handle, self._parameters)
-        if status is not self._success:
-            check((status,), self._what)
+            status = self._set()
+        if status:
+            check_status(status, self._what)

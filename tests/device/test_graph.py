@@ -31,8 +31,9 @@ class Driver:
         self.ran: list[tuple[int, ...]] = []
         self.answers: list[Any] = []
         self.contexts: list[int] = []
-        monkeypatch.setattr(driver, "cuGraphKernelNodeGetParams", lambda node: (OK, SimpleNamespace()))
-        monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", self.set)
+        self.parameters: dict[int, Any] = {}
+        monkeypatch.setattr(driver, "cuGraphKernelNodeGetParams", self.get)
+        monkeypatch.setattr(graphs, "brief_function", lambda name: getattr(self, name))
         monkeypatch.setattr(driver, "cuGetErrorName", lambda status: (OK, b"NAME"))
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (OK, b"what it means"))
         monkeypatch.setattr(graphs, "make_context_current", self.contexts.append)
@@ -51,12 +52,19 @@ class Driver:
         self.counts.clear()
         return graph
 
-    def set(self, executable: Any, node: int, parameters: Any) -> tuple[Any]:
-        assert int(executable) == 7
+    def get(self, node: int) -> tuple[Any, Any]:
+        number = len(self.parameters) + 1
+        self.parameters[number] = SimpleNamespace(getPtr=lambda: number)
+        return OK, self.parameters[number]
+
+    def cuGraphExecKernelNodeSetParams(
+        self, executable: ctypes.c_void_p, node: ctypes.c_void_p, parameters: ctypes.c_void_p
+    ) -> int:
+        assert executable.value == 7 and node.value and parameters.value
         answer = self.answers.pop(0) if self.answers else OK
         if answer is OK:
-            self._copy(node, parameters.kernelParams)
-        return (answer,)
+            self._copy(node.value, self.parameters[parameters.value].kernelParams)
+        return int(answer)
 
     def _copy(self, node: int, address: int) -> None:
         rooms = (ctypes.c_void_p * 2).from_address(address)

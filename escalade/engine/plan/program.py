@@ -251,6 +251,11 @@ class Kernels:
         return lambda: self._values.keep(step, compute_result())
 
 
+def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor, cast if it has to be: `to` gives the interpreter's lock away even if there is nothing to do."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
 @dataclass(frozen=True)
 class Addresses:
     """Where addresses stand in the arguments of a plan's launches."""
@@ -398,7 +403,7 @@ class KernelProgram(Kernels):
         if rooms is not None:
             return settled(rooms, [made[name] if name in made else self._output(name) for name in outputs])
         return [
-            made[name].to(dtype) if name in made else self._output(name).to(dtype, copy=True)
+            _of_type(made[name], dtype) if name in made else self._output(name).to(dtype, copy=True)
             for name, dtype in zip(outputs, types, strict=True)
         ]
 
