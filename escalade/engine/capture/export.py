@@ -82,7 +82,7 @@ class Given:
 
     @classmethod
     def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any] | None) -> Given:
-        """Those that somebody gave, if a model can be captured with them."""
+        """What somebody gave, if a model can be captured with them."""
         if keywords is not None and not isinstance(keywords, Mapping):
             raise UnsupportedError(
                 f"example_keywords is of type {type(keywords).__name__}; it takes a dict of arguments by name"
