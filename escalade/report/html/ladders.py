@@ -16,6 +16,10 @@ from escalade.report.ladder_pages import climb
 from escalade.report.operation_pages import fastest, of_workload, problems
 from escalade.report.plot import COLOURS
 
+_ASIDE, _LETTER, _LINE = 0.01, 0.012, 0.04
+"""Of a name on the roofline: how far it is from its point, the width of a letter, the height of a line; as shares of
+the picture."""
+
 
 def main_problem(records: Sequence[Record], operation: str) -> str:
     """The problem on which most rungs have a gain, the first of several; empty if nothing was measured."""
@@ -94,11 +98,10 @@ def roofline_figure(found: Sequence[Point], limits: Roofs) -> Figure:
             gid=f"points-{kind}",
         )
     _draw_roofs(axes, found, limits)
-    for point in _named(found):
-        place = (point.intensity, point.gflops)
-        axes.annotate(point.record.rung, place, (4, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.margins(0.1)
+    _write_names(axes, _named(found))
     for line in (axes.xaxis, axes.yaxis):
         line.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
@@ -108,7 +111,6 @@ def roofline_figure(found: Sequence[Point], limits: Roofs) -> Figure:
     axes.set_ylabel("GFLOP/s")
     axes.grid()
     axes.set_axisbelow(True)
-    axes.margins(0.1)
     legend_above(figure)
     return figure
 
@@ -125,6 +127,23 @@ def _named(found: Sequence[Point]) -> list[Point]:
         if any(point.record is one for one in best) and (known is None or point.gflops > known.gflops):
             highest[point.record.rung] = point
     return list(highest.values())
+
+
+def _write_names(axes: Any, found: Sequence[Point]) -> None:
+    """Each beside its point, or as far above it as no other name is."""
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # from here on points stay where they are
+    taken: list[tuple[float, float, float]] = []
+    for point in sorted(found, key=lambda one: one.gflops):
+        place = (point.intensity, point.gflops)
+        across, up = axes.transAxes.inverted().transform(axes.transData.transform(place))
+        across, up, wide = across + _ASIDE, up + _ASIDE, _LETTER * len(point.record.rung)
+        while any(
+            left < across + wide and across < left + long and abs(height - up) < _LINE
+            for left, height, long in taken
+        ):
+            up += _LINE / 4
+        taken.append((across, up, wide))
+        axes.text(across, up, point.record.rung, transform=axes.transAxes, fontsize=7)
 
 
 def _draw_roofs(axes: Any, found: Sequence[Point], limits: Roofs) -> None:
