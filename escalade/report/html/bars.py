@@ -19,6 +19,8 @@ _LETTER = 0.067
 """Inches of a letter of a name."""
 _BAR, _GAP = 0.16, 0.1
 """Inches of a bar, and between those of two names."""
+_NARROW = 5
+"""How many times the lowest the highest ratio may be for more lines to stand between them."""
 
 
 def named_rows(
@@ -74,7 +76,10 @@ def ratio_figure(names: Sequence[str], series: Sequence[Series], axis: str, lege
         axes.bar_label(bars, [cells.times(ratio) for _, ratio in shown], fontsize=7, padding=2)
     axes.axvline(1, color=GREY, linewidth=0.8)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if high > _NARROW * low else (1, 1.2, 1.5, 2, 3, 5, 7))
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}×"))
     axes.spines["left"].set_visible(False)

@@ -88,13 +88,18 @@ def _ours(records: Sequence[Record]) -> list[Record]:
     return [ours for row in rows(records) if (ours := row.one.of("escalade"))]
 
 
+def _planned(records: Sequence[Record]) -> list[Record]:
+    """Networks of whose plans it is known what memory is for; a training step's lies outside for the most part."""
+    return [r for r in _ours(records) if "memory" in r.config and not r.workload.endswith(TRAINING_STEP)]
+
+
 def _ratio(row: Row, system: str) -> float | None:
     ours, theirs = _bytes(row, "escalade"), _bytes(row, system)
     return theirs / ours if ours and theirs else None
 
 
 def _by_kind(gpu: str, card: str, records: Sequence[Record]) -> Iterator[Picture]:
-    found = [r for r in _ours(records) if "memory" in r.config and not r.workload.endswith(TRAINING_STEP)]
+    found = _planned(records)
     if not found:
         return
     names = [f"{r.workload}, {r.dtype}, batch {r.batch:,}" for r in found]
@@ -148,7 +153,7 @@ def _of_the_climb(gpu: str, card: str, records: Sequence[Record]) -> Iterator[Pi
 def missing(records: Sequence[Record]) -> str:
     """What the records lack, in a sentence with the command for it."""
     absent = []
-    if not any("memory" in r.config for r in _ours(records)):
+    if not _planned(records):
         absent.append(f"what a plan's memory is for (`{_COMMAND}`)")
     if not any("phases" in r.config for r in _ours(records)):
         absent.append(
