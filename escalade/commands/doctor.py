@@ -68,7 +68,7 @@ def examine() -> Report:
                   "PyTorch built for CUDA (https://pytorch.org/get-started)")  # fmt: skip
     torch_found = _looked("PyTorch", _torch, "pip install torch")
     driver = _looked("driver", _driver, "The driver comes with the GPU's machine; compiling needs none")
-    compiler = _looked("NVRTC", _nvrtc, "pip install 'cuda-core>=1.0' cuda-bindings nvidia-cuda-nvrtc")
+    compiler = _looked("NVRTC", _nvrtc, "pip install cuda-bindings nvidia-cuda-nvrtc")
     headers = _looked("CUDA headers", _headers, "pip install nvidia-cuda-runtime nvidia-cuda-crt")
     host = _looked("g++", _host_compiler, "Install g++ 12 or later (Debian, Ubuntu: apt install g++)")
     twin = _looked("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
@@ -156,11 +156,9 @@ def _driver() -> str:
 
 
 def _nvrtc() -> str:
-    from cuda.core import Program, ProgramOptions
+    from escalade.device.nvrtc import compiler_version, translate
 
-    from escalade.device.nvrtc import compiler_version
-
-    code = Program(_PROBE, "c++", ProgramOptions(arch="sm_90a")).compile("cubin").code
+    code, _ = translate(_PROBE, "probe.cu", "sm_90a")
     return f"{compiler_version().removeprefix('nvrtc ')}, compiles a kernel ({len(code)} bytes)"
 
 

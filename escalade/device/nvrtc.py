@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import io
 import os
 import pathlib
 import re
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from escalade import outside
 from escalade.device.cache import cache_key, default_cache
@@ -20,12 +19,10 @@ from escalade.errors import CompileError
 from escalade.interruption import interruptible
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
-_OPTIONS = {"std": "c++17", "lineinfo": True, "no_cache": True}
+_OPTIONS: dict[str, str | bool] = {"std": "c++17", "lineinfo": True, "no_cache": True}
 _ELF, _ELF_OF_CUDA = b"\x7fELF", (190).to_bytes(2, "little")
 _offered: dict[str, bytes] = {}
 """Machine code that was brought along, by `source_key`."""
-_importing = threading.Lock()
-"""cuda.core puts another module in its own place while it is imported: a second thread would find it half made."""
 _BRACKETS = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
 _ANY_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
 _RESOURCES = re.compile(
@@ -176,25 +173,44 @@ def _compile_unspilled(program: Program, architecture: str) -> bytes:
 
 def _compile(program: Program, architecture: str) -> bytes:
     """The log's length, the log, the code."""
-    with _importing:
-        from cuda.core import Program as NvrtcProgram
-        from cuda.core import ProgramOptions
-
-    log = io.StringIO()
-    options = ProgramOptions(
-        name=program.source,
-        arch=architecture,
-        include_path=[str(KERNELS), str(cuda_headers())],
-        ptxas_options=["-v"],
-        **_OPTIONS,
-    )
+    folders = (f"--include-path={folder}" for folder in (KERNELS, cuda_headers()))
     try:
-        source = program.text()
-        code = interruptible(lambda: NvrtcProgram(source, "c++", options).compile("cubin", logs=log).code)
-    except Exception as error:
-        raise CompileError(f"NVRTC refused {program} for {architecture}:\n{log.getvalue()}{error}") from error
-    text = log.getvalue().encode()
-    return len(text).to_bytes(4, "little") + text + code
+        code, log = translate(program.text(), program.source, architecture, ["--ptxas-options=-v", *folders])
+    except CompileError as error:
+        raise CompileError(f"NVRTC refused {program} for {architecture}:\n{error}") from error
+    return len(log).to_bytes(4, "little") + log + code
+
+
+def translate(source: str, name: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, bytes]:
+    """The machine code of a source, and what the compiler says of it; a CompileError with that if it refuses."""
+    from cuda.bindings import nvrtc
+
+    own = (_spelled(option, value) for option, value in _OPTIONS.items() if value)
+    given = [option.encode() for option in (f"-arch={architecture}", *own, *options)]
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    try:
+        (status,) = interruptible(lambda: nvrtc.nvrtcCompileProgram(program, len(given), given))
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            said = nvrtc.nvrtcGetErrorString(status)[1].decode()
+            raise CompileError(f"{log.decode(errors='replace')}{said}")
+        return _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _spelled(option: str, value: str | bool) -> str:
+    name = f"-{option.replace('_', '-')}"
+    return name if value is True else f"{name}={value}"
+
+
+def _text(size: Callable[[Any], Any], get: Callable[[Any, bytes], Any], program: Any) -> bytes:
+    """What a function of NVRTC's writes of a program, of the size that another one says."""
+    _, length = size(program)
+    text = bytes(length or 0)
+    if text:
+        get(program, text)
+    return text
 
 
 @cache
@@ -205,10 +221,7 @@ def compiler_version() -> str:
     _, major, minor = nvrtc.nvrtcVersion()
     _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
     nvrtc.nvrtcCompileProgram(empty, 0, [])
-    _, size = nvrtc.nvrtcGetPTXSize(empty)
-    text = bytes(size or 0)
-    if text:
-        nvrtc.nvrtcGetPTX(empty, text)
+    text = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, empty)
     nvrtc.nvrtcDestroyProgram(empty)
     head = b"\n".join(line for line in text.splitlines() if line.startswith(b"//")).decode()
     release = re.search(r"\bV(\d+(?:\.\d+)+)", head)
