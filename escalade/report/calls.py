@@ -8,24 +8,29 @@ from escalade.bench.calls.measurement import FORWARD, WITH_GRADIENT
 from escalade.fitted import Table
 from escalade.measure.records import Record
 from escalade.report import cells
+from escalade.report.commits import told
 
 TEXTS = ("call", "dtype", "layout")
 """The headings above text; above the others are figures."""
 HEADER = (
     *TEXTS,
     *(f"{what}{kind}" for kind in ("", " with gradients") for what in ("µs", "PyTorch's", "ratio")),
+    "commit",
 )
 
 
 def rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """A row for each call, dtype and layout, with both workloads beside each other."""
-    found = {(r.problem, r.dtype, r.layout, r.workload, r.system): r for r in records}
-    for name, dtype, layout in dict.fromkeys(key[:3] for key in found):
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.problem, record.dtype, record.layout), []).append(record)
+    for (what, own), commit in zip(found.items(), told(list(found.values())), strict=True):
         figures = []
         for workload in (FORWARD, WITH_GRADIENT):
-            ours, theirs = (found.get((name, dtype, layout, workload, who)) for who in ("escalade", "torch"))
+            by_system = {record.system: record for record in own if record.workload == workload}
+            ours, theirs = by_system.get("escalade"), by_system.get("torch")
             figures += [_time(ours), _time(theirs), _ratio(ours, theirs)]
-        yield name, dtype, layout, *figures
+        yield *what, *figures, commit
 
 
 def _time(record: Record | None) -> str:

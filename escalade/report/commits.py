@@ -56,6 +56,12 @@ def commits_of(records: Iterable[Record]) -> str:
     return ", ".join(sorted({record.commit for record in records}))
 
 
+def told(rows: Sequence[Sequence[Record]]) -> list[str]:
+    """The commit of each row of a table, where they are of several; nothing where all are of one."""
+    each = [commits_of(records) for records in rows]
+    return each if len(set(filter(None, each))) > 1 else [""] * len(each)
+
+
 def mixed(records: Iterable[Record]) -> list[str]:
     """A sentence for each problem and dtype whose records, ours and peers', are of several commits."""
     groups: dict[tuple[str, str, str], dict[str, list[str]]] = {}

@@ -9,12 +9,19 @@ from escalade.bench.peers.catalogue import TITLES
 from escalade.bench.peers.comparison import Clock, against_best, by_clock, on_device, required
 from escalade.measure.records import Record
 from escalade.report import cells
+from escalade.report.commits import told
 from escalade.report.markdown import table
 
-SYSTEMS = {
-    name: TITLES[name]
-    for name in ("torch-eager", "torch-graph", "torch-compile-default", "torch-compile", "jax")
-}
+_ORDER = (
+    "torch-eager",
+    "torch-graph",
+    "torch-compile-default",
+    "torch-compile",
+    "jax",
+    "onnxruntime",
+    "tensorrt",
+)
+SYSTEMS = {name: TITLES[name] for name in _ORDER}
 """The peers of whole networks, in the order of their columns."""
 DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
 Figures = dict[str, Callable[[Record], str]]
@@ -79,15 +86,23 @@ def _table(records: Sequence[Record], clock: Clock, figures: Figures) -> str:
     shown = {r.system for one in found for r in one.records if clock(r) is not None or r.failure} | needed
     systems = [name for name in SYSTEMS if name in shown and _may_have(name, clock)]
     rows = []
-    for one in found:
+    for one, commit in zip(found, told([one.records for one in found]), strict=True):
         ours = one.of("escalade")
         assert ours is not None
         rows.append(
             (one.dtype, f"{one.batch:,}", f"**{cells.figure(clock(ours))}**",
              *(cells.time_or_reason(one.of(name), clock) for name in systems),
-             cells.against(against_best(one.records, clock)), *(cell(ours) for cell in figures.values()))
+             cells.against(against_best(one.records, clock)), *(cell(ours) for cell in figures.values()), commit)
         )  # fmt: skip
-    header = ("dtype", "batch", "Escalade", *(SYSTEMS[name] for name in systems), "vs best peer", *figures)
+    header = (
+        "dtype",
+        "batch",
+        "Escalade",
+        *(SYSTEMS[name] for name in systems),
+        "vs best peer",
+        *figures,
+        "commit",
+    )
     return table(header, rows, left=2)
 
 
@@ -98,7 +113,8 @@ def _may_have(system: str, clock: Clock) -> bool:
 def overview(records: Sequence[Record]) -> str:
     """Ours beside the best peer, on the device and by the clock, in a row each."""
     rows = []
-    for one in compared(records):
+    every = compared(records)
+    for one, commit in zip(every, told([one.records for one in every]), strict=True):
         row = [one.dtype, f"{one.batch:,}"]
         for clock in (on_device, by_clock):
             found = against_best(one.records, clock)
@@ -106,9 +122,35 @@ def overview(records: Sequence[Record]) -> str:
             best = found.peer
             theirs = f"{cells.figure(clock(best))} ({SYSTEMS.get(best.system, best.system)})" if best else ""
             row += [mine, theirs, cells.against(found)]
-        rows.append(row)
+        rows.append([*row, commit])
     header = (
         "dtype", "batch", "Escalade, µs on the device", "best peer measured", "vs best peer",
-        "Escalade, µs a call", "best peer measured", "vs best peer",
+        "Escalade, µs a call", "best peer measured", "vs best peer", "commit",
     )  # fmt: skip
     return table(header, rows, left=2)
+
+
+def memory_table(records: Sequence[Record]) -> str:
+    """What each needs at most, in MiB: ours beside each peer's, and as a share of the peer's that needs least."""
+    rows = []
+    found = compared(records)
+    systems = [name for name in SYSTEMS if any(_bytes(one.of(name)) for one in found)]
+    for one, commit in zip(found, told([one.records for one in found]), strict=True):
+        ours, peers = _bytes(one.of("escalade")), [_bytes(one.of(name)) for name in systems]
+        least = min(filter(None, peers), default=None)
+        share = ours / least if ours and least else None
+        rows.append(
+            (one.dtype, f"{one.batch:,}", *map(mebibytes, (ours, *peers)), cells.share(share), commit)
+        )
+    header = (
+        "dtype", "batch", "Escalade", *(SYSTEMS[name] for name in systems), "share of the least", "commit",
+    )  # fmt: skip
+    return table(header, rows, left=2)
+
+
+def _bytes(record: Record | None) -> int | None:
+    return record.peak_bytes if record else None
+
+
+def mebibytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**20:,.1f}"

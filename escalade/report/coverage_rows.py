@@ -65,12 +65,6 @@ class Row:
         modes = [record for record in self.records if record.system in _COMPILED]
         return min(modes, key=lambda record: clock(record) or float("inf"), default=None)
 
-    def over_graph(self, clock: Clock) -> float | None:
-        """How many times as fast as PyTorch's CUDA graph it is."""
-        graph = self.graph()
-        mine, theirs = clock(self.ours), clock(graph) if graph else None
-        return theirs / mine if mine and theirs else None
-
     def over_best(self, clock: Clock) -> Against:
         return against_best(self.records, clock)
 
@@ -89,8 +83,11 @@ class Part:
         return f"{self.workload.removeprefix(COVERAGE)}, {self.dtype}, batch {self.batch}"
 
     def ratios(self, clock: Clock) -> dict[str, float]:
-        """How many times as fast as PyTorch's CUDA graph those are that are right, by network."""
-        return {row.network: ratio for row in self.rows if row.is_right and (ratio := row.over_graph(clock))}
+        """How many times as fast as the best peer those are that are right, by network; without those whose peers were
+        not all measured."""
+        return {
+            row.network: ratio for row in self.rows if row.is_right and (ratio := row.over_best(clock).ratio)
+        }
 
     def summary(self) -> str:
         """How many are compiled, right, free of PyTorch and faster, in a sentence."""
@@ -106,9 +103,12 @@ class Part:
                 slowest = min(ratios, key=lambda name: ratios[name])
                 said.append(
                     f"{what} {sum(ratio >= 1 for ratio in ratios.values())} of {len(ratios)} are no slower than "
-                    f"PyTorch's CUDA graph, {statistics.geometric_mean(ratios.values()):.2f}× as fast in the geometric "
+                    f"the best peer, {statistics.geometric_mean(ratios.values()):.2f}× as fast in the geometric "
                     f"mean, {ratios[slowest]:.2f}× at worst ({slowest})"
                 )
+        lacking = sum(bool(row.over_best(on_device).why) for row in right)
+        if lacking:
+            said.append(f"{lacking} lack a peer and have no ratio")
         return "; ".join(said) + "."
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
+from escalade.report.commits import told
 from escalade.report.markdown import table
 from escalade.report.operation_pages import (
     DTYPES,
@@ -122,7 +123,7 @@ def _gpu_section(records: Sequence[Record]) -> str:
 
 def _overview(operation: str, records: Sequence[Record]) -> str:
     """A row for each problem and dtype."""
-    rows = []
+    rows, sources = [], []
     for problem in problems(of_workload(records, operation)):
         found = shown(records, operation, problem)
         for dtype in sorted({r.dtype for r in found}, key=DTYPES.index):
@@ -130,6 +131,7 @@ def _overview(operation: str, records: Sequence[Record]) -> str:
             best, peer = (fastest(r for r in own if r.is_peer == is_peer) for is_peer in (False, True))
             if best is None:
                 continue
+            sources.append(own)
             rows.append(
                 (f"`{problem}`", dtype, best.rung, best.layout, cells.microseconds(best), cells.gflops(best),
                  cells.whole(best.gbps), cells.over_floor(best), cells.microseconds(peer) if peer else "",
@@ -137,5 +139,6 @@ def _overview(operation: str, records: Sequence[Record]) -> str:
             )  # fmt: skip
     header = (
         "problem", "dtype", "fastest rung", "layout", "µs", "GFLOP/s", "GB/s", "× floor", "PyTorch's µs", "vs PyTorch",
+        "commit",
     )  # fmt: skip
-    return table(header, rows, left=4)
+    return table(header, [(*row, commit) for row, commit in zip(rows, told(sources), strict=True)], left=4)

@@ -12,7 +12,7 @@ from escalade.bench.layers.sets import DIRECTIONS, SETS, Layer, Part, parts
 from escalade.bench.layers.summaries import Row
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
-from escalade.report.commits import newest
+from escalade.report.commits import newest, told
 from escalade.report.layers import TEXTS, shown
 from escalade.report.markdown import origin, table
 
@@ -25,14 +25,14 @@ TITLES = {
     "weight_gradient": "Gradients of weights",
 }
 _DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
-_HEADER = (*TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio")
+_HEADER = (*TEXTS, "×", "µs", "TFLOP/s", "% of floor", "peer's µs", "ratio", "commit")
 _LEGEND = (
     "Each layer is verified and then timed in turns with its peers, in one run. × is how many times the network has "
     "the layer; % of floor is the time that the card's ceilings allow over the time it took; ratio is the fastest "
     "peer's time over ours: above 1 we are faster. A layer has a ratio only where torch.compile was measured too, and "
     "with an epilogue only beside a peer that does it in one launch (cuDNN's fused call or graph, torch.compile); "
     "without, it says so, and is in no mean. Gradients are compared with PyTorch's and cuDNN's, which torch.compile "
-    "leaves them to. A table is of one commit, or of the same kernels.\n"
+    "leaves them to. A table is of one commit, or of the same kernels, and then each row says its commit.\n"
 )
 
 
@@ -132,8 +132,9 @@ def _direction(found: Found) -> str:
 
 def _table(found: Found, rows: Sequence[Row]) -> str:
     lines = []
-    for row in rows:
-        line = shown(row)
+    commits = told([[r for r in (row.ours, row.peer) if r] for row in rows])
+    for row, commit in zip(rows, commits, strict=True):
+        line = shown(row) | {"commit": commit}
         line["layer"] = f"`{row.layer.problem.name}`" + (
             " with its pool" if row.layer.operation == "stem" else ""
         )

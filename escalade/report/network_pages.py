@@ -15,10 +15,10 @@ from escalade.report.op_time_pages import HEADER, op_times
 
 README_NETWORK = "resnet18"
 _LEGEND = (
-    "All that is shown of a network is of one commit, or of the same kernels. *vs best peer* is the time of the "
-    "fastest of all peers over ours, by the same clock: above 1 we are faster. Where a peer that must be among them "
-    "was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to replay and so no device time; "
-    "they are in the tables of calls.\n"
+    "All that is shown of a network is of one commit, or of the same kernels, and then each row says its commit. "
+    "*vs best peer* is the time of the fastest of all peers over ours, by the same clock: above 1 we are faster. Where "
+    "a peer that must be among them was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to "
+    "replay and so no device time; they are in the tables of calls.\n"
 )
 COMPARED = ("", "_score", "_training")
 """The parts of a network's records that stand beside peers', by how their workloads end."""
@@ -119,7 +119,7 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
     return (
         ("", "Batches, in µs of device time", _on_device),
         ("", "Batches, in µs a call by the clock", comparisons.call_table),
-        ("", "Memory", _memory),
+        ("", "Memory at most, in MiB", comparisons.memory_table),
         accuracy,
         ("_phases", "One image, phase by phase", phase_table),
         ("_stream", "uint8 images from host memory", _stream if name != "lenet" else _copied),
@@ -160,17 +160,6 @@ def _share(record: Record | None) -> str:
 def _on_device(records: Sequence[Record]) -> str:
     figures = comparisons.ROWS if rows.of_rows(records) else comparisons.IMAGES
     return comparisons.device_table(records, figures)
-
-
-def _memory(records: Sequence[Record]) -> str:
-    found = []
-    for one in comparisons.compared(records):
-        ours, graph = one.of("escalade"), one.of("torch-graph")
-        share = None
-        if ours and graph and graph.peak_bytes and ours.peak_bytes:
-            share = ours.peak_bytes / graph.peak_bytes
-        found.append((one.dtype, f"{one.batch:,}", _mebibytes(ours), _mebibytes(graph), cells.share(share)))
-    return table(("dtype", "batch", "Escalade, MiB", "PyTorch graph, MiB", "share"), found, left=2)
 
 
 def _eight_bits(records: Sequence[Record]) -> str:

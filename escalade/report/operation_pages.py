@@ -9,7 +9,7 @@ from escalade.measure.figures import with_gains
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
-from escalade.report.commits import commits_of, newest
+from escalade.report.commits import commits_of, newest, told
 from escalade.report.markdown import origin, table
 
 FOLDER = "ladders"
@@ -146,14 +146,16 @@ def _crossover_table(records: Sequence[Record]) -> str:
     operation = records[0].workload.removesuffix("_crossover")
     order = {name: position for position, name in enumerate(ladder_order(operation))}
     rungs = sorted({r.rung for r in records if r.rung}, key=lambda rung: order.get(rung, -1))
-    rows = []
+    rows, sources = [], []
     for problem, dtype in dict.fromkeys((r.problem, r.dtype) for r in records):
         own = [r for r in records if (r.problem, r.dtype) == (problem, dtype) and is_timed(r)]
         peer = fastest(r for r in own if r.system != "escalade")
         best = [fastest(r for r in own if r.rung == rung) for rung in rungs]
         winner = fastest(own)
+        sources.append(own)
         rows.append(
             (f"`{problem}`", dtype, *(cells.microseconds(r) if r else "" for r in (peer, *best)),
              f"{cells.who(winner)} {winner.layout}" if winner else "")
         )  # fmt: skip
-    return table(("problem", "dtype", "PyTorch", *rungs, "the fastest"), rows, left=2)
+    header = ("problem", "dtype", "PyTorch", *rungs, "the fastest", "commit")
+    return table(header, [(*row, commit) for row, commit in zip(rows, told(sources), strict=True)], left=2)

@@ -9,7 +9,7 @@ from escalade.bench.peers.comparison import TRAINING_STEP, against_best, by_cloc
 from escalade.measure.records import Record
 from escalade.report import cells, comparisons
 from escalade.report.commits import newest
-from escalade.report.markdown import origin, table
+from escalade.report.markdown import origin
 
 PAGE = "training-steps.md"
 PART = "training-step"
@@ -40,36 +40,8 @@ def _section(records: Sequence[Record]) -> str:
         f"### {network}, {size}² images, on an {records[0].gpu}\n\n{origin(records)}\n"
         f"In µs of device time:\n\n{comparisons.device_table(records, _FIGURES)}\n"
         f"In µs a call by the clock:\n\n{comparisons.call_table(records)}\n"
-        f"Memory at most, in MiB:\n\n{_memory(records)}"
+        f"Memory at most, in MiB:\n\n{comparisons.memory_table(records)}"
     )
-
-
-def _memory(records: Sequence[Record]) -> str:
-    """Ours beside each peer's, and as a share of the peer's that needs least."""
-    rows = []
-    found = comparisons.compared(records)
-    systems = [name for name in comparisons.SYSTEMS if any(_bytes(one.of(name)) for one in found)]
-    for one in found:
-        ours, peers = _bytes(one.of("escalade")), [_bytes(one.of(name)) for name in systems]
-        least = min(filter(None, peers), default=None)
-        share = ours / least if ours and least else None
-        rows.append((one.dtype, f"{one.batch:,}", *map(_mebibytes, (ours, *peers)), cells.share(share)))
-    header = (
-        "dtype",
-        "batch",
-        "Escalade",
-        *(comparisons.SYSTEMS[name] for name in systems),
-        "share of the least",
-    )
-    return table(header, rows, left=2)
-
-
-def _bytes(record: Record | None) -> int | None:
-    return record.peak_bytes if record else None
-
-
-def _mebibytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 2**20:,.0f}"
 
 
 def gaps(records: Sequence[Record]) -> Iterator[str]:

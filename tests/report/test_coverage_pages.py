@@ -34,27 +34,37 @@ def test_without_records_the_page_says_so() -> None:
 
 
 def test_a_row_has_both_clocks_and_a_ratio_over_the_best_where_all_were_measured() -> None:
-    slower = replace(GRAPH, problem=SLOW.problem, median_us=500.0)
-    text = coverage_page({"h200": [OURS, GRAPH, COMPILED, SLOW, slower, FAILED]}, "h200")
-    whole = "| resnet18 | 2.0e-04 of 4.0e-04 | 0 | 18 | **250.0** | 500.0 | 400.0 | 2.00× | 1.60× | **300.0** | 540.0 "
-    assert line(text, "resnet18").startswith(whole)
-    assert "4 (permute 3, gelu 1)" in line(text, "convnext_tiny")
-    assert "0.50× |  |" in line(text, "convnext_tiny"), "without torch.compile there is no best peer"
-    assert "failed: no |" in line(text, "vit")
-    assert "2 of 3 networks have a plan; 2 are right; 1 leave nothing to PyTorch" in text
-    assert (
-        "1 of 2 are no slower than PyTorch's CUDA graph, 1.00× as fast in the geometric mean, 0.50× at worst"
-        in text
+    slower = [replace(record, problem=SLOW.problem) for record in (GRAPH, COMPILED)]
+    lone, peer = (replace(record, problem="vgg16_224_b32") for record in (OURS, GRAPH))
+    text = coverage_page({"h200": [OURS, GRAPH, COMPILED, SLOW, *slower, FAILED, lone, peer]}, "h200")
+    whole = (
+        "| resnet18 | 2.0e-04 of 4.0e-04 | 0 | 18 | **250.0** | 500.0 | 400.0 | 1.60× | **300.0** | 540.0 | 450.0 "
+        "| 1.50× |"
     )
+    assert line(text, "resnet18") == whole
+    assert "4 (permute 3, gelu 1)" in line(text, "convnext_tiny")
+    assert line(text, "vgg16").endswith("| 540.0 |  |  |"), "without torch.compile there is no best peer"
+    assert "failed: no |" in line(text, "vit")
+    assert "3 of 4 networks have a plan; 3 are right; 2 leave nothing to PyTorch" in text
+    assert (
+        "1 of 2 are no slower than the best peer, 0.80× as fast in the geometric mean, 0.40× at worst" in text
+    )
+    assert "; 1 lack a peer and have no ratio." in text
     assert "Steps in PyTorch, over all networks: permute 3, gelu 1." in text
 
 
+def test_rows_of_several_commits_say_their_own() -> None:
+    later = [replace(record, problem=SLOW.problem, commit="def") for record in (SLOW, GRAPH, COMPILED)]
+    text = coverage_page({"h200": [OURS, GRAPH, COMPILED, *later]}, "h200")
+    assert line(text, "resnet18").endswith("| abc |") and line(text, "convnext_tiny").endswith("| def |")
+
+
 def test_on_a_terminal_a_line_for_each_and_no_empty_columns() -> None:
-    (said,) = lines([OURS, GRAPH])
+    (said,) = lines([OURS, GRAPH, COMPILED])
     assert said.startswith(
         "resnet18 fp16 b32: 2.0e-04 of 4.0e-04; in PyTorch 0, 18 launches; escalade 250.0 µs"
     )
-    assert said.endswith("2.00× and 1.80× the CUDA graph's speed")
+    assert said.endswith("1.60× and 1.50× the best peer's speed")
     plan = replace(OURS, median_us=None, wall_us=None, error=None)
     (table,) = coverage_tables([plan])
     assert [column.header for column in table.columns] == [

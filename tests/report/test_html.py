@@ -101,7 +101,8 @@ LEARNED = replace(
 )  # fmt: skip
 RECORDS = [
     *ABLATION, COUNTED, LEARNED, replace(NETWORK, workload="resnet18_phases", rung="naive", peak_bytes=8 << 20),
-    *LADDER, *CEILINGS, NETWORK, *PEERS, COVERED, replace(COVERED, system="torch-graph", median_us=300.0), STEP,
+    *LADDER, *CEILINGS, NETWORK, *PEERS, COVERED, replace(COVERED, system="torch-graph", median_us=300.0),
+    replace(COVERED, system="torch-compile-default", median_us=300.0), STEP,
     replace(STEP, system="torch-graph", median_us=900.0), *PLAN,
     replace(STEP, system="torch-compile-default", median_us=600.0),
     replace(NETWORK, workload="lenet_accuracy", problem="n100", batch=100, accuracy=0.86, median_us=None),

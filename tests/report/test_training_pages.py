@@ -21,7 +21,7 @@ def test_a_step_stands_beside_the_best_peer_by_both_clocks() -> None:
     assert "### autoencoder, 32² images, on an NVIDIA H200" in text
     assert "| fp16 | 64 | **300.0** | 1,200 | 900.0 | 3.00× | 213,333 | 1.0e-04 |" in text
     assert "| fp16 | 64 | **330.0** | 1,230 | 930.0 | 2.82× |" in text
-    assert "| fp16 | 64 | 64 | 256 | 200 | 32% |" in text
+    assert "| fp16 | 64 | 64.0 | 256.0 | 200.0 | 32% |" in text
     assert "| fp16 | 256 |" not in text, "of another commit"
 
 

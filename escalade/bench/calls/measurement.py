@@ -22,6 +22,7 @@ from escalade.device.timing import HostSampler, Sampler, Timing
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.measure.verification import compare
+from escalade.ops.base.switches import precision
 
 FORWARD, WITH_GRADIENT = "calls", "calls_with_gradient"
 """The workloads: results without autograd, and results with all gradients."""
@@ -88,14 +89,22 @@ def measure(
 ) -> Iterator[list[Record]]:
     """Records of both systems in every layout that the call has in the dtype."""
     for layout in call.layouts[dtype]:
-        new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
-        sets = [call.tensors(new) for _ in range(COPIES)]
-        with _surroundings(call, dtype, device), torch.no_grad():
-            like = call.theirs(*(one.clone() for one in sets[0]))
-        expected, asked = _exact(call, sets[0], new.generator)
-        yield _measured(
-            _Case(call, dtype, layout, device, sets, expected, torch.empty_like(like).copy_(asked)), seconds
-        )
+        with precision(dtype):
+            records = _in_layout(call, dtype, layout, device, seconds, seed)
+        yield records
+
+
+def _in_layout(
+    call: Call, dtype: str, layout: str, device: torch.device, seconds: float, seed: int
+) -> list[Record]:
+    new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
+    sets = [call.tensors(new) for _ in range(COPIES)]
+    with _surroundings(call, dtype, device), torch.no_grad():
+        like = call.theirs(*(one.clone() for one in sets[0]))
+    expected, asked = _exact(call, sets[0], new.generator)
+    return _measured(
+        _Case(call, dtype, layout, device, sets, expected, torch.empty_like(like).copy_(asked)), seconds
+    )
 
 
 def _exact(call: Call, given: Tensors, generator: torch.Generator) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Many networks as a picture: how each stands beside PyTorch's CUDA graph."""
+"""Many networks as a picture: how each stands beside the best of its peers."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def coverage_figure(found: Sequence[tuple[str, float]]) -> Figure:
     """A bar a network, in this order."""
     names, values = zip(*found, strict=True)
     series = Series("network", values, GREEN, RED)
-    return ratio_figure(names, [series], "times as fast as PyTorch's CUDA graph, on the device", legend=False)
+    return ratio_figure(names, [series], "times as fast as the best peer, on the device", legend=False)

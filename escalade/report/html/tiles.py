@@ -59,7 +59,7 @@ def _coverage(part: coverage_rows.Part) -> Iterator[Tile]:
     slowest = min(ratios, key=lambda name: ratios[name])
     plans = [row for row in part.rows if row.fallbacks is not None]
     details = [
-        f"{_no_slower(ratios.values())} no slower than PyTorch's CUDA graph, {ratios[slowest]:.2f}× at worst "
+        f"{_no_slower(ratios.values())} no slower than the best peer, {ratios[slowest]:.2f}× at worst "
         f"({slowest})"
     ]
     if calls:
