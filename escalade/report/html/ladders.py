@@ -17,8 +17,7 @@ from escalade.report.operation_pages import fastest, of_workload, problems
 from escalade.report.plot import COLOURS
 
 _ASIDE, _LETTER, _LINE = 0.01, 0.012, 0.04
-"""Of a name on the roofline: how far it is from its point, the width of a letter, the height of a line; as shares of
-the picture."""
+"""Shares of the picture: a name's distance from its point, the width of a letter, the height of a line."""
 
 
 def main_problem(records: Sequence[Record], operation: str) -> str:
