@@ -13,6 +13,10 @@ class CompileError(EscaladeError, RuntimeError):
     """A kernel's source was refused by its compiler."""
 
 
+class ToolError(CompileError):
+    """No kernel can be compiled here, whichever it is: a compiler, its headers or the room that it needs is missing."""
+
+
 class LaunchError(EscaladeError, RuntimeError):
     """A kernel could not be started, or failed while it ran."""
 

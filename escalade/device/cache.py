@@ -30,7 +30,7 @@ from typing import BinaryIO
 
 from escalade import files, parsing
 from escalade.device import trust
-from escalade.errors import CompileError, UnsupportedError
+from escalade.errors import ToolError, UnsupportedError
 
 SCHEMA = 3
 FOLDER = f"escalade-cache-v{SCHEMA}"
@@ -335,7 +335,7 @@ class DiskCache:
                     os.unlink(path)
 
 
-class _Unusable(CompileError):
+class _Unusable(ToolError):
     """A folder that nothing can be built in."""
 
 
@@ -384,7 +384,10 @@ def _made_in(folder: pathlib.Path, name: str, make: Callable[[pathlib.Path], Non
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            raise _Unusable(f"{folder} has no room: {error}") from error
+            raise _Unusable(
+                f"{folder} has no room for compiled kernels ({error.strerror}); ESCALADE_CACHE_DIR and TMPDIR name "
+                "other folders"
+            ) from error
         try:
             _seal(made)
             os.replace(made, folder / name)

@@ -15,7 +15,7 @@ from typing import Any
 from escalade import outside
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.program import KERNELS, Program, read
-from escalade.errors import CompileError
+from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
@@ -216,9 +216,15 @@ def _text(size: Callable[[Any], Any], get: Callable[[Any, bytes], Any], program:
 @cache
 def compiler_version() -> str:
     """Release, number and build, as what it compiles says: `nvrtc 13.0.88 (CL-36424714)`."""
-    from cuda.bindings import nvrtc
+    try:
+        from cuda.bindings import nvrtc
 
-    _, major, minor = nvrtc.nvrtcVersion()
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ToolError(
+            f"NVRTC, which compiles kernels for GPUs, cannot be loaded ({(str(error).splitlines() or [''])[0]}); "
+            "install it with: pip install 'cuda-core>=1.0' cuda-bindings nvidia-cuda-nvrtc"
+        ) from error
     _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
     nvrtc.nvrtcCompileProgram(empty, 0, [])
     text = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, empty)
@@ -267,7 +273,7 @@ def cuda_headers(*needed: str) -> pathlib.Path:
     for folder in _header_candidates():
         if all((folder / name).is_file() for name in names):
             return folder
-    raise CompileError(
+    raise ToolError(
         f"no folder with {' and '.join(names)} was found; install them with: "
         "pip install nvidia-cuda-runtime nvidia-cuda-crt"
     )

@@ -16,7 +16,7 @@ from escalade import outside
 from escalade.device.cache import default_directory
 from escalade.device.nvrtc import compile_program, is_compiled, keep, unkept
 from escalade.device.program import Program
-from escalade.errors import CompileError
+from escalade.errors import CompileError, ToolError
 
 _FEW = 3  # so few that starting workers takes longer
 
@@ -145,6 +145,8 @@ def _build(program: Program, checks: bool, counts: bool) -> str:
 
     try:
         twin.build(program.text(), program.entry, name=program.source, checks=checks, counts=counts)
+    except ToolError:
+        raise
     except CompileError as error:
         return str(error)
     return ""

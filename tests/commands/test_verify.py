@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import pathlib
+import subprocess
+from typing import Any
+
 import pytest
 
+from escalade import outside
+from escalade.device.twin import building, toolchain
 from tests.bench.fake import Scale, rung
-from tests.commands.support import run
+from tests.commands.support import run, said_by
 
 
 def test_verify_fails_if_a_rung_is_wrong_and_names_it(with_operation: Scale) -> None:
@@ -41,3 +49,41 @@ def test_a_rung_is_verified_in_every_operation_that_has_it(
 
 def test_an_unknown_device_is_refused() -> None:
     assert run("verify", "conv2d", "--device", "abacus").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("no compiler", "the twin compiles kernels with g++, which is not on the PATH"),
+        ("a full disk", "has no room for compiled kernels (No space left on device); ESCALADE_CACHE_DIR"),
+        ("no temporary files", "g++ needs a folder for temporary files, and none can be made"),
+        ("a broken compiler", "g++ does not work here: g++ refused the twin's runtime"),
+    ],
+)
+def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wrong_result(
+    fault: str,
+    sentence: str,
+    with_operation: Scale,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(building, "_runtimes", {})
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if fault == "no compiler":
+        monkeypatch.setattr(outside, "find", lambda name: None)
+        monkeypatch.setattr(toolchain, "compiler", toolchain.compiler.__wrapped__)
+    elif fault == "a full disk":
+        monkeypatch.setattr(toolchain, "run", fail)
+    elif fault == "no temporary files":
+        monkeypatch.setattr(toolchain.tempfile, "TemporaryDirectory", fail)
+    else:
+        monkeypatch.setattr(toolchain, "compiler", lambda: "g++")
+        refusal = subprocess.CompletedProcess([], 1, "", "g++: fatal error: cannot execute 'cc1plus'")
+        monkeypatch.setattr(outside, "run", lambda *_, **__: refusal)
+    said = said_by("verify", "scale", "--device", "twin", monkeypatch=monkeypatch, capsys=capsys)
+    assert said.count(sentence) == 1 and "wrong" not in said

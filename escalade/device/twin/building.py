@@ -11,6 +11,7 @@ from escalade.device.cache import cache_key, default_cache
 from escalade.device.nvrtc import header_digest
 from escalade.device.program import KERNELS
 from escalade.device.twin import assembly, elf, prefix, toolchain
+from escalade.errors import CompileError, ToolError
 
 SCHEMA = "twin 1"
 RUNTIME_NAME = "escalade-twin.so"
@@ -44,7 +45,13 @@ def kernel_library(
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
             what = f"{entry} of {name}"
-            warnings = prefix.compile_to_assembly(whole, file, text, options, _prefix_key(), what, not zeroed)
+            try:
+                warnings = prefix.compile_to_assembly(
+                    whole, file, text, options, _prefix_key(), what, not zeroed
+                )
+            except CompileError:
+                library.result()  # what g++ says of the runtime too is said of it, not of this kernel
+                raise
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
             prepared = assembly.prepare(compiled, checks)
@@ -94,7 +101,12 @@ def runtime_library() -> pathlib.Path:
     def make(path: pathlib.Path) -> None:
         # By that name a kernel's library finds the one that is already loaded.
         options = [*toolchain.runtime_options(), "-shared", "-pthread", f"-Wl,-soname,{RUNTIME_NAME}"]
-        toolchain.run([*options, toolchain.RUNTIME / "all.cpp", "-o", path], "the twin's runtime")
+        try:
+            toolchain.run([*options, toolchain.RUNTIME / "all.cpp", "-o", path], "the twin's runtime")
+        except ToolError:
+            raise
+        except CompileError as error:
+            raise ToolError(f"g++ does not work here: {error}") from error
 
     # One process has one runtime, also when the cache's folder changes under way.
     if key not in _runtimes or not _runtimes[key].is_file():

@@ -14,7 +14,7 @@ from functools import cache
 from escalade import outside
 from escalade.device.nvrtc import cuda_headers, header_digest
 from escalade.device.program import KERNELS
-from escalade.errors import CompileError
+from escalade.errors import CompileError, ToolError
 
 FOLDER = pathlib.Path(__file__).parent
 RUNTIME = FOLDER / "runtime"
@@ -35,16 +35,16 @@ def compiler() -> str:
     """The path of g++."""
     found = outside.find("g++")
     if not found:
-        raise CompileError(
+        raise ToolError(
             "the twin compiles kernels with g++, which is not on the PATH; "
             "install g++ 12 or later (Debian, Ubuntu: apt install g++)"
         )
     version = outside.output(found, "-dumpversion").strip()
     number = version.split(".")[0]
     if not number.isdecimal():
-        raise CompileError(f"{found} does not say which version of g++ it is; the twin needs one that works")
+        raise ToolError(f"{found} does not say which version of g++ it is; the twin needs one that works")
     if int(number) < OLDEST_COMPILER:
-        raise CompileError(f"{found} is version {version}; the twin needs g++ {OLDEST_COMPILER} or later")
+        raise ToolError(f"{found} is version {version}; the twin needs g++ {OLDEST_COMPILER} or later")
     return found
 
 
@@ -143,7 +143,7 @@ def run(
 
     So quoted includes are looked up on the include path only, as NVRTC does.
     """
-    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
+    with _workshop() as folder:
         for name, text in (sources or {}).items():
             path = pathlib.Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,6 +157,16 @@ def run(
             raise OSError(full, os.strerror(full))
         raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
     return done.stderr
+
+
+def _workshop() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="twin-")
+    except OSError as error:
+        raise ToolError(
+            f"g++ needs a folder for temporary files, and none can be made ({error.strerror or error}); TMPDIR names "
+            "one"
+        ) from error
 
 
 def nvidia_headers() -> pathlib.Path:
