@@ -11,14 +11,10 @@ import sys
 import pytest
 
 from escalade import cli
+from tests import fresh
 from tests.commands.support import run
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "escalade", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,7 @@ def test_an_option_that_names_nothing_is_a_mistake(arguments: tuple[str, ...]) -
 
 
 def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
-    done = program("ladder", "conv9d")
+    done = fresh.python("-m", "escalade", "ladder", "conv9d")
     assert done.returncode == 1
     assert (
         done.stderr.startswith("escalade: there is no operation 'conv9d'") and "Traceback" not in done.stderr
@@ -78,7 +74,8 @@ def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
 def test_help_and_version_do_not_load_pytorch() -> None:
     probe = "import sys, escalade, escalade.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
-    assert program("--version").stdout.strip()
+    shown = subprocess.run([sys.executable, "-m", "escalade", "--version"], cwd=ROOT, capture_output=True)
+    assert shown.stdout.strip()
 
 
 def test_importing_everything_does_not_touch_cuda() -> None:
@@ -87,7 +84,7 @@ def test_importing_everything_does_not_touch_cuda() -> None:
         "import escalade.commands.doctor;"
         "sys.exit(torch.cuda.is_initialized())"
     )
-    assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
+    assert fresh.python("-c", probe).returncode == 0
 
 
 def test_the_list_of_commands_says_what_their_docstrings_do() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from escalade.device.twin import Counts
+from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROMISED = {
@@ -28,12 +26,7 @@ PROMISED = {
 
 
 def run(name: str, **environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
+    done = fresh.python(str(ROOT / "examples" / f"{name}.py"), **environment)
     assert done.returncode == 0, done.stderr
     assert PROMISED[name] in done.stdout, done.stdout
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from escalade.commands.doctor import VARIABLES
 from escalade.ops import OPERATIONS
 from escalade.report import tables
+from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,7 +25,7 @@ RUN = [*blocks(README, "python"), *blocks((ROOT / "docs" / "twin.md").read_text(
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.splitlines()[1])
 def test_snippets_run(block: str) -> None:
-    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
+    done = fresh.python("-c", block)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
+
+from tests import fresh
 
 STATES = (
     "pass",
@@ -76,5 +75,5 @@ for made in sys.argv[1:]:
 def test_inside_as_asked_and_afterwards_as_before() -> None:
     """In other processes: what was set by the second way cannot be unset by the first."""
     states = STATES + (LATER_STATES if hasattr(torch.backends.cudnn, "conv") else ())
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, *states], capture_output=True, text=True, check=False)
+    ran = fresh.python("-c", SCRIPT, *states)
     assert ran.returncode == 0, ran.stderr
