@@ -75,10 +75,11 @@ class _Buffers:
             if self._done is not None:
                 stream.wait_event(self._done)
             self.stream = stream
+        is_idle = self._done is None or self._done.query()
         if self._done is None:
             self._done = torch.cuda.Event()
         try:
-            return self.program.over(tensors, types, rooms)
+            return self.program.over(tensors, types, rooms, is_idle)
         finally:  # also what failed half way may have begun
             self._done.record(stream)
 

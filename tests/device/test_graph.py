@@ -148,3 +148,27 @@ def test_a_launch_knows_its_node_while_a_graph_is_recorded(monkeypatch: pytest.M
     launch = cuda.CudaLaunch.__new__(cuda.CudaLaunch)
     vars(launch).update(_stream=77, what="launching")
     assert launch.node() == "node on 77"
+
+
+def test_launches_alone_that_find_room_keep_the_lock(made: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the current stream; where a thread has no context yet, in the device's."""
+    launched: list[tuple[int | None, ...]] = []
+    answers = [0, int(NO_CONTEXT), 0, int(INVALID)]
+
+    def launch(*given: ctypes.c_void_p) -> int:
+        launched.append(tuple(each.value for each in given))
+        return answers.pop(0)
+
+    monkeypatch.setattr(made, "cuGraphLaunch", launch, raising=False)
+    monkeypatch.setattr(graphs.WORDS, "current_stream", lambda index: 10 * index)
+    node = made.launch(1, "x", "y")
+    graph = RecordedGraph(lambda: [node], made.gpu.stream(), launches_only=True)  # type: ignore[arg-type]
+    graph.replay(is_idle=True)
+    assert launched == [(7, 30)] and not made.contexts
+    graph.replay(is_idle=True)
+    assert launched == [(7, 30)] * 3 and made.contexts == [3]
+    with pytest.raises(LaunchError, match="launching a CUDA graph: NAME: what it means"):
+        graph.replay(is_idle=True)
+    before = len(launched)
+    graph.replay()  # which PyTorch does
+    assert len(launched) == before

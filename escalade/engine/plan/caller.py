@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import torch
 
+from escalade.device.pytorch import WORDS
 from escalade.engine.graph.forms import Form
 
 ALIGNMENT = 16
@@ -47,10 +47,15 @@ class Made:
     def __init__(self, form: Form, device: torch.device, point: Point) -> None:
         like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
         self._dtype, self._strides = form.dtype, like.stride()
-        self._empty = partial(
-            torch.empty_strided, tuple(like.shape), self._strides, dtype=form.dtype, device=device
-        )
+        self._shape = tuple(like.shape)
+        self._device = device
+        self._quick = WORDS.allocator(device) if device.type == "cuda" else None
         self._point = point
+
+    def _empty(self) -> torch.Tensor:
+        if self._quick is not None and WORDS.current_device() == self._device.index:
+            return self._quick(self._shape, self._strides, self._dtype)
+        return torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=self._device)
 
     def make(self) -> torch.Tensor:
         made = self._empty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -49,10 +50,14 @@ class Program(Protocol):
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
     def over(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms = None,
+        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         """Runs over these inputs; the results, of these types, are the caller's own, in the caller's rooms if there are
-        any."""
+        any. `is_idle` says that no run is under way."""
 
     def apart(
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
@@ -339,9 +344,13 @@ class KernelProgram(Kernels):
         return KernelProgram(self.plan, self._shared, self._device, like=self)
 
     def over(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms = None,
+        is_idle: bool = False,
     ) -> list[torch.Tensor]:
-        return self._call_over(tensors, types, rooms, self._replay)
+        return self._call_over(tensors, types, rooms, partial(self._replay, is_idle))
 
     def apart(
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
@@ -417,15 +426,16 @@ class KernelProgram(Kernels):
         for name, pointers in self._addresses.counters.items():
             pointers.point(self._lasting[name].data_ptr())
 
-    def _replay(self) -> None:
+    def _replay(self, is_idle: bool = False) -> None:
         if self._graph is not None:
-            self._graph.replay()
+            self._graph.replay(is_idle)
         else:
             self.run_steps()
 
     def _captured(self, side: torch.cuda.Stream) -> RecordedGraph:
         with torch.cuda.device(self._device):
-            graph = RecordedGraph(self._recorded, side)
+            launches_only = all(isinstance(call, Executable) for call in self.calls)
+            graph = RecordedGraph(self._recorded, side, launches_only=launches_only)
         torch.cuda.current_stream(self._device).wait_stream(side)
         return graph
 
@@ -521,7 +531,11 @@ class ReferenceProgram:
             ]
 
     def over(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms = None,
+        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         inputs = self._inputs()
         for given, tensor in zip(inputs, tensors, strict=True):

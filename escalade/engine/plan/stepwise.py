@@ -93,7 +93,11 @@ class SteppedProgram:
         return SteppedProgram(self.plan, self._shared, self._device, like=self)
 
     def over(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms = None,
+        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         return self._over(tensors, types, rooms, self._lasting)
 

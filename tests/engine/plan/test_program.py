@@ -42,7 +42,7 @@ class Frozen:
     def change(self, launches: Iterable[ArgumentList]) -> None:
         self._changed.update({id(launch): launch for launch in launches})
 
-    def replay(self) -> None:
+    def replay(self, is_idle: bool) -> None:
         self._held.update({number: _contents(launch) for number, launch in self._changed.items()})
         self.copied += len(self._changed)
         self._changed.clear()
@@ -148,7 +148,7 @@ def test_what_lies_where_it_lay_is_not_copied_again(monkeypatch: pytest.MonkeyPa
     model, engine, program, frozen = made(scores)
     x, room = torch.randn(2, 8, 6, 6), torch.empty(2, 5)
     (output,) = program._made.values()
-    output._empty = lambda: room  # type: ignore[assignment]
+    output._empty = lambda: room  # type: ignore[method-assign]
     engine(x)
     before = frozen.copied
     for _ in range(3):
