@@ -208,8 +208,13 @@ def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     assert campaign.reasons() == [""]
 
 
-def test_the_registry_has_every_kind_and_finds_names() -> None:
-    every = registry.units()
+@pytest.fixture(scope="module")
+def every() -> dict[str, Unit]:
+    """All units there are; some take a while to list."""
+    return registry.units()
+
+
+def test_the_registry_has_every_kind_and_finds_names(every: dict[str, Unit]) -> None:
     assert {idea.measured_by for idea in autoencoder.IDEAS} <= every.keys(), "what measures a plan"
     assert {
         f"ladder/mlp/{name}/{dtype}" for name in rounds.PROBLEMS for dtype in rounds.DTYPES
@@ -246,10 +251,9 @@ def test_right_answers_are_a_unit_where_weights_and_photographs_are(
     )
 
 
-def test_whatever_is_filed_has_units_that_measure_it_again() -> None:
+def test_whatever_is_filed_has_units_that_measure_it_again(every: dict[str, Unit]) -> None:
     """What README and docs show comes of records, so no workload among them may be unknown to the campaign."""
     apart = {*commits.APART, "autoencoder_learning"}  # a run of `escalade train`, and what is no comparison
-    known = registry.units()
     parts = {
         f"{name}_{part}".replace("-", "_"): f"network/{name}/{part}"
         for name in WORKLOADS
@@ -268,12 +272,12 @@ def test_whatever_is_filed_has_units_that_measure_it_again() -> None:
         )  # fmt: skip
         if begins.startswith((f"coverage/{TORCHVISION}/", "evaluation/")):
             continue  # there are such units only where networks, or weights and photographs, are at hand
-        assert any(each.startswith(begins) for each in known), workload
+        assert any(each.startswith(begins) for each in every), workload
 
 
-def test_units_are_small_enough_for_a_short_budget() -> None:
+def test_units_are_small_enough_for_a_short_budget(every: dict[str, Unit]) -> None:
     """A minute and a half must bring every kind of figure forward, but for those that need torch.compile's search."""
-    for one in registry.units().values():
+    for one in every.values():
         assert one.seconds <= 90 or "torch-compile," in one.command or "training-ablation" in one.command, (
             one.name
         )
