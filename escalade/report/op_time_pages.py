@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from escalade.bench.networks.op_times import FORMS, OPERATION
+from escalade.bench.peers.catalogue import TITLES
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 
 HEADER = ("Variant", "Op-Time 1", "Op-Time 2", "Sum of Op-Times")
 STORAGES = {"fp32": ("fp32", "tf32"), "fp16": ("fp16",)}
 """The types of the tensors, and those in which products of them may be formed."""
-_SYSTEMS = {"torch-nchw": "PyTorch (cuDNN), NCHW", "torch-nhwc": "PyTorch (cuDNN), channels_last"}
+_SYSTEMS = {
+    "torch-nchw": "PyTorch (cuDNN), NCHW",
+    "torch-nhwc": "PyTorch (cuDNN), channels_last",
+    "torch-compile": TITLES["torch-compile"],
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class OpTimes:
-    """The variants of one table: cuDNN's, then the ladder's from foot to summit."""
+    """The variants of one table: PyTorch's, then the ladder's from foot to summit."""
 
     form: str
     """What follows the convolutions; empty for nothing."""
