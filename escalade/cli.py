@@ -40,8 +40,7 @@ COMMANDS = {
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
     "profile": "What the kernels of a rung, a network or a step of training do: counters or times, and what they say.",
-    "classify": "What is on images, by a ResNet whose weights you have. Fails at the end if an image could not be "
-    "read.",
+    "classify": "What is on images, by a network that you have. Fails at the end if an image could not be read.",
     "evaluate": "A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits "
     "are off.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",

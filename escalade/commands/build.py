@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.commands.networks import Model, inputs_of, network
-from escalade.commands.options import listed, numbers, written
+from escalade.classify.preparation import normalization_at, side_of
+from escalade.commands.networks import Model, inputs_of, is_saved, network
+from escalade.commands.options import ColourDeviation, ColourMean, listed, numbers, written
 from escalade.commands.progress import status
 from escalade.commands.selection import check_names
 from escalade.errors import UnsupportedError
@@ -34,6 +35,8 @@ def command(
         str | None,
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
     ] = None,
+    mean: ColourMean = None,
+    std: ColourDeviation = None,
     arch: Annotated[
         list[str] | None,
         typer.Option(help="GPU architectures; an H100 or H200 is sm_90a, the default.", show_default=False),
@@ -49,13 +52,24 @@ def command(
             "fp8 needs data to measure ranges on: compile the model with calibration=batches, then engine.save(path, "
             "kernels=...)"
         )
+    takes_bytes = mean is not None or std is not None
+    if takes_bytes and is_saved(model):
+        raise UnsupportedError(f"{model} was saved with or without its own mean and standard deviation")
     began = time.perf_counter()
     with status(console) as say:
         say(f"compiling {model}")
-        engine, _ = network(model, batches[0], dtype, _HERE.type, plans=len(batches))
+        engine, _ = network(
+            model, batches[0], dtype, _HERE.type, plans=2 * len(batches),
+            normalize=(lambda shape: normalization_at(side_of(shape), mean, std)) if takes_bytes else None,
+        )  # fmt: skip
         for each in batches:
             say(f"planning for a batch of {each}")
-            engine.plan(*inputs_of(engine, model, each, _HERE))
+            inputs = inputs_of(engine, model, each, _HERE)
+            if takes_bytes:  # as decoders give them, too
+                image = inputs[0].to(torch.uint8)
+                engine.plan(image.contiguous(memory_format=torch.channels_last))
+                inputs = (image,)
+            engine.plan(*inputs)
         say(f"compiling kernels for {', '.join(architectures)}")
         output.parent.mkdir(parents=True, exist_ok=True)
         engine.save(output, kernels=architectures)

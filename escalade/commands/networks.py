@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 
 from escalade import models
 from escalade.bench.coverage.catalogue import entries
+from escalade.classify.preparation import Normalization
 from escalade.commands.options import count
 from escalade.device import room
 from escalade.engine import compile, load
@@ -43,6 +44,9 @@ _IMAGE = (3, 224, 224)
 PlannedBatch = Annotated[int, count("--batch", "-b", help="The batch size to plan for.")]
 
 
+Normalizing = Callable[[Sequence[int]], Normalization]
+
+
 @dataclass(frozen=True)
 class Uncompiled:
     """A network as PyTorch has it, and inputs of one item or more."""
@@ -67,6 +71,11 @@ def is_network(name: str) -> bool:
     return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).is_file()
 
 
+def is_saved(name: str) -> bool:
+    """Whether it is the file of an engine, as far as the name tells."""
+    return name not in models.MODELS and not name.endswith(SUFFIX) and pathlib.Path(name).is_file()
+
+
 def uncompiled(name: str) -> Uncompiled | None:
     """A model by name with random weights, what a constructor makes, or a program; None: it is none of these."""
     if name in models.MODELS:
@@ -75,7 +84,7 @@ def uncompiled(name: str) -> Uncompiled | None:
     if name.endswith(SUFFIX):
         program = read_program(name)
         return Uncompiled(program, *example_of(program))
-    if _CONSTRUCTOR.fullmatch(name) and not pathlib.Path(name).is_file():
+    if _CONSTRUCTOR.fullmatch(name) and not is_saved(name):
         (entry,) = entries(name)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(SEED)
@@ -86,9 +95,19 @@ def uncompiled(name: str) -> Uncompiled | None:
 
 
 def network(
-    name: str, batch: int, dtype: str | None, device: str, *, measured: bool = False, plans: int = MOST_PLANS
+    name: str,
+    batch: int,
+    dtype: str | None,
+    device: str,
+    *,
+    measured: bool = False,
+    plans: int = MOST_PLANS,
+    normalize: Normalizing | None = None,
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """The engine of a network, compiled if it is not yet, and inputs for it."""
+    """The engine of a network, compiled if it is not yet, and inputs for it.
+
+    Where it is compiled, `normalize` says how, by the shape of what the network takes.
+    """
     home = torch.device("cpu" if device == "twin" else device)
     if not is_network(name):
         raise UnsupportedError(f"{name!r} is neither {KINDS}")
@@ -106,6 +125,7 @@ def network(
     engine = compile(
         found.model, arguments, keywords, dtype=dtype, device=device, measured=measured, plans=plans,
         calibration=[arguments] if dtype == "fp8" else None,
+        normalize=None if normalize is None else normalize(arguments[0].shape),
     )  # fmt: skip
     return engine, engine.flatten(arguments, keywords)
 

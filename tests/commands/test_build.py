@@ -6,14 +6,16 @@ import pathlib
 
 import pytest
 import torch
+from PIL import Image
 
 from escalade.engine import compile, load
 from escalade.engine.file import read
 from escalade.errors import UnsupportedError
-from tests.commands.factories import Tiny
+from tests.commands.factories import Colours, Tiny
 from tests.commands.support import run, said_by
 
 TINY = f"{Tiny.__module__}:{Tiny.__name__}"
+COLOURS = f"{Colours.__module__}:{Colours.__name__}"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_constructors_are_found_by_name() -> None:
         (("build", "nosuch.thing:Net", "-o", "net.escalade"), "there is no module 'nosuch.thing'"),
         (
             ("explain", f"{Tiny.__module__}:Nosuch"),
-            "has no network 'Nosuch' that takes no arguments; it has Tiny",
+            "has no network 'Nosuch' that takes no arguments; it has Tiny, Colours",
         ),
         (
             ("build", TINY, "-o", "net.escalade", "--arch", "sm_70"),
@@ -95,3 +97,30 @@ def test_mistakes_are_sentences(
     monkeypatch.chdir(tmp_path)
     assert sentence in said_by(*arguments, monkeypatch=monkeypatch, capsys=capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_images_are_classified_by_any_network(tmp_path: pathlib.Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number, colour in enumerate(("red", "white")):
+        Image.new("RGB", (20, 16), colour).save(images / f"{number}.png")
+    engine = compile(Colours(), torch.randn(1, *Colours.example_shape), normalize=((0.0,) * 3, (1.0,) * 3))
+    engine.save(tmp_path / "colours.escalade")
+    for network in (COLOURS, str(tmp_path / "colours.escalade")):
+        written = tmp_path / "found.csv"
+        result = run("classify", str(images), "-n", network, "--device", "cpu", "--csv", str(written))
+        assert result.exit_code == 0, result.output
+        assert "2 images in" in result.output and len(written.read_text().splitlines()) == 1 + 2 * 4
+
+
+def test_a_network_that_takes_no_images_is_said(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (20, 16)).save(tmp_path / "black.png")
+    compile(Colours(), torch.randn(1, *Colours.example_shape)).save(tmp_path / "plain.escalade")
+    for network, sentence in (
+        (TINY, "the network takes [batch, 64]; images are [batch, 3, side, side]"),
+        (str(tmp_path / "plain.escalade"), "was compiled without normalize=(mean, std)"),
+    ):
+        arguments = ("classify", str(tmp_path / "black.png"), "-n", network, "--device", "cpu")
+        assert sentence in said_by(*arguments, monkeypatch=monkeypatch, capsys=capsys)
