@@ -214,7 +214,10 @@ class Engine(torch.nn.Module):
         with self._lock:
             if self._submitted is None:
                 self._submitted = Submitted(self._most_buffers)
-        return self._submitted.submit(partial(self, *arguments, **keywords), self.device)
+            submitted = self._submitted
+        first = arguments[0] if len(arguments) == 1 and keywords.keys() <= {"out"} else None
+        is_ready = isinstance(first, torch.Tensor) and _sight(first) in self._sights
+        return submitted.submit(partial(self, *arguments, **keywords), self.device, is_ready)
 
     @property
     def _has_hooks(self) -> bool:
@@ -244,7 +247,7 @@ class Engine(torch.nn.Module):
         if wanted.device != own.device:
             require_device(wanted.device)
             with self._making, self._lock:
-                self.device, self.on_twin = wanted.device, False
+                self.device, self.on_twin, self._submitted = wanted.device, False, None
                 self._begin(elsewhere(self._captured, self.device))
                 if self._others is not None:
                     self._others = partial(_moved, self._others, self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from escalade.device import cuda
-from escalade.engine import streaming
+from escalade.engine import streaming, submitted
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.program import KernelProgram
 from escalade.engine.streaming import _DeviceSlot, _Lanes
@@ -67,6 +68,37 @@ def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu, most: in
     )
     gpu.synchronize()
     assert values(results) == [2.0 * number for number in range(12)]
+
+
+def test_submitted_calls_follow_what_their_callers_stream_was_given(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many under way at a time, and over when their results are handed out; what fails or is cancelled keeps nobody
+    from going on."""
+    monkeypatch.setattr(submitted, "flatten", lambda result: ([result], None))
+    tasks: list[Any] = []
+    calls, threads = buffered(gpu, 2), submitted.Submitted(2)
+    threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
+    given, begun = Box(gpu), []
+
+    def call(number: int) -> Any:
+        begun.append(number)
+        if number == 4:
+            raise ValueError("no")
+        return calls.call([given])[0]  # type: ignore[list-item]
+
+    given.copy_(Box(gpu, 3.0))
+    pending = [threads.submit(partial(call, n), CUDA, is_ready=n != 5) for n in range(7)]
+    pending[2].cancel()
+    while tasks:
+        function, *arguments = tasks.pop(0)
+        function(*arguments)
+    assert begun == [0, 1, 3, 4, 6, 5] and not threads._is_served
+    assert [each.result().value for each in pending if each not in (pending[2], pending[4])] == [6.0] * 5
+    with pytest.raises(ValueError, match="no"):
+        pending[4].result()
+    threads.submit(partial(call, 7), CUDA, is_ready=True)
+    assert len(tasks) == 1
 
 
 def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

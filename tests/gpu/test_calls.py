@@ -137,6 +137,46 @@ def test_two_streams_in_turn(network: tuple[nn.Module, Engine], cuda: torch.devi
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("at_the_ends", [False, True])
+def test_calls_overlap_in_buffers_of_their_own(at_the_ends: bool, cuda: torch.device) -> None:
+    """A call ends while one on another stream has not begun; so do those that nobody waits for, and those whose results
+    are wanted in given tensors."""
+    model, _ = _made(cuda, at_the_ends)
+    engine = escalade.compile(model, given(cuda), device=cuda, buffers=3)
+    inputs = [given(cuda) for _ in range(6)]
+    expected = [model(*each) for each in inputs]
+    late, soon = torch.cuda.Stream(cuda), torch.cuda.Stream(cuda)
+    torch.cuda.synchronize()
+    for is_made in (False, True):  # recording another set of buffers waits for the device
+        with torch.cuda.stream(late):
+            torch.cuda._sleep(400_000_000)
+            first = engine(*inputs[0])
+            ended = late.record_event()
+        with torch.cuda.stream(soon):
+            second = engine(*inputs[1], out=[torch.empty_like(each) for each in expected[1]])
+            soon.synchronize()
+        assert not (is_made and ended.query())
+        torch.cuda.synchronize()
+        check(first, expected[0])
+        check(tuple(second), expected[1])
+    calls = engine.calls(inputs[0])
+    assert isinstance(calls, BufferedCalls) and len(calls._sets) == 2
+    for pending, right in [
+        (engine.submit(*each), right) for each, right in zip(inputs, expected, strict=True)
+    ]:
+        check(pending.result(60), right)
+
+
+def test_submitted_calls_of_one_tensor(cuda: torch.device) -> None:
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))).eval().to(cuda)
+    inputs = [torch.randn(2, 8, 12, 12, device=cuda) for _ in range(30)]
+    engine = escalade.compile(model, inputs[0], device=cuda, buffers=4)
+    engine(inputs[0])
+    for pending, x in [(engine.submit(x), x) for x in inputs]:
+        check(pending.result(60), model(x).detach())
+
+
+@torch.no_grad()
 def test_threads(network: tuple[nn.Module, Engine], cuda: torch.device) -> None:
     model, engine = network
     inputs = [given(cuda, 1 + number % 2) for number in range(6)]
