@@ -14,7 +14,8 @@ from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
 from escalade.engine.file import read
 from escalade.engine.graph.forms import InputFormat, require_dtype
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.normalise import Normalise
@@ -41,6 +42,7 @@ def compile(
     memory: str | int | None = None,
     sizes: Sequence[tuple[int, int]] = (),
     batches: Sequence[int] = (),
+    deterministic: bool = False,
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
     that the model takes.
@@ -57,7 +59,8 @@ def compile(
     different streams overlap: so many at a time, each with memory of its own for what lies between its kernels. Plans
     go, those not used for longest first, when all together would take more than `memory` ("2GiB") for values and packed
     weights. Plans for images of all `sizes`, rows and columns, in all `batches` are made ahead; without them, one for
-    the example.
+    the example. With `deterministic`, an item's result is the same, bit for bit, in every batch and at every run: all
+    batches are computed in pieces of the example's batch size, the last one filled up.
     """
     dtype = require_dtype(dtype)
     if isinstance(model, str | os.PathLike):
@@ -100,6 +103,7 @@ def compile(
         buffers=buffers,
         others=graphs.graph_for,
         memory=memory,
+        pieces=_batch_of(graph, inputs, example_keywords) if deterministic else None,
     )
     given = [tensor.to(engine.device) for tensor in engine.flatten(inputs, example_keywords or {})]
     engine.prepare(_in_sizes(given, sizes, batches))
@@ -139,6 +143,15 @@ def _in_sizes(
         for size in (sizes or (None,))
         for batch in (batches or (None,))
     ]
+
+
+def _batch_of(graph: Graph, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> int:
+    """The batch of example inputs; 1 if the model has none."""
+    tensors, _ = flatten((tuple(inputs), dict(keywords or {})))
+    for given, tensor in zip(graph.inputs, tensors, strict=True):
+        if given.shape and isinstance(first := given.shape[0], Batch):
+            return tensor.shape[0] // first.times
+    return 1
 
 
 def _is_count(value: object) -> bool:

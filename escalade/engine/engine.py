@@ -27,13 +27,14 @@ from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
 from escalade.engine.graph.forms import STORAGE, InputFormat, require_dtype
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Network, Others, Shapes, spell
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.pieces import Pieces, require_apart
 from escalade.engine.plan.constants import Constants, Pool, require_finite
 from escalade.engine.plan.plan import Plan, make_plan
 from escalade.engine.plan.program import (
@@ -47,6 +48,7 @@ from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.streaming import stream
 from escalade.engine.submitted import Pending, Submitted
 from escalade.errors import CompileError, UnsupportedError
+from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, Place
 
 logger = logging.getLogger("escalade")
@@ -81,15 +83,22 @@ class Engine(torch.nn.Module):
         buffers: int = 1,
         others: Others | None = None,
         memory: str | int | None = None,
+        pieces: int | None = None,
     ) -> None:
         """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each.
         Calls of one plan on different streams overlap in up to so many sets of `buffers`. Sizes that the graph is not
         for are asked of `others`. Values and packed weights of all plans take no more than `memory`: bytes, or "2GiB".
+        With `pieces`, a batch size, it is deterministic: every call is computed in batches of that size.
         """
         super().__init__()
         super().train(False)
         dtype = require_dtype(dtype)
         require_device(device)
+        if pieces is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
+            raise UnsupportedError(
+                "deterministic=True is for Escalade's kernels, on cuda or on the twin and without measured=True: "
+                "PyTorch's operators, which compute on the CPU, may add up in another order for another batch"
+            )
         if measured:
             _require_gpu("measured=True", device)
         require_finite(graph)
@@ -115,8 +124,9 @@ class Engine(torch.nn.Module):
         self._names = tuple(named)
         self._most_plans = plans
         self._memory = _in_bytes(memory)
+        self._pieces = pieces
         self._turns = count()
-        self._avoid: frozenset[str] = frozenset()
+        self._avoid = frozenset() if pieces is None else _scaling_together()
         self._carried = NOTHING
         self._most_buffers = buffers
         self._making = threading.Lock()
@@ -140,6 +150,8 @@ class Engine(torch.nn.Module):
         """Plans by what a call with one tensor sees of it, read without the lock."""
 
     def _network(self, graph: Graph) -> Network:
+        if self._pieces is not None:
+            require_apart(graph)
         made = Network(graph, self.dtype, self.fusion, self.device, self._pool)
         made.optimised("nchw")
         return made
@@ -175,14 +187,15 @@ class Engine(torch.nn.Module):
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
         sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
-        calls = self._kept(tensors, sight).calls
+        kept = self._kept(tensors, sight)
         if out is None:
-            return self.returned(calls.call(tensors), calls.plan)
-        calls.call(tensors, self._rooms(out, calls.plan, tensors[0].device))
+            return self.returned(kept.calls.call(tensors), kept.calls.plan)
+        kept.calls.call(tensors, self._rooms(out, kept, tensors[0].device))
         return out
 
-    def _rooms(self, out: Any, plan: Plan, device: torch.device) -> list[torch.Tensor]:
+    def _rooms(self, out: Any, kept: _Kept, device: torch.device) -> list[torch.Tensor]:
         """The caller's tensors for the results of a plan."""
+        plan, captured = kept.calls.plan, kept.network.captured
         rooms, structure = flatten(out)
         as_sequence = isinstance(out, tuple | list) and len(out) == len(rooms)
         if len(rooms) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
@@ -191,8 +204,8 @@ class Engine(torch.nn.Module):
                 f"{len(plan.graph.outputs)} tensors"
             )
         types = (getattr(torch, name) for name in plan.graph.output_types)
-        for room, name, dtype in zip(rooms, plan.graph.outputs, types, strict=True):
-            wanted = (tuple(plan.graph.shape_of(name)), dtype, device)
+        for room, name, dtype in zip(rooms, captured.outputs, types, strict=True):
+            wanted = (fixed(captured.shape_of(name), kept.batch), dtype, device)
             if (tuple(room.shape), room.dtype, room.device) != wanted:
                 raise UnsupportedError(
                     f"out has a {room.dtype} of {tuple(room.shape)} on {room.device}; this result is a {dtype} of "
@@ -272,7 +285,7 @@ class Engine(torch.nn.Module):
         device = TWIN if self.on_twin else self.device
         return {
             "device": device, "plans": self._most_plans, "fusion": self.fusion, "measured": self._measured,
-            "buffers": self._most_buffers, "memory": self._memory,
+            "buffers": self._most_buffers, "memory": self._memory, "pieces": self._pieces,
         }  # fmt: skip
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -400,6 +413,8 @@ class Engine(torch.nn.Module):
 
     def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
         """The plan for these, to be recognised by `sight` from now on."""
+        if self._pieces is not None and not self._is_piece(tensors):
+            return self._in_pieces(tensors, self._pieces)
         key = _key(tensors)
         found = self._plans.get(key)
         if found is None:
@@ -414,8 +429,25 @@ class Engine(torch.nn.Module):
                     self._sights[sight] = found
         return found
 
+    def _is_piece(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return any(
+            tensor.shape[0] == first.times * (self._pieces or 0)
+            for given, tensor in zip(self._captured.inputs, tensors, strict=False)
+            if tensor.dim() and given.shape and isinstance(first := given.shape[0], Batch)
+        )
+
+    def _in_pieces(self, tensors: Sequence[torch.Tensor], size: int) -> _Kept:
+        """Calls of a batch of another size than that of the pieces."""
+        with self._making:
+            network, batch = self._network_for(tensors)
+        kept = self._kept(_in_batch(network.captured, tensors, size))
+        return _Kept(Pieces(kept.calls, network.captured, size, batch), network, batch)
+
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
         """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
+        if self._pieces is not None:
+            several = [_in_batch(self._captured, tensors, self._pieces) for tensors in several]
+            several = [*{_key(tensors): tensors for tensors in several}.values()]
         if len(several) > self._most_plans:
             raise UnsupportedError(
                 f"{len(several)} plans are asked for, and the engine keeps {self._most_plans}; give it "
@@ -598,7 +630,9 @@ class Engine(torch.nn.Module):
         with own_arithmetic("fp32", self.device):
             graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(place), self._avoid)
         self._pool.share(graph)
-        return partial(make_plan, graph, self.dtype, place, formats, self._avoid, self.fusion)
+        deterministic = self._pieces is not None
+        given = (graph, self.dtype, place, formats, self._avoid, self.fusion)
+        return partial(make_plan, *given, deterministic=deterministic)
 
     def _say_uncarried(self, plan: Plan, architecture: str) -> None:
         absent = [program for program in plan.programs if not is_offered(program, architecture)]
@@ -683,6 +717,28 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
 def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """What inputs have in common that one plan is for."""
     return tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
+
+
+def _in_batch(graph: Graph, tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """Tensors like these, without contents, in a batch of that size."""
+    made = []
+    for given, tensor in zip(graph.inputs, tensors, strict=True):
+        first = given.shape[0] if given.shape else None
+        shape = (first.times * size, *tensor.shape[1:]) if isinstance(first, Batch) else tensor.shape
+        last = InputFormat.of(tensor).layout == "nhwc"
+        order = torch.channels_last if last else torch.contiguous_format
+        made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=order))
+    return made
+
+
+def _scaling_together() -> frozenset[str]:
+    """Rungs whose results for an item depend on the others."""
+    return frozenset(
+        f"{operation.name}/{rung.name}"
+        for operation in OPERATIONS.values()
+        for rung in operation.ladder
+        if rung.scales_together
+    )
 
 
 def _in_bytes(memory: str | int | None) -> int | None:

@@ -42,6 +42,9 @@ class Aten(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, Layouts.of_all(given).written)  # PyTorch reads everything as it lies
 
+    def is_exact(self, node: Node) -> bool:
+        return super().is_exact(node) or torch.Tag.pointwise in resolve(node.attributes["target"]).tags
+
     def is_random(self, node: Node) -> bool:
         return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
 

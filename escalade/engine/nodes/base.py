@@ -305,6 +305,11 @@ class Operator(ABC):
         """Where the result lies in x, if it is nothing but a range of it."""
         return None
 
+    def is_exact(self, node: Node) -> bool:
+        """Whether PyTorch's result is made of single elements of the inputs, and of no sums."""
+        moves = self.may_share(node) or self.concatenated(node) is not None
+        return moves or self.expression(node) is not None
+
     def is_random(self, node: Node) -> bool:
         """Whether the result is another each time."""
         return False

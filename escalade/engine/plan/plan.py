@@ -188,19 +188,22 @@ def make_plan(
     in_pytorch: Mapping[str, str] = MappingProxyType({}),
     bound: bool = False,
     decided: Table | None = None,
+    deterministic: bool = False,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
 
     `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason. Where inputs are `bound`,
     they lie in tensors that are the same at every run, and have no place here. `decided` has choices that were made
-    before.
+    before. In a `deterministic` plan PyTorch adds up nothing: it may choose another way for it at each run.
     """
     dense = value_forms(graph, dtype, formats)
     asking = Forms(dtype, dense, graph.constants, graph.typed)
-    choices = _Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided)
+    choices = _Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided, deterministic)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
     steps = _with_makers([_step(node, parts, choices) for node in graph])
+    if deterministic:
+        _require_kernels(steps)
     constants = dict.fromkeys(
         step.constant(role)
         for step in steps
@@ -290,11 +293,13 @@ class _Choices:
         fusion: FusionLevel,
         in_pytorch: Mapping[str, str],
         decided: Table | None,
+        deterministic: bool,
     ) -> None:
         self._nodes = dict(nodes)
         self._asking, self._place, self._avoid, self._fusion = asking, place, avoid, fusion
         self._in_pytorch = in_pytorch
         self._decided = decided
+        self._deterministic = deterministic
         self._made: dict[str, Step] = {}
         self.chosen: dict[tuple[str, Problem], Choice] = {}
 
@@ -326,7 +331,7 @@ class _Choices:
         if choice.problem != lowered.problem:
             raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
         reason = reason_for_pytorch(lowered.operation, choice, self._place, self._avoid)
-        if reason is not None:
+        if reason is not None and not self._deterministic:
             return Step(node, why_pytorch=reason)
         return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
 
@@ -354,6 +359,16 @@ class _Choices:
         """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""
         step = self.of(node)
         return step.in_pytorch or (step.runs and _problem_apart(step, {role: pitch}) is not None)
+
+
+def _require_kernels(steps: Sequence[Step]) -> None:
+    for step in steps:
+        node, operator = step.node, operator_of(step.node)
+        if step.in_pytorch and node.is_floating and not operator.is_exact(node):
+            raise UnsupportedError(
+                f"deterministic=True has Escalade's kernels do all that adds up, and {node.source or node.name} "
+                f"({operator.title(node)}) is left to PyTorch, which may do it in another way each time"
+            )
 
 
 def _problem_apart(step: Step, pitches: Mapping[str, int]) -> Problem | None:

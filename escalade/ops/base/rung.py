@@ -50,6 +50,12 @@ class Rung(ABC, Generic[P]):
     """Whether it is there so that everything can be done, however long it takes: a plan on a GPU leaves to PyTorch what
     only such a rung takes, if PyTorch should be faster."""
 
+    @property
+    def scales_together(self) -> bool:
+        """Whether numbers are scaled by the largest of several items of a batch, whose last bits, or more of them where
+        another's numbers are far larger, then depend on what else is in the batch."""
+        return False
+
     def on(self, card: Card) -> Self:
         """This rung on a card: all its methods answer for that one."""
         return self if card == self.card else replace(self, card=card)

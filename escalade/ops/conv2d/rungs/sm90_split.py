@@ -163,6 +163,10 @@ class WgmmaSplit(JobRung):
     launches: ClassVar[int] = 2
 
     @property
+    def scales_together(self) -> bool:
+        return True
+
+    @property
     def takes_shortcut(self) -> bool:
         return True
 

@@ -22,6 +22,10 @@ class ByJobs(ByClasses):
         assert isinstance(rung, JobRung)
         return rung
 
+    @property
+    def scales_together(self) -> bool:
+        return self.inner.scales_together
+
     def _class_refusal(self, one: PixelClass) -> str | None:
         if one.forward.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {one.forward.layout}"

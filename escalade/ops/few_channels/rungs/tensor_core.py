@@ -306,6 +306,10 @@ class TensorCore(Rung[FewChannelsProblem]):
     finishes: bool = False
     """The activation and pooling in registers, instead of by a launch of their own."""
 
+    @property
+    def scales_together(self) -> bool:
+        return "fp32" in self.dtypes  # a tile of small images has several of them, and one power of two
+
     def supports(self, problem: FewChannelsProblem) -> str | None:
         p = problem
         if p.dtype not in self.dtypes:

@@ -1,0 +1,86 @@
+"""Deterministic engines: an item's bits are the same in every batch and beside anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import compile
+from escalade.engine.capture.export import capture
+from escalade.engine.pieces import require_apart
+from escalade.errors import UnsupportedError
+
+
+class Mixed(nn.Module):
+    """Layers that add up in several ways: over channels, windows, groups, pixels and features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(F.max_pool2d(self.first(x), 2)))
+        return self.fc(y.mean((2, 3)) * scale).softmax(1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@torch.no_grad()
+def test_items_have_the_same_bits_in_every_batch(dtype: str) -> None:
+    model = Mixed().eval()
+    x, scale = torch.randn(5, 3, 10, 10), torch.rand(16)
+    engine = compile(model, (x[:2], scale), device="twin", dtype=dtype, deterministic=True)
+    whole = engine(x, scale)
+    torch.testing.assert_close(whole, model(x, scale), rtol=1e-2, atol=1e-3)
+    for items in ([0], [3], [1, 4], [4, 2, 0], [0, 1, 2, 3]):
+        assert torch.equal(engine(x[items], scale), whole[items])
+    room = torch.empty(3, 10)
+    assert torch.equal(engine(x[2:], scale, out=room), whole[2:]) and torch.equal(room, whole[2:])
+    beside = x.clone()
+    for number in (torch.nan, 1e30):
+        beside[1::2] = number
+        assert torch.equal(engine(beside, scale)[::2], whole[::2])
+    assert len(engine._plans) == 1
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "a mean of items": (lambda x: x - x.mean(0, keepdim=True), "is of several of them"),
+    "a sum over items": (lambda x: x.cumsum(0), "depends on the others, or on its place"),
+    "a place": (lambda x: x + torch.arange(x.shape[0])[:, None], "computes with the number of items"),
+    "a count": (lambda x: x / x.shape[0], "computes with the number of items"),
+    "a product of items": (lambda x: (x @ x.T).sum(1), "is of several of them"),
+    "nothing by items": (lambda x: torch.ones(3), "its results are not by items for every batch"),
+}
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._function(x)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_items_that_are_not_by_themselves_are_refused(name: str) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=f"every item of a batch by itself: .*{message}"):
+        require_apart(capture(Call(function), (torch.randn(3, 4),)))
+
+
+def test_what_is_not_for_kernels_alone_is_refused() -> None:
+    x = torch.randn(2, 4, 6)
+    with pytest.raises(UnsupportedError, match="on cuda or on the twin and without measured=True"):
+        compile(nn.ReLU(), x, device="cpu", deterministic=True)
+    with pytest.raises(
+        UnsupportedError, match=r"do all that adds up, and .* \(aten::bmm.*\) is left to PyTorch"
+    ):
+        compile(Call(lambda x: torch.bmm(x, x.mT)), x, device="twin", deterministic=True)
