@@ -232,7 +232,7 @@ class Rows(Rung[FewChannelsProblem]):
         refusal = arguments.pools_before(self.name, p) or arguments.too_wide(self.name, p)
         if refusal:
             return refusal
-        if not _row_configs(p, self.card):
+        if not any(_Tiling(p, config, self.card).shared_bytes <= LEAST_SHARED for config in _shapes(p)):
             return (
                 "the rows of x that one row of y needs do not fit in shared memory; `direct` takes any number"
             )

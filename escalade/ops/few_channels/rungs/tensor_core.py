@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -278,9 +279,8 @@ def _registers(columns: Columns, rows: int) -> int:
     )
 
 
-def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
-    """Configs that fit, best first."""
-    found = []
+def _fitting(problem: FewChannelsProblem, card: Card) -> Iterator[TileConfig]:
+    """Configs that fit."""
     # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
     row_choices = (1, 2, 4, 8) if problem.channels == 1 else (1, 2, 4, 5, 7, 8)
     choices = itertools.product(row_choices, (1, 2, 3, 4), (1, 2, 4, 5, 6, 8, 12, 16), (1, 2, 4))
@@ -296,8 +296,16 @@ def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
         if product.shared_bytes > LEAST_SHARED:
             continue
         blocks_per_sm = min(sm_warps // warps, card.blocks_with(product.shared_bytes))
-        found.append(replace(product.config, blocks_per_sm=blocks_per_sm))
-    return tuple(sorted(found, key=lambda config: (_clocks(Product(problem, config)), -config.images))[:8])
+        yield replace(product.config, blocks_per_sm=blocks_per_sm)
+
+
+def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
+    """The best that fit, best first."""
+
+    def cost(config: TileConfig) -> tuple[float, int]:
+        return _clocks(Product(problem, config)), -config.images
+
+    return tuple(sorted(_fitting(problem, card), key=cost)[:8])
 
 
 @dataclass(frozen=True)
@@ -327,7 +335,7 @@ class TensorCore(Rung[FewChannelsProblem]):
             return refusal
         if self.finishes and p.pool > 1 and p.pool not in POOLS:
             return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
-        if not _configs(self._part(p), self.card):
+        if not any(_fitting(self._part(p), self.card)):
             return f"an image of {p.height}x{p.width} does not fit in shared memory; `matrix_unroll` takes larger ones"
         return None
 
