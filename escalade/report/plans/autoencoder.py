@@ -68,12 +68,13 @@ IDEAS = (
     Idea("16 bytes an access: mean squared error", (1.2, 1.3), "pointwise_loss",
          "mean_33554432[t0=x-target;t0*t0,2*t0]_gradient", ("vectorised",), "single"),
 )  # fmt: skip
-_POOL = ("memory that is used again", (1.1, 1.2), f"network/{TRAINED}/training-step/fp32")
+POOL = ("memory that is used again", (1.1, 1.2), f"network/{TRAINED}/training-step/*/fp32")
+"""Another idea, which is no rung's: what was predicted of it, and the units that measure it."""
 
 
 def _block(records: Sequence[Record]) -> str:
     rows = [_row(idea, idea.gain(records)) for idea in IDEAS]
-    what, predicted, _ = _POOL
+    what, predicted, _ = POOL
     memory = next(_memory(records), None)
     share = f"{cells.share(memory)} of PyTorch's memory" if memory else _NOT_YET
     rows.append((what, _range(predicted), share, "", f"a step of training of {TRAINED}"))
@@ -118,6 +119,6 @@ def _memory(records: Sequence[Record]) -> Iterator[float]:
 SECTION = Section(
     "An autoencoder's training: ten ideas",
     _ABOUT,
-    "escalade measure " + " ".join(f"'{idea.measured_by}'" for idea in IDEAS) + f" '{_POOL[2]}'",
+    "escalade measure " + " ".join(f"'{idea.measured_by}'" for idea in IDEAS) + f" '{POOL[2]}'",
     _block,
 )

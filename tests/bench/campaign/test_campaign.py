@@ -216,6 +216,7 @@ def every() -> dict[str, Unit]:
 
 def test_the_registry_has_every_kind_and_finds_names(every: dict[str, Unit]) -> None:
     assert {idea.measured_by for idea in autoencoder.IDEAS} <= every.keys(), "what measures a plan"
+    assert registry.named([autoencoder.POOL[2]])
     assert {
         f"ladder/mlp/{name}/{dtype}" for name in rounds.PROBLEMS for dtype in rounds.DTYPES
     } <= every.keys()
