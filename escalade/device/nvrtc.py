@@ -183,13 +183,18 @@ def _compile(program: Program, architecture: str) -> bytes:
 
 def translate(source: str, name: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, bytes]:
     """The machine code of a source, and what the compiler says of it; a CompileError with that if it refuses."""
+    # As a whole: who is interrupted must not destroy what is still being compiled.
+    return interruptible(lambda: _translated(source, name, architecture, options))
+
+
+def _translated(source: str, name: str, architecture: str, options: Sequence[str]) -> tuple[bytes, bytes]:
     from cuda.bindings import nvrtc
 
     own = (_spelled(option, value) for option, value in _OPTIONS.items() if value)
     given = [option.encode() for option in (f"-arch={architecture}", *own, *options)]
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     try:
-        (status,) = interruptible(lambda: nvrtc.nvrtcCompileProgram(program, len(given), given))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             said = nvrtc.nvrtcGetErrorString(status)[1].decode()
