@@ -14,6 +14,7 @@ from rich.markup import escape
 from escalade import files
 from escalade.commands.networks import Model, PlannedBatch, network
 from escalade.commands.options import written
+from escalade.commands.progress import waiting
 from escalade.errors import UnsupportedError
 
 
@@ -38,7 +39,8 @@ def command(
     console = Console()
     if not torch.cuda.is_available():
         raise UnsupportedError("check times a plan beside PyTorch on a GPU, and there is none here")
-    engine, inputs = network(model, batch, dtype, "cuda", measured=measured)
+    with waiting(f"compiling {model}"):
+        engine, inputs = network(model, batch, dtype, "cuda", measured=measured)
     comparison = replace(engine.compare(*inputs), title=model)
     console.print(comparison)
     if json:

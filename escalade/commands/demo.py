@@ -15,6 +15,7 @@ from escalade.bench.networks.judging import Standard, standard
 from escalade.bench.networks.workloads import workload
 from escalade.commands import doctor, ladder, report
 from escalade.commands.options import KernelDevice
+from escalade.commands.progress import waiting
 from escalade.engine import compile, training_step
 from escalade.errors import EscaladeError
 from escalade.models import ConvAutoencoder
@@ -84,7 +85,8 @@ def _network(console: Console, device: str) -> None:
     size = chosen.size if device == "cuda" else TWIN_SIZE
     model, x = chosen.model(size, 0), chosen.inputs(IMAGES, size, 0)
     began = time.perf_counter()
-    engine = compile(model, x, dtype=DTYPE, device=device)
+    with waiting(f"compiling ResNet-18 for the {_PLACES[device]}"):
+        engine = compile(model, x, dtype=DTYPE, device=device)
     console.print(
         f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the "
         f"{_PLACES[device]} in {time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from escalade import outside
+from escalade.commands.progress import waiting
 from escalade.fitted import Table
 from escalade.showing import shown
 from escalade.showing import size as shown_size
@@ -58,7 +59,9 @@ class Report:
 
 def command() -> None:
     """What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do about it."""
-    if not show(examine()):
+    with waiting("looking; the first time, kernels are compiled to try it"):
+        report = examine()
+    if not show(report):
         raise typer.Exit(1)
 
 

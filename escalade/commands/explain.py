@@ -15,6 +15,7 @@ from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.commands.devices import engine_device
 from escalade.commands.networks import Model, PlannedBatch, network
 from escalade.commands.options import EngineOn, written
+from escalade.commands.progress import waiting
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
 from escalade.report import terminal
@@ -51,7 +52,8 @@ def command(
         raise UnsupportedError(
             f"--results files times of a model: it takes --time and one of {', '.join(models.MODELS)}"
         )
-    engine, inputs = network(model, batch, dtype, where)
+    with waiting(f"compiling {model} for {where}"):
+        engine, inputs = network(model, batch, dtype, where)
     if time:
         console.print("measuring the card's ceilings, then the steps")
         explanation = timed_plan(engine, inputs, ceilings.measure(engine.device))

@@ -15,6 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.status import Status
 
 Say = Callable[[str], None]
 
@@ -27,6 +28,11 @@ def progress_bar(
     return Progress(
         *columns, *(further or (TimeElapsedColumn(),)), console=console, transient=transient, disable=disable
     )
+
+
+def waiting(text: str) -> Status:
+    """A line that moves while something takes its time; on a terminal, and not among what a command prints."""
+    return Console(stderr=True).status(escape(text))
 
 
 @contextmanager

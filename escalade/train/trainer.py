@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from escalade.device import room
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
 from escalade.train import checkpoints, logs, pictures
@@ -103,6 +104,10 @@ class Trainer:
 
     def _make(self, weights: pathlib.Path | None) -> nn.Module:
         with torch.random.fork_rng(devices=()):
+            with torch.device("meta"):
+                weighed = self._task.make(self.settings, self.dataset.train)
+            wanted = sum(each.nbytes for each in weighed.parameters())
+            room.require(wanted, f"{self.settings.task} of width {self.settings.width:,}")
             torch.manual_seed(self.settings.seed)
             model = self._task.make(self.settings, self.dataset.train)
         if weights is not None:

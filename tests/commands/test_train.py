@@ -71,6 +71,11 @@ def test_mistakes_are_answered_by_one_sentence(
         (("train", "vgg"), "there is nothing called 'vgg' to train; there is autoencoder, resnet18"),
         (("train", "autoencoder", "--data", "nowhere"), "there is no nowhere; what is read is CIFAR-10"),
         (("train", "autoencoder", "--results", str(tmp_path)), "it takes --device cuda or twin"),
+        (
+            ("train", "autoencoder", "--data", "synthetic:999999999"),
+            "999,999,999 images of 32 x 32: that takes",
+        ),
+        (("train", "autoencoder", *SMALL, "--width", "500000"), "autoencoder of width 500,000: that takes"),
         (("train", "resnet18", "--classifier"), "--classifier is for the features of the autoencoder"),
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)

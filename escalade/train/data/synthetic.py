@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from escalade.device import room
 from escalade.train.augmentation import Moves, moved
 from escalade.train.data.images import Images
 from escalade.train.randomness import generator
@@ -24,6 +25,10 @@ def make(count: int, side: int, seed: int, purpose: str) -> Images:
     What is to be learned from them: a pattern needs few numbers (an autoencoder can keep them), and its kind tells the
     class wherever it lies (a classifier can find it).
     """
+    grain = _GRAINS * side * side * 3 * torch.float32.itemsize
+    room.require(
+        count * (side * side * 3 + torch.int64.itemsize) + grain, f"{count:,} images of {side} x {side}"
+    )
     random = generator(seed, "patterns")
     coarse = torch.randn(CLASSES, 3, _COARSE, _COARSE, generator=random)
     patterns = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bicubic", align_corners=True)
