@@ -51,7 +51,8 @@ def command(
     workload: Annotated[
         str,
         typer.Argument(
-            help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder.",
+            help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder; or a constructor as "
+            "MODULE:name.",
             show_default=False,
         ),
     ],

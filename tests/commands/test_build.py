@@ -69,6 +69,8 @@ def test_what_is_no_program_is_said(tmp_path: pathlib.Path) -> None:
 
 def test_constructors_are_found_by_name() -> None:
     assert "linear" in run("explain", TINY, "--device", "cpu", "--batch", "2").output
+    result = run("bench", TINY, "--device", "cpu", "--batch", "2", "--seconds", "0.01")
+    assert result.exit_code == 0 and "Tiny" in result.output, result.output
 
 
 @pytest.mark.parametrize(
