@@ -163,8 +163,8 @@ def test_peers_by_name() -> None:
     assert "torch-compile" not in registry.chosen((), known) and "jax" in registry.chosen((), known)
     assert registry.chosen(("none",), known) == {} and registry.chosen(("all",), known) == known
     assert list(registry.chosen(("jax", "jax"), known)) == ["jax"]
-    with pytest.raises(UnsupportedError, match="there is no peer 'tensorrt' here; there is torch-eager"):
-        registry.chosen(("tensorrt",), known)
+    with pytest.raises(UnsupportedError, match="there is no peer 'openvino' here; there is torch-eager"):
+        registry.chosen(("openvino",), known)
     with pytest.raises(UnsupportedError, match="no peer 'jax' here"):
         registry.chosen(("jax",), registry.plain("flat"))
 
