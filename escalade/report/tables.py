@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+from escalade import files
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import (
@@ -68,7 +69,7 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     written = []
     for path, text in _wanted(records, root).items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        files.replace(path, text.encode())
         written.append(path)
     climb = ladder_pages.climb(_chosen(records))
     if climb:
