@@ -76,7 +76,9 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
 
 
 @pytest.mark.parametrize("rung", [WGMMA_SPLIT, WINDOW_SPLIT], ids=label)
-def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(rung: Rung[Any], cuda: torch.device, seed: int) -> None:
+def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(
+    rung: Rung[Any], cuda: torch.device, seed: int
+) -> None:
     """Tensor cores cut sums off: of a thousand products that all point the same way, nothing else makes up for it, and
     2e-5 would be missing."""
     problem = replace(Conv2dWeightGradientProblem.parse("256to256_16_k3s1_b512"), dtype="fp32", layout="nhwc")
