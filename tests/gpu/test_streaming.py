@@ -96,7 +96,7 @@ def test_failures_come_in_their_place(engine: Engine) -> None:
         yield batch(0)
         raise LookupError("the disk is gone")
 
-    wrong = torch.zeros(8, 3, SIDE, SIDE + 1, dtype=torch.uint8)
+    wrong = torch.zeros(3, SIDE, SIDE, dtype=torch.uint8)
     for batches, error in (
         (produce(), LookupError),
         ([batch(0), wrong], UnsupportedError),
@@ -174,7 +174,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
                 torch.cuda._sleep(20_000_000)
                 return calls.call(given)
 
-            return SimpleNamespace(call=call)
+            return SimpleNamespace(call=call, plan=calls.plan)
 
     check(engine, list(stream(Busy(engine), batches)), batches)
 
