@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
 from escalade.errors import UnsupportedError
@@ -81,7 +82,7 @@ def carried_ranges(measured: Graph, fused: Graph) -> dict[str, float]:
     same = len(measured.nodes) == len(fused.nodes)
     for first, other in zip(measured, fused):  # noqa: B905
         reads = {role: names.get(name) for role, name in first.inputs.items()}
-        same &= first.op == other.op and reads == {
+        same &= operator_of(first) is operator_of(other) and reads == {
             role: name if name in names.values() else None for role, name in other.inputs.items()
         }
         names[first.name] = other.name

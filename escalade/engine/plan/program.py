@@ -543,7 +543,14 @@ class ReferenceProgram:
         results = self._results(inputs)
         if rooms is not None:
             return settled(rooms, results)
-        return [result.to(dtype, copy=True) for result, dtype in zip(results, types, strict=True)]
+        names = self.plan.graph.outputs
+        made = settled(
+            [self._room(name) for name in names], results
+        )  # PyTorch may have them in another layout
+        return [
+            result.to(dtype, copy=name in self.plan.graph.constants)
+            for name, result, dtype in zip(names, made, types, strict=True)
+        ]
 
     apart = over
 
