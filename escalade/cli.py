@@ -105,12 +105,12 @@ def main() -> None:
     So is what a machine refuses: memory, files, room on a disk. What a terminal cannot spell is shown as `?`. Ctrl-C
     ends every command within a second.
     """
-    interruption.watch()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        with interruption.watched():
+            app()
     except SystemExit as end:
         if _is_interrupted(end):  # without waiting for threads, and programs that they wait for
             interruption.leave()

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from escalade import outside
@@ -28,19 +28,26 @@ when one ends."""
 STATUS = 128 + signal.SIGINT
 
 
-def watch() -> None:
-    """From now on Ctrl-C ends the process soon, unless somebody has set another handler for it."""
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process soon, unless somebody has set another handler for it."""
     seen, told = socket.socketpair()
     told.setblocking(False)
-    signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(seen,), name="escalade-interruption", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        told.close()
 
 
 def _wait(seen: socket.socket) -> None:
-    while numbers := seen.recv(64):
-        if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            time.sleep(GRACE)
-            leave()
+    with seen:
+        while numbers := seen.recv(64):
+            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                time.sleep(GRACE)
+                leave()
 
 
 def leave() -> None:

@@ -13,20 +13,21 @@ from concurrent.futures import Future
 
 import pytest
 
+from escalade import interruption
 from escalade.device.precompilation import threads
 from escalade.interruption import STATUS, interruptible
 
 DEAF = """
 import sys, threading, time
 from escalade import interruption, outside
-interruption.watch()
-compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
-threading.Thread(target=outside.run, args=(compiler,)).start()
-while True:
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        pass
+with interruption.watched():
+    compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
+    threading.Thread(target=outside.run, args=(compiler,)).start()
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
 """
 
 
@@ -47,6 +48,19 @@ def interrupt_soon() -> None:
     main = threading.main_thread().ident
     assert main is not None
     threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+
+
+def test_nobody_watches_behind_a_command() -> None:
+    before = signal.set_wakeup_fd(-1)
+    with interruption.watched():
+        inside = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(inside)
+    assert inside != -1
+    assert signal.set_wakeup_fd(before) == -1
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        threading.Event().wait(20)
+    time.sleep(interruption.GRACE + 0.1)  # a watcher that was left would have ended the process
 
 
 def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
