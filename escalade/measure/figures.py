@@ -13,9 +13,9 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.problem import Problem
 
 
-def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings | None) -> Record:
-    """The record with its times; with rates only where they were measured on a GPU."""
-    record = replace(
+def with_times(record: Record, timing: Timing) -> Record:
+    """The record with its times, and the card's state meanwhile."""
+    return replace(
         record,
         timing=timing.how,
         samples=timing.samples,
@@ -23,8 +23,12 @@ def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings |
         p20_us=timing.p20_us,
         p80_us=timing.p80_us,
         conditions=timing.seen,
-        note="; ".join(filter(None, (record.note, timing.note))),
     )
+
+
+def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings | None) -> Record:
+    """The record with its times; with rates only where they were measured on a GPU."""
+    record = replace(with_times(record, timing), note="; ".join(filter(None, (record.note, timing.note))))
     if timing.how == "twin" or timing.median_us <= 0:
         return record
     record = replace(

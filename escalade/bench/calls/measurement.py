@@ -19,6 +19,7 @@ from escalade.bench.networks import turns
 from escalade.bench.peers.layer import AGREEMENT
 from escalade.bench.peers.network import waiting
 from escalade.device.timing import HostSampler, Sampler, Timing
+from escalade.measure.figures import with_times
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.measure.verification import compare
@@ -147,7 +148,7 @@ def _measured(case: _Case, seconds: float) -> list[Record]:
         for system in SYSTEMS:
             record = replace(blank, workload=workload, system=system, failure=failures[system])
             record = replace(record, error=errors.get(system), tolerance=AGREEMENT[case.dtype])
-            records.append(record if record.failure else _with_time(record, timings[system]))
+            records.append(record if record.failure else with_times(record, timings[system]))
     return records
 
 
@@ -156,15 +157,3 @@ def _timed(case: _Case, works: Mapping[str, Callable[[], object]], seconds: floa
     samplers: dict[str, Sampler] = {name: HostSampler(work, wait, COPIES) for name, work in works.items()}
     turns.by_clock(samplers, 0.0)  # compiles, allocates, and makes calls ready
     return turns.by_clock(samplers, seconds)
-
-
-def _with_time(record: Record, timing: Timing) -> Record:
-    return replace(
-        record,
-        timing=timing.how,
-        samples=timing.samples,
-        median_us=timing.median_us,
-        p20_us=timing.p20_us,
-        p80_us=timing.p80_us,
-        conditions=timing.seen,
-    )

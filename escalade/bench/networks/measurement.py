@@ -31,6 +31,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.ceilings import Ceilings
+from escalade.measure.figures import with_times
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.measure.sources import hashes
@@ -220,13 +221,7 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
 def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
     one = ready.peer
     record = replace(
-        case.blank(one.system, one.layout),
-        timing=device.how,
-        samples=device.samples,
-        median_us=device.median_us,
-        p20_us=device.p20_us,
-        p80_us=device.p80_us,
-        conditions=device.seen,
+        with_times(case.blank(one.system, one.layout), device),
         wall_us=wall.median_us,
         images_per_s=1e6 * case.batch / device.median_us,
         error=ready.error,
