@@ -40,6 +40,9 @@ larger than the root mean square: softmax's 60 times, among ten thousand rows.
 WORST_ROW = 8.0
 """How far a row may be off, in tolerances of a typical element: what belongs to one index of the first dimension, an
 image's, a sample's. Where one element has room for 32, a row of fewer than 16 has room for that one."""
+CHANCE = 0.01
+"""How likely it may be that sums of numbers of either sign are small all together, and so their roundings large beside
+them: n of them are as small as a part p of their size with a chance of p^n."""
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-10, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 0.0}
 """The rounding of values on the way to the result, and in TF32 of operands that are cut off. Nothing on the way is kept
 in FP8."""
@@ -153,8 +156,7 @@ class Case:
         if not all(bool((side == _CANARY).all()) for side in guards):
             return outcome("it wrote outside its output")
         for name, expected in self.further.items():
-            # The tolerance is what the rounding of many outputs comes to. Of few, as a bias has, all may be off by
-            # as much as a rounding can be.
+            # A further output, as a bias, may be of few numbers, all of them off by as much as a rounding can be.
             allowed = max(tolerance, _rounding(outputs[name].dtype) / 2)
             failure, error = compare(outputs[name], expected, allowed)
             if failure:
@@ -214,10 +216,15 @@ def most_peer_error(operation: Operation[Any], problem: Any) -> float:
 
 
 def compare(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> tuple[str, float]:
-    """What is wrong with it, or nothing; and its error over the whole."""
+    """What is wrong with it, or nothing; and its error over the whole.
+
+    The tolerance is what the roundings of many outputs come to; few are allowed more, as chance may have made all of
+    them small. One is allowed what two are: losses are such, whose terms have one sign.
+    """
     if output.shape != expected.shape:
         return f"its result has shape {tuple(output.shape)}, not {tuple(expected.shape)}", math.nan
     error = relative_error(output, expected)
+    tolerance *= CHANCE ** (-1 / max(2, output.numel()))
     unwritten = int(torch.isnan(output.double()).sum())
     if unwritten:
         return f"{unwritten} of {output.numel()} outputs are NaN: unwritten, or computed from nothing", error
