@@ -43,7 +43,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Escalade needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	@command -v g++ >/dev/null || { echo "Escalade runs its kernels without a GPU by compiling them with g++, which is not here. Install g++ 12 or newer (Debian, Ubuntu: apt install g++)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:

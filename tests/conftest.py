@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import pathlib
 import random
@@ -62,7 +63,8 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed} (repeat with --seed {config.option.seed})"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out(config, items)
     if torch.cuda.is_available():
         return
     reason = "needs a CUDA device; " + (
@@ -71,6 +73,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases of tests with a `share`, for which there is no time: others with every seed."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("share")
+        if mark and not config.option.thorough:
+            cases.setdefault((item.nodeid.split("[")[0], *mark.args), []).append(item)
+    left: set[pytest.Item] = set()
+    for (test, share), offered in cases.items():
+        chance = random.Random(f"{config.option.seed} {test}")
+        left.update(chance.sample(offered, len(offered) - math.ceil(len(offered) / share)))
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(trylast=True)

@@ -133,6 +133,7 @@ def test_other_fusion_levels_keep_every_layer_apart(fusion: FusionLevel) -> None
     assert difference(engine(x), model(x)) < TOLERANCE["fp32"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("bands", "frames", "latent"),
     [(40, 1, 8), (64, 10, 16), (128, 5, 32), (48, 3, 128), (128, 10, 32), (7, 2, 3)],

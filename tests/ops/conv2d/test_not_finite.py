@@ -78,6 +78,7 @@ def require_as_promised(rung: Rung[Conv2dProblem], result: torch.Tensor, expecte
     )
 
 
+@pytest.mark.share(3)
 @each_rung
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2dProblem]) -> None:
     problem = problem_for(rung)

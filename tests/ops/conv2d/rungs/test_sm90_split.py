@@ -64,6 +64,7 @@ def run(
 # --- sizes
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
@@ -75,6 +76,7 @@ def test_every_tile_is_right_where_the_last_is_not_full(config: SplitConfig, see
     check(CONV2D, RUNG, problem, config, CPU, seed)
 
 
+@pytest.mark.share(2)
 @each_config
 @pytest.mark.parametrize("channels", [8, 40, 72], ids="{}_channels".format)
 def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed: int) -> None:

@@ -71,6 +71,7 @@ PROBLEMS = {
 }  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
@@ -93,6 +94,7 @@ STACKS = {
 }  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("problem", "images", "splits"), STACKS.values(), ids=STACKS)
 def test_several_images_share_their_padding(
     problem: Conv2dProblem, images: int, splits: int, seed: int

@@ -71,6 +71,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, WINDOW, problem, WINDOW.configs(problem)[0], CPU, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("filter_width", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("columns", [3, 4, 11], ids=lambda columns: f"columns_{columns}")

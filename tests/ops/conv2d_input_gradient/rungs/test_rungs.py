@@ -28,6 +28,7 @@ def half(name: str, dtype: str = "fp16") -> Conv2dInputGradientProblem:
     return parse(name, dtype, "nhwc")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     "name",
@@ -126,6 +127,7 @@ WINDOWED = [
 ]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("rung", "name"), WINDOWED)
 def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> None:
@@ -161,6 +163,7 @@ def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-6, 1.0, 1e5, 1e30])
 def test_gradients_of_any_magnitude_take_one_attempt(scale: float, seed: int) -> None:
     """In fp32: the first attempt has samples to go by, also where the largest is 50 times as large."""
@@ -277,6 +280,7 @@ def test_the_choice() -> None:
     assert choose(OPERATION, parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("rung", "name", "configs"),
     [
