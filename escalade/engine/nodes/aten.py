@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from escalade.engine.graph.aten import OperatorError, resolve
 from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
@@ -17,6 +18,7 @@ from escalade.errors import EscaladeError
 
 _FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
 """Operators that make a tensor like another one, whatever is in it."""
+_NARROW = frozenset((torch.float16, torch.bfloat16))
 
 
 class Aten(Operator):
@@ -81,8 +83,37 @@ def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Se
         else:
             positional.append(bound[argument.name])
     with in_a_sentence(target):
-        result = operator(*positional, **named)
+        result = _called(operator, positional, named)
     return (result,) if isinstance(result, torch.Tensor) else result
+
+
+def _called(operator: torch._ops.OpOverload, positional: list[Any], named: dict[str, Any]) -> Any:
+    """The operator's result, computed in fp32 where PyTorch does not do it in 16 bits."""
+    try:
+        return operator(*positional, **named)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as refusal:
+        given = pytree.tree_leaves((positional, named))
+        narrow = {leaf.dtype for leaf in given if isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW}
+        if len(narrow) != 1:
+            raise
+        (dtype,) = narrow
+        wide_positional, wide_named = _retyped((positional, named), dtype, torch.float32)
+        try:
+            result = operator(*wide_positional, **wide_named)
+        except RuntimeError:
+            raise refusal from None
+        return _retyped(result, torch.float32, dtype)
+
+
+def _retyped(values: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
+    """The same structure, its tensors of the one dtype in the other."""
+
+    def leaf(value: Any) -> Any:
+        return value.to(wanted) if isinstance(value, torch.Tensor) and value.dtype == given else value
+
+    return pytree.tree_map(leaf, values)
 
 
 @contextmanager
