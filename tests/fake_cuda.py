@@ -6,6 +6,7 @@ stream whose turn it is, so that a stream may be far ahead of another or far beh
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from escalade.device import events
 
 
 class Point:
@@ -52,6 +55,8 @@ class Stream:
 class Event:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.cuda_event = len(gpu.events)
+        gpu.events.append(self)
         self.point: Point | None = None
         self.graph: list[Callable[[], None]] | None = None
 
@@ -137,6 +142,7 @@ class Gpu:
         self._random = random.Random(seed)
         self._favourites: dict[int, float] = {}
         self.streams: list[Stream] = []
+        self.events: list[Event] = []
         self.current = self.stream()
         self.recorded: list[Callable[[], None]] | None = None
         """The work of the graph that is being recorded."""
@@ -149,6 +155,11 @@ class Gpu:
 
     def event(self, *_: Any, **__: Any) -> Event:
         return Event(self)
+
+    def cuEventRecord(self, event: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+        """As the driver has it."""
+        self.events[event.value or 0].record(self.streams[stream.value or 0])
+        return 0
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -205,3 +216,4 @@ class Gpu:
             "graph": self.capture,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(events, "brief_function", lambda name: getattr(self, name))

@@ -41,6 +41,8 @@ class Words:
         self.function_modes: Callable[[], int] = known("_C._len_torch_function_stack") or _always
         self.dispatch_modes: Callable[[], int] = known("_C._len_torch_dispatch_stack") or _always
         self.transforms: Callable[[], int] = known("_C._are_functorch_transforms_active") or _always
+        self.is_negative: Callable[[torch.Tensor], bool] = _reads_marks(known) or torch.Tensor.is_neg
+        """Whether a tensor's elements are negative by a mark on it; `is_neg` gives the interpreter's lock away."""
         self._mode_at = known("_C._get_function_stack_at")
         self._guards = known("_C._dynamo.guards.TensorGuards")
         self._empty = {kind: known(f"_C._dynamo.guards._empty_strided_{kind}") for kind in ("cuda", "cpu")}
@@ -114,6 +116,11 @@ class Words:
             kind.forward = staticmethod(keeping)  # type: ignore[attr-defined]
             return kind.apply  # type: ignore[attr-defined]
         return apply
+
+
+def _reads_marks(known: Function) -> Callable[[torch.Tensor], bool] | None:
+    keys, mark = known("_C._dispatch_keys"), known("_C.DispatchKey.Negative")
+    return None if keys is None or mark is None else lambda tensor: keys(tensor).has(mark)
 
 
 def _current_stream(index: int) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from escalade.device.events import Mark
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.caller import Given, Made, is_apart
@@ -48,17 +49,20 @@ class _Buffers:
         self.lock = threading.Lock()
         self.stream: torch.cuda.Stream | None = None
         self.turn = 0
-        self._done: torch.cuda.Event | None = None
+        self._done: Mark | None = None
         self._known: set[int] = set()
 
     def is_taken_idle(self) -> bool:
         """Takes the lock, unless somebody has it or a call is still running."""
         if not self.lock.acquire(blocking=False):
             return False
-        if self._done is None or self._done.query():
+        if self._is_idle():
             return True
         self.lock.release()
         return False
+
+    def _is_idle(self) -> bool:
+        return self._done is None or self._done.event.query()
 
     def run(
         self,
@@ -73,15 +77,15 @@ class _Buffers:
                 self.program.used_on(stream)
                 self._known.add(stream.cuda_stream)
             if self._done is not None:
-                stream.wait_event(self._done)
+                stream.wait_event(self._done.event)
             self.stream = stream
-        is_idle = self._done is None or self._done.query()
+        is_idle = self._is_idle()
         if self._done is None:
-            self._done = torch.cuda.Event()
+            self._done = Mark()
         try:
             return self.program.over(tensors, types, rooms, is_idle)
         finally:  # also what failed half way may have begun
-            self._done.record(stream)
+            self._done.record(stream, is_idle)
 
 
 class BufferedCalls:

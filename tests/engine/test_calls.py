@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -106,6 +108,39 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
         torch.testing.assert_close(found, model(given.float()).detach())
         assert torch.equal(given, before) and not found.requires_grad
         assert torch.equal(engine(given), found)
+
+
+def keeps_the_lock(function: Callable[[], object], seconds: float) -> bool:
+    """Whether a thread that waits for the interpreter's lock does not get it while the function is called again and
+    again, for so long."""
+    gate, entered = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        gate.wait()
+        entered.set()
+
+    waiting = threading.Thread(target=enter)
+    waiting.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        gate.set()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not entered.is_set():
+            function()
+        return not entered.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        waiting.join()
+
+
+def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:
+    """Each time that it is given away, with many threads waiting for it, takes longer than the call."""
+    _, engine = made(ONE)
+    x = torch.randn(2, 12)
+    take = direct(engine, x)._inputs[0].take
+    assert keeps_the_lock(lambda: take(x), 0.2)
+    assert not keeps_the_lock(x.is_neg, 10), "what would give it away is noticed"
 
 
 def between(tensor: torch.Tensor) -> torch.Tensor:

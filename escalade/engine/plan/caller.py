@@ -34,7 +34,7 @@ class Given:
             tensor.dtype is self._dtype
             and self._is_dense(tensor)
             and not address % ALIGNMENT
-            and not tensor.is_neg()
+            and not WORDS.is_negative(tensor)
         ):
             self._point(address)
             return tensor
@@ -74,7 +74,7 @@ class Made:
             room.dtype is self._dtype
             and room.stride() == self._strides
             and not room.data_ptr() % ALIGNMENT
-            and not room.is_neg()
+            and not WORDS.is_negative(room)
         )
 
 

@@ -288,3 +288,5 @@ def test_the_short_way_asks_for_what_pytorch_has() -> None:
     assert not WORDS.dispatch_modes() and not WORDS.function_modes() and not WORDS.transforms()
     x = torch.randn(2, 3)
     assert WORDS.guard([x]).__name__ == "check" and WORDS.allocator(x.device).__name__ == "_empty_strided_cpu"
+    assert WORDS.is_negative is not torch.Tensor.is_neg
+    assert Words(lambda path: None).is_negative is torch.Tensor.is_neg

@@ -1,0 +1,37 @@
+"""Events that a call records: by the driver where it waits for nothing, by PyTorch elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escalade.device.events import Mark
+from tests.fake_cuda import Event, Gpu
+
+
+def test_the_driver_records_where_there_is_room_and_pytorch_what_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, by_pytorch, answers = Gpu(0), [], [0, 1]
+    record = Event.record
+
+    def noted(event: Event, stream: Any) -> None:
+        by_pytorch.append(stream)
+        record(event, stream)
+
+    def cuEventRecord(event: Any, stream: Any) -> int:
+        if answer := answers.pop(0):
+            return answer
+        record(gpu.events[event.value or 0], gpu.streams[stream.value or 0])
+        return 0
+
+    monkeypatch.setattr(Event, "record", noted)
+    monkeypatch.setattr(gpu, "cuEventRecord", cuEventRecord)
+    gpu.stand_in(monkeypatch)
+    mark, stream = Mark(), gpu.stream()
+    for has_room, count in ((True, 1), (False, 2), (True, 2), (True, 3)):
+        mark.record(stream, has_room)  # type: ignore[arg-type]
+        assert by_pytorch == [stream] * count and not mark.event.query()
+        mark.event.synchronize()
+    assert not answers and mark.event.query()
