@@ -7,12 +7,14 @@ import os
 import pathlib
 import stat
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 
 from escalade.errors import UnsupportedError
@@ -28,6 +30,8 @@ _KINDS = {"F": "floating-point numbers", "I": "32-bit whole numbers"}
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 """Tags of TIFF files, and values of theirs."""
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,32 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Images for an engine, uint8, those of `files` first, and what was passed over on the way to them."""
+
+    files: list[pathlib.Path]
+    images: torch.Tensor
+    refused: list[Unreadable]
+
+
+@dataclass(frozen=True)
 class Crop:
     """The shorter side is resized to `resize`, and a square of `side` taken from the middle."""
 
     resize: int
     side: int
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """The width and height of a whole image behind the resizing."""
+        shorter = min(width, height)
+        wide, high = int(self.resize * width / shorter), int(self.resize * height / shorter)
+        if (wide, high) != (width, height) and wide * high > (Image.MAX_IMAGE_PIXELS or math.inf):
+            raise ValueError(f"{width} x {height} pixels become {wide} x {high}, more than Pillow takes")
+        return wide, high
+
+    def corner(self, width: int, height: int) -> tuple[int, int]:
+        """Where the square begins in a resized image, from the left and from the top."""
+        return round((width - self.side) / 2), round((height - self.side) / 2)
 
 
 def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unreadable]]:
@@ -89,20 +114,23 @@ def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
 
     Of several frames or pages it is the first; what is transparent has the colour that the file gives it.
     """
-    if not stat.S_ISREG(os.stat(file).st_mode):
-        raise ValueError("it is no regular file")
+    require_regular(file)
     with Image.open(file) as opened:
         image = _rgb(opened)
-    shorter = min(image.size)
-    if shorter != crop.resize:
-        width, height = (int(crop.resize * length / shorter) for length in image.size)
-        if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-            raise ValueError(
-                f"{image.width} x {image.height} pixels become {width} x {height}, more than Pillow takes"
-            )
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (round((length - crop.side) / 2) for length in image.size)
-    return np.asarray(image.crop((left, top, left + crop.side, top + crop.side)))
+    size = crop.resized(*image.size)
+    left, top = crop.corner(*size)
+    if size == image.size:
+        return np.asarray(image.crop((left, top, left + crop.side, top + crop.side)))
+    # Only what the square is of: a resized pixel is the same whether its neighbours are computed or not.
+    across, down = image.width / size[0], image.height / size[1]
+    box = (left * across, top * down, (left + crop.side) * across, (top + crop.side) * down)
+    return np.asarray(image.resize((crop.side, crop.side), Image.Resampling.BILINEAR, box))
+
+
+def require_regular(file: pathlib.Path) -> None:
+    """A pipe would be waited for, perhaps for ever."""
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise ValueError("it is no regular file")
 
 
 def _rgb(opened: Image.Image) -> Image.Image:
@@ -141,14 +169,24 @@ def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
 def decode_all(
     files: Iterable[pathlib.Path], crop: Crop, ahead: int
 ) -> Generator[Picture | Unreadable, None, None]:
-    """Pictures in the order of the files, decoded by a thread for each core, at most `ahead` images before they are
-    asked for."""
-    workers = len(os.sched_getaffinity(0))
-    waiting: deque[Future[Picture | Unreadable]] = deque()
+    """Pictures in the order of the files, at most `ahead` of them before they are asked for."""
+    return in_order(files, partial(attempt, crop=crop), ahead)
+
+
+def in_order(
+    items: Iterable[Given], work: Callable[[Given], Made], ahead: int, workers: int | None = None
+) -> Generator[Made, None, None]:
+    """What is made of each item, in their order, by so many threads, one for each core if it is not said; at most
+    `ahead` items before they are asked for.
+
+    Threads, not processes: Pillow and PyTorch leave the interpreter's lock while they decode and resize.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(workers, "escalade-decode")
     try:
-        for file in files:
-            waiting.append(pool.submit(_try, file, crop))
+        for item in items:
+            waiting.append(pool.submit(work, item))
             if len(waiting) >= max(ahead, workers):
                 yield waiting.popleft().result()
         while waiting:
@@ -157,7 +195,8 @@ def decode_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _try(file: pathlib.Path, crop: Crop) -> Picture | Unreadable:
+def attempt(file: pathlib.Path, crop: Crop) -> Picture | Unreadable:
+    """A picture by Pillow, or why there is none."""
     try:
         return Picture(file, decode(file, crop))
     except FileNotFoundError:

@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
 
-from escalade.classify.images import Crop, Picture, Unreadable, decode_all
+from escalade.classify.decoders import PILLOW, Decoder, decoder_for
+from escalade.classify.images import Crop, Unreadable
 from escalade.engine import Engine
 
 
@@ -45,7 +45,7 @@ def predict(
 ) -> Generator[Prediction, None, None]:
     """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
     sent: deque[list[pathlib.Path]] = deque()
-    given = batches(files, crop, batch, sent, skipped)
+    given = batches(files, crop, batch, sent, skipped, decoder_for(engine.device))
     with closing(given), closing(engine.stream(given)) as results:
         for logits in results:
             likely = logits.float().softmax(1).topk(min(top, len(labels)), 1)
@@ -62,13 +62,13 @@ def predict(
 
 def example(batch: int, crop: Crop) -> torch.Tensor:
     """Images as `predict` gives them to the engine."""
-    return torch.from_numpy(_images(_room(batch, crop)))
+    return torch.zeros(batch, crop.side, crop.side, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
 def first_images(files: Sequence[pathlib.Path], crop: Crop, batch: int) -> list[torch.Tensor]:
     """The first batch as `predict` gives it to the engine, to calibrate with; none if none can be read."""
     with closing(batches(files, crop, batch, deque(), lambda image: None)) as given:
-        return [torch.from_numpy(images).clone() for images in islice(given, 1)]
+        return [images.clone() for images in islice(given, 1)]
 
 
 def batches(
@@ -77,33 +77,13 @@ def batches(
     batch: int,
     sent: deque[list[pathlib.Path]],
     skipped: Callable[[Unreadable], None],
-) -> Generator[np.ndarray, None, None]:
-    """Batches of one size, so that the engine needs one plan: a last one that is not full holds older images too.
-
-    The same memory each time: the engine copies a batch before it asks for the next.
-    """
-    room = _room(batch, crop)
-    names: list[pathlib.Path] = []
-    with closing(decode_all(files, crop, ahead=2 * batch)) as pictures:
-        for picture in pictures:
-            if not isinstance(picture, Picture):
-                skipped(picture)
-                continue
-            room[len(names)] = picture.pixels
-            names.append(picture.file)
-            if len(names) == batch:
-                sent.append(names)
-                names = []
-                yield _images(room)
-    if names:
-        sent.append(names)
-        yield _images(room)
-
-
-def _room(batch: int, crop: Crop) -> np.ndarray:
-    return np.zeros((batch, crop.side, crop.side, 3), np.uint8)
-
-
-def _images(room: np.ndarray) -> np.ndarray:
-    """PyTorch's order of dimensions over the decoder's bytes: channels_last."""
-    return room.transpose(0, 3, 1, 2)
+    decoder: Decoder = PILLOW,
+) -> Generator[torch.Tensor, None, None]:
+    """A decoder's batches, the files of each in `sent` before it comes."""
+    with closing(decoder.batches(files, crop, batch)) as made:
+        for each in made:
+            for image in each.refused:
+                skipped(image)
+            if each.files:
+                sent.append(each.files)
+                yield each.images

@@ -12,6 +12,7 @@ from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from escalade.classify import output
+from escalade.classify.decoders import decoder_for
 from escalade.classify.images import Unreadable, find
 from escalade.classify.labels import class_labels
 from escalade.classify.prediction import Prediction, predict
@@ -135,6 +136,7 @@ def command(
         "dtype": engine.dtype,
         "device": where,
         "batch": batch,
+        "decoder": decoder_for(engine.device).name,
         "seconds": round(seconds, 4),
     }
     if json is not None:
@@ -159,7 +161,8 @@ def _summarise(
     seconds = about["seconds"]
     console.print(
         f"{read:,} images in {seconds:.2f} s, {read / max(seconds, 1e-9):,.0f} a second, decoding included: "
-        f"{about['network']}, {about['dtype']}, batches of {about['batch']}, on {about['device']}",
+        f"{about['network']}, {about['dtype']}, batches of {about['batch']}, on {about['device']}, images by "
+        f"{about['decoder']}",
         highlight=False,
     )
     for each in skipped:

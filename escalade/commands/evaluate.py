@@ -121,6 +121,7 @@ def _json(records: Sequence[Record], data: pathlib.Path, device: str) -> str:
         "data": str(data),
         "images": records[0].batch,
         "device": device,
+        "decoder": records[0].config["decoder"],
         "systems": [_figures(record) for record in records],
     }
     return json_format.dumps(about, indent=1) + "\n"

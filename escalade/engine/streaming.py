@@ -55,7 +55,8 @@ class Streamed(Protocol):
 def stream(engine: Streamed, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
     """What the engine returns for each batch, in order, as CPU tensors.
 
-    A batch is a host tensor or NumPy array, or a tuple of them for a model of several inputs; sizes may vary.
+    A batch is a host tensor or NumPy array, or a tuple of them for a model of several inputs; sizes may vary. It may
+    also be on the engine's own GPU, as of a decoder there, made on the stream that is current for the producer.
     `depth` batches wait while one is computed (on a GPU another is on its way back). A batch is copied before the
     next is asked for, so a producer may fill the same memory again; but pinned tensors are read in place, and must
     stay as they are until their result has come. What the producer raises, or the engine about a batch, is raised
@@ -141,8 +142,7 @@ class _Lanes:
 
     @staticmethod
     def on(device: torch.device) -> _Lanes:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        exact = torch.device("cuda", index)
+        exact = _exact(device)
         return _Lanes(exact, *(torch.cuda.Stream(exact) for _ in range(3)))
 
     def synchronize(self) -> None:
@@ -275,12 +275,18 @@ class _DeviceSlot:
         with torch.cuda.stream(lanes.inward):
             given = self._inputs.like(tensors)
         calls = self._engine.calls(given)
-        pinned = all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
-        sources = tensors if pinned else _staged(tensors, self._staging)
+        here = tensors[0].device.type == "cuda"
+        ready = here or all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
+        sources = tensors if ready else _staged(tensors, self._staging)
         self._kept, self._plan = [calls, *sources], calls.plan
+        producer = torch.cuda.current_stream(lanes.device)
+        if here:
+            lanes.inward.wait_stream(producer)
         with torch.cuda.stream(lanes.inward):
             _copy(sources, given)
             self._arrived.record(lanes.inward)
+        if here:  # whoever made the batch may write over it
+            producer.wait_event(self._arrived)
         with torch.cuda.stream(lanes.compute):
             lanes.compute.wait_event(self._arrived)
             computed = calls.call(given)
@@ -298,14 +304,20 @@ class _DeviceSlot:
         return [result.clone() for result in self._results], self._plan
 
 
+def _exact(device: torch.device) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
 def _tensors(engine: Streamed, batch: Any) -> tuple[torch.Tensor, ...]:
     arguments = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     tensors = engine.flatten(pytree.tree_map(_as_tensor, arguments), {})
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"stream takes batches in host memory, and this one is on {tensor.device}; call the engine with it"
-            )
+    places = {tensor.device for tensor in tensors}
+    if not (places <= {_HOST} or (engine.device.type == "cuda" and places == {_exact(engine.device)})):
+        named = " and ".join(sorted(map(str, places)))
+        raise UnsupportedError(
+            f"stream takes batches in host memory or on the engine's own GPU, and this one is on {named}; the engine "
+            f"is on {engine.device}"
+        )
     return tuple(tensor.detach() for tensor in tensors)
 
 

@@ -92,6 +92,7 @@ def test_a_folder_with_damaged_images(
     assert [entry["file"] for entry in written["images"]] == [str(file) for file in files]
     assert {pathlib.Path(entry["file"]).name for entry in written["unreadable"]} == {"3a.png", "gone.png"}
     assert written["network"] == "ResNet-10" and written["dtype"] == "fp32"
+    assert written["decoder"].startswith("Pillow ") and written["decoder"] in result.output
     chances = expected(network, files, SMALL).topk(3)
     for number, entry in enumerate(written["images"]):
         assert [guess["class"] for guess in entry["top"]] == chances.indices[number].tolist()

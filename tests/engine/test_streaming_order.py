@@ -101,9 +101,11 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
     assert len(tasks) == 1
 
 
-def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies in, compute and copies back are on three streams; what is staged and returned lies in memory that the
-    next batch takes again."""
+    next batch takes again, and so does a batch that a producer makes on the GPU."""
+    given = Box(gpu, kind=place)
 
     class FakeStaging:
         def __init__(self, device: torch.device, pinned: bool = False) -> None:
@@ -113,7 +115,7 @@ def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, monkeypatch: pytest.Monk
             return [self._room]
 
     monkeypatch.setattr(streaming, "Staging", FakeStaging)
-    monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (Box(gpu, batch, "cpu"),))
+    monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (given.copy_(Box(gpu, batch, "cpu")),))
     calls = buffered(gpu)
     engine: Any = SimpleNamespace(calls=lambda given: calls)
     lanes = _Lanes.on(CUDA)

@@ -17,6 +17,7 @@ import torch
 
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.parts import normalised
+from escalade.classify.decoders import decoder_for
 from escalade.classify.images import Unreadable
 from escalade.classify.labelled import Labelled
 from escalade.classify.prediction import batches
@@ -89,19 +90,20 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
     scores = {name: _Score() for name in ("", *dtypes)}
     numbers = {image.file: image.number for image in task.images}
     seen: deque[list[pathlib.Path]] = deque()
-    given = batches(task.files, crop_of(model), task.batch, seen, _refuse)
+    decoder = decoder_for(home)
+    given = batches(task.files, crop_of(model), task.batch, seen, _refuse, decoder)
     with torch.no_grad(), closing(given):
         for images in given:
             names = seen.popleft()
             say(f"{task.network}: {scores[''].images + len(names):,} of {len(task.images):,} images")
-            x = torch.from_numpy(images).to(home)
+            x = images.to(home)
             classes = torch.tensor([numbers[name] for name in names])
             with precision("fp32"):
                 expected = model(normalised(x, task.normalize))[: len(names)].cpu()
             scores[""].add(expected, expected, classes)
             for dtype, engine in engines.items():
                 scores[dtype].add(engine(x)[: len(names)].float().cpu(), expected, classes)
-    return [_record(task, dtype, score) for dtype, score in scores.items()]
+    return [_record(task, dtype, score, decoder.name) for dtype, score in scores.items()]
 
 
 def _refuse(image: Unreadable) -> None:
@@ -109,7 +111,7 @@ def _refuse(image: Unreadable) -> None:
     raise UnsupportedError(f"{shown(image.file)} cannot be read: {shown(image.reason)}")
 
 
-def _record(task: Task, dtype: str, score: _Score) -> Record:
+def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
     count = score.images
     problem = f"{crop_of(task.model).side}_{task.folder.absolute().name}_n{count}"
     record = Record(
@@ -123,6 +125,7 @@ def _record(task: Task, dtype: str, score: _Score) -> Record:
             "agreement": score.same / count,
             "difference": score.largest,
             "weights": task.weights.name,
+            "decoder": decoder,
         },
     )
     if not dtype:

@@ -1,0 +1,208 @@
+"""Which decoder reads files, and that it makes no difference: the same images, the same refused, in the same words."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import io
+import pathlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from escalade.classify import jpeg
+from escalade.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
+from escalade.classify.images import Crop, Unreadable
+from escalade.classify.nvjpeg import NvJpeg
+
+CROP = Crop(36, 32)
+CPU = torch.device("cpu")
+BATCH = 4
+
+
+class Mode(enum.Enum):
+    RGB = 3
+
+
+class StandIn(types.ModuleType):
+    """What is used of `torchvision.io`, by Pillow: it is strict as torchvision is, and knows what it was given."""
+
+    ImageReadMode = Mode
+
+    def __init__(self) -> None:
+        super().__init__("torchvision.io")
+        self.given = 0
+
+    def decode_jpeg(
+        self, contents: Sequence[torch.Tensor], mode: Mode, device: torch.device
+    ) -> list[torch.Tensor]:
+        images = []
+        for each in contents:
+            try:
+                image = Image.open(io.BytesIO(each.numpy().tobytes()))
+                image.load()
+            except Exception as error:
+                raise RuntimeError(str(error)) from error
+            assert image.format == "JPEG" and image.mode == "RGB" and mode is Mode.RGB
+            images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device))
+        self.given += len(images)
+        return images
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    package, module = types.ModuleType("torchvision"), StandIn()
+    monkeypatch.setattr(package, "__version__", "0.0.stand-in", raising=False)
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    monkeypatch.setitem(sys.modules, "torchvision.io", module)
+    return module
+
+
+def photograph(number: int, width: int = 60, height: int = 50) -> Image.Image:
+    rows, columns = np.mgrid[0:height, 0:width]
+    planes = [128 + 100 * np.sin(rows / 9 + number), 2 * columns + rows, 255 - 3 * rows + number]
+    return Image.fromarray(np.stack(planes, -1).clip(0, 255).astype(np.uint8))
+
+
+def turned(tag: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    return exif
+
+
+PLAIN: dict[str, Callable[[pathlib.Path], object]] = {
+    "wide.jpg": lambda path: photograph(1).save(path),
+    "high.jpg": lambda path: photograph(2, 40, 90).save(path, progressive=True),
+    "exact.jpg": lambda path: photograph(3, 36, 44).save(path, quality=95, subsampling=0),
+    "small.jpg": lambda path: photograph(4, 20, 17).save(path),
+    "upright.jpg": lambda path: photograph(5).save(path, exif=turned(1)),
+}
+"""What a fast decoder takes."""
+OTHERS: dict[str, Callable[[pathlib.Path], object]] = {
+    "turned.jpg": lambda path: photograph(6).save(path, exif=turned(6)),
+    "grey.jpg": lambda path: photograph(7).convert("L").save(path),
+    "cmyk.jpg": lambda path: photograph(8).convert("CMYK").save(path),
+    "rgb.jpg": lambda path: photograph(9).save(path, keep_rgb=True),
+    "several.jpg": lambda path: photograph(10).save(
+        path, "MPO", save_all=True, append_images=[photograph(11)]
+    ),
+    "16.png": lambda path: Image.fromarray(np.full((40, 40), 30000, np.uint16)).save(path),
+    "cut.jpg": lambda path: path.write_bytes(saved(photograph(12))[:-300]),
+    "cut short.jpg": lambda path: path.write_bytes(saved(photograph(12))[:30]),
+    "text.jpg": lambda path: path.write_text("no image"),
+    "folder.jpg": lambda path: path.mkdir(),
+    "missing.jpg": lambda path: None,
+}
+"""What is left to Pillow, with what it says of it."""
+DAMAGED = "damaged.jpg"
+"""Looks whole from outside."""
+
+
+def saved(image: Image.Image) -> bytes:
+    written = io.BytesIO()
+    image.save(written, "JPEG")
+    return written.getvalue()
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    """The two sorts by turns, and a folder's name that the files are not sorted by."""
+    for name, make in {**PLAIN, **OTHERS}.items():
+        make(tmp_path / name)
+    (tmp_path / DAMAGED).write_bytes(saved(photograph(14))[:-300] + b"\xff\xd9")
+    names = [*PLAIN, *OTHERS, DAMAGED]
+    return [tmp_path / name for name in names[::2] + names[1::2] + ["wide.jpg"]]
+
+
+def read(
+    decoder: Decoder, files: Sequence[pathlib.Path]
+) -> tuple[list[pathlib.Path], torch.Tensor, set[Unreadable]]:
+    names: list[pathlib.Path] = []
+    images, refused = [], set()
+    for batch in decoder.batches(files, CROP, BATCH):
+        names += batch.files
+        refused.update(batch.refused)
+        if batch.files:
+            assert batch.images.shape == (BATCH, 3, CROP.side, CROP.side)
+            assert batch.images.is_contiguous(memory_format=torch.channels_last)
+            images.append(batch.images[: len(batch.files)].cpu().clone())
+    return names, torch.cat(images).int(), refused
+
+
+def test_a_decoder_on_the_gpu_gives_what_pillow_gives(stand_in: StandIn, files: list[pathlib.Path]) -> None:
+    decoder = NvJpeg.found(CPU)
+    assert decoder is not None and "0.0.stand-in" in decoder.name
+    names, images, refused = read(PILLOW, files)
+    stand_in.given = 0
+    found, same, also_refused = read(decoder, files)
+    assert found == names and also_refused == refused
+    assert {each.file.name for each in refused} == {
+        "cut.jpg", "cut short.jpg", "text.jpg", "folder.jpg", "missing.jpg",
+    }  # fmt: skip
+    assert (same - images).abs().max() <= 1
+    assert stand_in.given >= len(PLAIN) + 1, "wide.jpg is there twice"
+
+
+def test_an_image_that_would_fill_the_memory_is_left_to_pillow(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "thin.jpg"
+    photograph(13, 4000, 1).save(file)
+    assert jpeg.read(file, Crop(256, 224)) is None and jpeg.read(file, CROP) is not None
+
+
+def test_stopping_early_leaves_no_thread(stand_in: StandIn, files: list[pathlib.Path]) -> None:
+    decoder = NvJpeg.found(CPU)
+    assert decoder is not None
+    given = decoder.batches(files * 9, CROP, BATCH)
+    next(given)
+    given.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("escalade-decode")]
+
+
+def test_batches_in_which_nothing_can_be_read(stand_in: StandIn, tmp_path: pathlib.Path) -> None:
+    decoder = NvJpeg.found(CPU)
+    assert decoder is not None
+    for each in (decoder, PILLOW):
+        (batch,) = each.batches([tmp_path / "a.jpg", tmp_path / "b.jpg"], CROP, BATCH)
+        assert not batch.files and [image.file.name for image in batch.refused] == ["a.jpg", "b.jpg"]
+
+
+def refuse(*_: object, **__: object) -> list[torch.Tensor]:
+    raise RuntimeError("not compiled with nvJPEG support")
+
+
+def red(contents: Sequence[torch.Tensor], **_: object) -> list[torch.Tensor]:
+    return [torch.tensor([255, 0, 0], dtype=torch.uint8)[:, None, None].expand(3, 32, 32) for _ in contents]
+
+
+def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    for decode in (refuse, red):
+        monkeypatch.setattr(stand_in, "decode_jpeg", decode)
+        assert NvJpeg.found(CPU) is None
+    monkeypatch.setitem(sys.modules, "torchvision.io", None)  # importing it fails
+    assert NvJpeg.found(CPU) is None
+    assert decoder_for(CPU) is PILLOW
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Path]) -> None:
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # one that was built for another PyTorch raises all sorts of things
+        pytest.skip(f"torchvision cannot be imported: {error}")
+    device = torch.device(place)
+    decoder = NvJpeg.found(device)
+    if decoder is None:
+        pytest.skip("this torchvision does not decode JPEG there")
+    assert device == CPU or decoder_for(device).name == decoder.name
+    whole = [file for file in files if file.name != DAMAGED]  # of which each decoder makes what it likes
+    names, images, refused = read(PILLOW, whole)
+    found, same, also_refused = read(decoder, whole)
+    assert found == names and also_refused == refused
+    off = (same - images).abs().float().mean((1, 2, 3))
+    assert off.max() <= (1 if device == CPU else MEAN_OFF), dict(zip(names, off.tolist(), strict=True))
