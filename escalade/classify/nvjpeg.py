@@ -147,7 +147,7 @@ def _grouped(opened: Iterable[Opened], batch: int) -> Iterator[list[Opened]]:
 
 
 def _pieces(photographs: Sequence[Photograph]) -> Iterator[list[Photograph]]:
-    """As many at a time as there is room for, or one that is larger."""
+    """Groups of photographs that there is room for together, or one that is larger."""
     piece: list[Photograph] = []
     room = _ROOM
     for each in photographs:
