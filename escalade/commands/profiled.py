@@ -14,7 +14,7 @@ from escalade import ops, parsing
 from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError

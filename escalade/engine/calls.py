@@ -14,17 +14,13 @@ import torch
 from escalade.device.events import Mark
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
+from escalade.engine.plan.addresses import Addresses
 from escalade.engine.plan.caller import Given, Made, is_apart
 from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import (
-    Addresses,
-    KernelProgram,
-    Kernels,
-    Program,
-    Rooms,
-    settled,
-)
+from escalade.engine.plan.program import Program, Rooms, settled
 from escalade.errors import OutOfMemory
 
 logger = logging.getLogger("escalade")

@@ -22,7 +22,7 @@ from escalade.device.recipe import (
 )
 from escalade.device.run import Executable
 from escalade.engine.graph.graph import Node
-from escalade.engine.plan import program as engine_program
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Step
 from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import ready
@@ -89,7 +89,7 @@ def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: p
     torch.manual_seed(0)
     compiled = engine.compile(torch.nn.Linear(64, 8), torch.randn(1, 64), dtype="fp16", device="twin")
     program = compiled.program(torch.randn(1, 64))
-    assert isinstance(program, engine_program.KernelProgram)
+    assert isinstance(program, KernelProgram)
     (call,) = program.calls
     assert isinstance(call, Executable) and flags(call) == {int(weights_ready)}
 

@@ -13,7 +13,7 @@ import torch
 from escalade.device import cuda
 from escalade.engine import streaming, submitted
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.streaming import _DeviceSlot, _Lanes
 from tests.fake_cuda import Box, Gpu, Point
 

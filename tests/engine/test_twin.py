@@ -18,8 +18,8 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import linear
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.plan import program, several
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan import kernels, several
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
 from escalade.ops.relu import Relu
@@ -143,7 +143,7 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
     def as_on_a_gpu(dtype: str, device: torch.device) -> AbstractContextManager[None]:
         return own_arithmetic(dtype, torch.device("cuda"))
 
-    monkeypatch.setattr(program, "own_arithmetic", as_on_a_gpu)
+    monkeypatch.setattr(kernels, "own_arithmetic", as_on_a_gpu)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []

@@ -17,7 +17,7 @@ import escalade
 from escalade import models
 from escalade.engine import Engine
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.base.switches import precision
 from tests.support import in_threads
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import escalade
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from escalade.bench.networks.workload import Say, Setting
 from escalade.bench.peers.network import waiting
 from escalade.device.timing import CallSampler, Timing, interleave
 from escalade.engine.engine import Engine
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 from escalade.ops.base.switches import precision

@@ -19,7 +19,7 @@ from escalade.bench.networks.phases import one_thread
 from escalade.bench.networks.workload import Say, Setting
 from escalade.engine.engine import Engine
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.step_times import time_plan, time_steps
 from escalade.measure.records import Record
 

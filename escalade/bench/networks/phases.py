@@ -25,7 +25,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 from escalade.ops.base.switches import precision

@@ -11,7 +11,7 @@ import torch
 from escalade.device.nvml import Watch
 from escalade.engine.engine import Engine
 from escalade.engine.explain import ExplainedStep, Explanation, explain_plan
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.measure.ceilings import Ceilings

@@ -11,8 +11,8 @@ import torch
 from escalade.device.graph import RecordedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.plan import ConstantForm, Plan
-from escalade.engine.plan.program import Kernels
 from escalade.engine.plan.several import SeveralResults
 
 Work = Callable[[], None]

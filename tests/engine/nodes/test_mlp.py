@@ -19,7 +19,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.mlp import MOST_WEIGHT_BYTES
 from escalade.engine.passes import optimise
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}

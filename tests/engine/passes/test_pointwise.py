@@ -13,7 +13,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 from tests.engine.graphs import after, ops
 
 

@@ -18,7 +18,7 @@ from escalade.device.recipe import Workspace
 from escalade.device.run import Executable, _TwinLaunch
 from escalade.engine import Engine, compile
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 
 
 class Frozen:

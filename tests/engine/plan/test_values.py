@@ -12,7 +12,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import aten
-from escalade.engine.plan.program import KernelProgram
+from escalade.engine.plan.kernel_program import KernelProgram
 
 
 class Between(nn.Module):

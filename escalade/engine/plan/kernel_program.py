@@ -1,0 +1,173 @@
+"""A plan made ready on a device over memory of its own: kernels, and on a GPU one CUDA graph of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from escalade.device.arguments import Pointers
+from escalade.device.graph import GraphNode, RecordedGraph
+from escalade.device.run import Executable
+from escalade.engine.plan.addresses import Addresses
+from escalade.engine.plan.caller import Given, Made, is_apart
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.kernels import Kernels, clear_about_memory
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.program import Rooms, settled
+
+
+def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor, cast if it has to be: `to` gives the interpreter's lock away even if there is nothing to do."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+class _End:
+    """An input or output of the caller's, to launches and to the graph that they are in."""
+
+    def __init__(self, pointers: Pointers, graph: RecordedGraph | None) -> None:
+        self._pointers = pointers
+        self._graph = graph
+
+    def point(self, address: int) -> None:
+        if self._pointers.point(address) and self._graph is not None:
+            self._graph.change(self._pointers.launches)
+
+
+class KernelProgram(Kernels):
+    """The kernels of a plan; on the GPU one CUDA graph of them all.
+
+    A call points those that read an input or write a result at the caller's tensors. Where they lie where they lay in
+    the call before, as PyTorch's allocator often has it, there is nothing to do.
+    """
+
+    def __init__(
+        self, plan: Plan, constants: Constants, device: torch.device, like: Kernels | None = None
+    ) -> None:
+        super().__init__(plan, constants, device, like=like)
+        with clear_about_memory(plan, device):
+            self._graph = None if self._side is None else self._captured(self._side)
+        self._addresses = Addresses.of(self)
+        self._ends = {name: _End(each, self._graph) for name, each in self._addresses.outside.items()}
+        self._given = {
+            name: Given(plan.forms[name], device, self._ends[name].point) for name in plan.inputs_outside
+        }
+        self._made = {
+            name: Made(plan.forms[name], device, self._ends[name].point) for name in plan.outputs_outside
+        }
+        self._values.forget_outside()
+        self._is_at_home = False
+        for call in self.calls:
+            if isinstance(call, Executable):
+                call.release()
+
+    def another(self) -> KernelProgram:
+        return KernelProgram(self.plan, self._shared, self._device, like=self)
+
+    def over(
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms = None,
+        is_idle: bool = False,
+    ) -> list[torch.Tensor]:
+        return self._call_over(tensors, types, rooms, partial(self._replay, is_idle))
+
+    def apart(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    ) -> list[torch.Tensor]:
+        own, counters = (self._values.arena, self._lasting), self._addresses.counters
+        self._values.arena = torch.empty_like(self._values.arena)
+        fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
+        self._lasting = {**self._lasting, **fresh}
+        try:
+            self._point_at_scratch()
+            return self._call_over(tensors, types, rooms, self.run_steps)
+        finally:
+            self._values.arena, self._lasting = own
+            self._point_at_scratch()
+
+    def run(self) -> None:
+        """Runs them over memory of their own; on the GPU on the current stream."""
+        self.at_home()
+        self._replay()
+
+    def at_home(self) -> None:
+        """Points the kernels at memory of their own, until the next call."""
+        if self._is_at_home:
+            return
+        for name, end in self._ends.items():
+            end.point(self._values.at(name).data_ptr())
+        self._is_at_home = True
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
+        for tensor in (self._values.arena, *self.weights):
+            tensor.record_stream(stream)
+
+    def _call_over(
+        self,
+        tensors: Sequence[torch.Tensor],
+        types: Sequence[torch.dtype],
+        rooms: Rooms,
+        run: Callable[[], None],
+    ) -> list[torch.Tensor]:
+        """Copies what no kernel reads or writes where the caller has it. Inputs and copies of them live until they are
+        enqueued to be read.
+        """
+        self._is_at_home = False
+        alive = [
+            self._take(given.name, tensor)
+            for given, tensor in zip(self.plan.graph.inputs, tensors, strict=True)
+        ]
+        wanted = dict(zip(self.plan.graph.outputs, rooms or (), strict=rooms is not None))
+        made = {
+            name: each.within(wanted[name])
+            if name in wanted and is_apart(wanted[name], tensors)
+            else each.make()
+            for name, each in self._made.items()
+        }
+        run()
+        del alive
+        outputs = self.plan.graph.outputs
+        if rooms is not None:
+            return settled(rooms, [made[name] if name in made else self._output(name) for name in outputs])
+        return [
+            _of_type(made[name], dtype) if name in made else self._output(name).to(dtype, copy=True)
+            for name, dtype in zip(outputs, types, strict=True)
+        ]
+
+    def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._given:
+            return self._given[name].take(tensor)
+        return self._values.at(name).copy_(tensor.detach(), non_blocking=True)
+
+    def _point_at_scratch(self) -> None:
+        self._addresses.arena.point(self._values.arena.data_ptr())
+        for name, pointers in self._addresses.counters.items():
+            pointers.point(self._lasting[name].data_ptr())
+
+    def _replay(self, is_idle: bool = False) -> None:
+        if self._graph is not None:
+            self._graph.replay(is_idle)
+        else:
+            self.run_steps()
+
+    def _captured(self, side: torch.cuda.Stream) -> RecordedGraph:
+        with torch.cuda.device(self._device):
+            launches_only = all(isinstance(call, Executable) for call in self.calls)
+            graph = RecordedGraph(self._recorded, side, launches_only=launches_only)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        return graph
+
+    def _recorded(self) -> list[GraphNode]:
+        with ExitStack() as noting:
+            nodes = [
+                noting.enter_context(call.noting_nodes())
+                for call in self.calls
+                if isinstance(call, Executable)
+            ]
+            self.run_steps()
+        return [node for found in nodes for node in found]

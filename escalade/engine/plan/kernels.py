@@ -1,0 +1,243 @@
+"""The kernels of a plan made ready on a device over an arena, weights packed: one launch after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import torch
+
+from escalade.device.cuda import architecture_of
+from escalade.device.packing import Prepared
+from escalade.device.precompilation import build_for_twin, precompile
+from escalade.device.recipe import Recipe
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.lowering import STORED
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import ConstantForm, Plan, Step
+from escalade.engine.plan.several import SeveralResults
+from escalade.engine.plan.values import Values
+from escalade.errors import OutOfMemory
+
+
+class Kernels:
+    """The kernels of a plan over its arena, weights packed: on the GPU, or on the twin for the CPU."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Constants,
+        device: torch.device,
+        bound: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        like: Kernels | None = None,
+    ) -> None:
+        """`bound` are the tensors of a plan whose inputs are bound, dense and in the forms that it has for them. Packed
+        weights are those of other kernels `like` these, if there are any."""
+        self.plan = plan
+        self._device = device
+        self._shared = constants
+        self._rooms: dict[str, dict[str, torch.Tensor]] = {}
+        self._parts = SeveralResults(plan)
+        with clear_about_memory(plan, device):
+            arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            self._values = Values(plan, arena, bound)
+            self._is_packed = like is not None
+            self._lasting: dict[str, torch.Tensor] = lasting(
+                plan, device, {} if like is None else like._lasting
+            )
+            self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+            compile_together([plan], device)
+            self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
+            steps = [plan.steps[number] for number in self._numbers]
+            self.calls = [
+                self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
+            ]
+            self._side = self._first_run() if device.type == "cuda" else None
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Inputs of the plan's own, not those of a call."""
+        return tuple(self._values.at(given.name) for given in self.plan.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Outputs of the plan's own, not those of a call."""
+        return tuple(self._output(name) for name in self.plan.graph.outputs)
+
+    @property
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """Weights as the kernels read them, and counters: what lasts from call to call."""
+        return (*self._lasting.values(), *self._constants.values())
+
+    def run_steps(self) -> None:
+        """Runs one launch after another."""
+        for _, call in self.one_by_one():
+            call()
+
+    def one_by_one(self) -> Iterator[tuple[Step, Callable[[], None]]]:
+        """The steps that do something, each with what runs it: once or more, before the next one is asked for."""
+        for number, call in zip(self._numbers, self.calls, strict=True):
+            yield self.plan.steps[number], call
+            self._values.end(number)
+
+    def at_home(self) -> None:
+        """Sees to it that they run over memory of their own, as they do unless there are calls too."""
+
+    def in_pytorch(self, step: Step) -> Callable[[], torch.Tensor]:
+        """What PyTorch would do in the place of a step, over the same values, to give what a kernel behind it reads."""
+        compute_result = self._computing(step)
+        return lambda: self._values.formed(step.node.name, compute_result())
+
+    def _computing(self, step: Step) -> Callable[[], torch.Tensor]:
+        """PyTorch's operators for a node over the plan's values, at the plan's precision."""
+        alone = Step(step.node)
+        constants = {
+            role: self._shared.get(alone.constant(role), self.plan.graph)
+            for role, name in step.node.inputs.items()
+            if name in self.plan.graph.constants
+        }
+        values = {role: name for role, name in step.node.inputs.items() if role not in constants}
+
+        def call() -> torch.Tensor:
+            given = {role: self._as_stored(name) for role, name in values.items()}
+            with own_arithmetic(self.plan.dtype, self._device):
+                return self._parts.compute(step.node, {**constants, **given})
+
+        return call
+
+    def _as_stored(self, name: str) -> torch.Tensor:
+        """A value for PyTorch, which multiplies numbers of one type: an image may have come in another."""
+        value = self._values.at(name)
+        if self.plan.graph.typed:
+            return value
+        is_image = any(name == given.name for given in self.plan.graph.inputs)
+        return value.to(STORAGE[self.plan.dtype]) if is_image and value.is_floating_point() else value
+
+    def _first_run(self) -> torch.cuda.Stream:
+        """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
+        every stream.
+        """
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device), torch.cuda.stream(side):
+            self._values.arena.zero_()
+            self._values.outside.zero_()
+            self.run_steps()
+            side.synchronize()
+        return side
+
+    def _output(self, name: str) -> torch.Tensor:
+        if name in self.plan.graph.constants:
+            return self._constants[ConstantForm(name, STORED)]
+        return self._values.at(name)
+
+    def _constants_of(self, step: Step) -> dict[str, torch.Tensor]:
+        constants = self.plan.graph.constants
+        return {
+            role: self._constants[step.constant(role)]
+            for role, name in step.node.inputs.items()
+            if name in constants
+        }
+
+    def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:
+        if step.recipe is None:
+            return self._pytorch(step)
+        assert step.lowered is not None
+        prepared = Prepared(
+            step.recipe,
+            self._device,
+            f"{step.node.source or step.node.name} ({step.lowered.problem.name})",
+            weights_stay=step.has_weights_ready(self.plan.graph.constants),
+            behind=behind.recipe if behind else None,
+        )
+        if self.plan.apart.keys().isdisjoint(step.node.inputs.values()):
+            bind = prepared.executable.bind if self._is_packed else prepared.bind
+            return bind(self._tensors(step, step.recipe))
+        return self._bound_late(step, step.recipe, prepared)
+
+    def _tensors(self, step: Step, recipe: Recipe) -> dict[str, torch.Tensor]:
+        """What a step's kernels read and write, where it lies now."""
+        tensors = self._constants_of(step)
+        tensors |= {
+            role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
+        }
+        tensors["y"] = self._values.at(step.node.name)
+        tensors |= self._unread(step)
+        tensors |= {
+            buffer: self._values.at(name) for buffer, name in self.plan.beside(step.node.name).items()
+        }
+        for workspace in recipe.workspaces:
+            name = step.workspace_name(workspace)
+            if name in self._lasting:
+                tensors[workspace.name] = self._lasting[name]
+            else:
+                offset = self.plan.places[name]
+                tensors[workspace.name] = self._values.arena[offset : offset + workspace.bytes]
+        return tensors
+
+    def _unread(self, step: Step) -> dict[str, torch.Tensor]:
+        """Room for what a step's kernels write besides its result, and nobody reads."""
+        assert step.lowered is not None
+        if step.node.name not in self._rooms:
+            every = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
+            read = self.plan.beside(step.node.name)
+            self._rooms[step.node.name] = {name: room for name, room in every.items() if name not in read}
+        return self._rooms[step.node.name]
+
+    def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
+        """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
+        is_packed = self._is_packed
+
+        def call() -> None:
+            nonlocal is_packed
+            tensors = self._tensors(step, recipe)
+            if not is_packed:
+                prepared.pack(tensors)
+                is_packed = True
+            prepared.executable.bind(tensors)()
+            prepared.executable.release()
+
+        return call
+
+    def _pytorch(self, step: Step) -> Callable[[], None]:
+        compute_result = self._computing(step)
+        return lambda: self._values.keep(step, compute_result())
+
+
+def lasting(plan: Plan, device: torch.device, packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Workspaces that keep what they hold: weights that are packed already, and new ones. Counters are always new."""
+    return {
+        name: packed[name] if name in packed and not each.zeroed else each.allocate(device)
+        for name, each in plan.lasting.items()
+    }
+
+
+@contextmanager
+def clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
+    """What does not fit is said in terms of the plan."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
+            f"{plan.constant_bytes / 2**20:.0f} for weights); {_left_of(device)}. Take a smaller batch"
+        ) from error
+
+
+def _left_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "the CPU has less"
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{device} has {free / 2**20:.0f} of {total / 2**20:.0f} MiB free"
+
+
+def compile_together(plans: Sequence[Plan], device: torch.device) -> None:
+    """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
+    programs = tuple(dict.fromkeys(program for plan in plans for program in plan.programs))
+    here = architecture_of(device)
+    if here is None:
+        build_for_twin(programs)
+    else:
+        precompile(programs, here)
