@@ -24,7 +24,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan.plan import make_plan
+from escalade.engine.plan.planner import make_plan
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem

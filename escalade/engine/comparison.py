@@ -22,7 +22,7 @@ from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.plan import Step
+from escalade.engine.plan.step import Step
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
 from escalade.fitted import Table

@@ -38,7 +38,8 @@ from escalade.engine.pieces import Pieces, require_apart
 from escalade.engine.plan.constants import Constants, Pool, require_finite
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels, compile_together
-from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.program import Program
 from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise

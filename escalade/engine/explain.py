@@ -16,7 +16,8 @@ from rich.text import Text
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
-from escalade.engine.plan.plan import Plan, Step
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.step import Step
 from escalade.fitted import Table
 from escalade.ops.choose.pytorch import PYTORCH
 

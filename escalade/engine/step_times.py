@@ -9,8 +9,8 @@ import torch
 
 from escalade.device.timing import ReplaySampler, Subject, interleave, keep_busy, time_interleaved
 from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.plan import Step
 from escalade.engine.plan.program import Program
+from escalade.engine.plan.step import Step
 from escalade.errors import EscaladeError
 from escalade.ops.choose.pytorch import PYTORCH
 

@@ -12,7 +12,8 @@ from escalade.device.recipe import Recipe
 from escalade.engine.explain import ExplainedStep, explain_plan
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.plan import Plan, Step
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.step import Step
 from escalade.engine.step_times import fill
 from escalade.engine.training.program import KernelStep
 from escalade.measure.verification import outputs_of

@@ -23,7 +23,7 @@ from escalade.device.timing import host_time
 from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.engine import _MOST_SIGHTS
-from escalade.engine.plan import plan as planning
+from escalade.engine.plan import choices
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.ops import OPERATIONS
@@ -215,7 +215,7 @@ def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
 
 def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one call meet at them: those of another on a second stream would be counted too."""
-    choosing = planning.choose
+    choosing = choices.choose
 
     class Counting:
         def __init__(self, rung: Any) -> None:
@@ -234,7 +234,7 @@ def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch
 
     x = torch.randn(2, 12)
     direct(made(ONE)[1], x)
-    monkeypatch.setattr(planning, "choose", counted)
+    monkeypatch.setattr(choices, "choose", counted)
     model, engine = made(ONE)
     calls = engine.calls([x])
     assert isinstance(calls, BufferedCalls) and not calls.plan.is_direct

@@ -21,7 +21,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.comparison import ComparedStep, Comparison, faster_in_pytorch, whole_in_pytorch
 from escalade.engine.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.plan import make_plan
+from escalade.engine.plan.planner import make_plan
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.files import FileError

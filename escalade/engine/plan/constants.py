@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC
-from escalade.engine.plan.plan import ConstantForm
+from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import to_e4m3
 from escalade.ops.calling.executables import aligned

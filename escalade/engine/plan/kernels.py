@@ -16,8 +16,9 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.plan import ConstantForm, Plan, Step
+from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.several import SeveralResults
+from escalade.engine.plan.step import ConstantForm, Step
 from escalade.engine.plan.values import Values
 from escalade.errors import OutOfMemory
 

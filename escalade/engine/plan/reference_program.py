@@ -12,8 +12,9 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Rooms, settled
+from escalade.engine.plan.step import ConstantForm
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 
 _HOST = torch.device("cpu")

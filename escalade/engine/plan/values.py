@@ -16,7 +16,8 @@ from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.caller import ALIGNMENT
-from escalade.engine.plan.plan import Plan, Step
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.step import Step
 
 
 class Values:

@@ -15,7 +15,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimise_step
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.plan import make_plan
+from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.errors import EscaladeError
 from escalade.ops.base.card import Card

@@ -21,7 +21,8 @@ from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.planner import make_plan
 from escalade.engine.training.optimisers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS

@@ -12,8 +12,9 @@ from escalade.device.graph import RecordedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.several import SeveralResults
+from escalade.engine.plan.step import ConstantForm
 
 Work = Callable[[], None]
 """What is done in front of a plan (inputs are cast) or behind it (buffers are written, parameters stepped)."""

@@ -14,7 +14,8 @@ from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimise_step
 from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.planner import make_plan
 from escalade.engine.training.program import ReferenceStep
 
 Loss = Callable[..., torch.Tensor]

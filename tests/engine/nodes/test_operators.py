@@ -28,7 +28,8 @@ from escalade.engine.nodes.identity import IDENTITIES
 from escalade.engine.nodes.recognition import CAPTURED
 from escalade.engine.passes import for_batch, fuse, optimise, optimise_step
 from escalade.engine.passes.calibrate import ranges
-from escalade.engine.plan.plan import Step, make_plan
+from escalade.engine.plan.planner import make_plan
+from escalade.engine.plan.step import Step
 from escalade.ops.expressions import IDENTITY, Expression
 
 BATCH = 2

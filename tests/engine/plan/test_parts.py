@@ -13,7 +13,8 @@ import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan.plan import Plan, make_plan
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.planner import make_plan
 from tests.engine.plan.test_plan import check_memory
 
 BATCH = 2

@@ -20,8 +20,10 @@ from escalade.engine.graph.graph import Graph, Input
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import NHWC
 from escalade.engine.passes import for_batch, optimise
-from escalade.engine.plan import plan as plan_module
-from escalade.engine.plan.plan import Plan, Step, make_plan
+from escalade.engine.plan import choices
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.planner import make_plan
+from escalade.engine.plan.step import Step
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
 from escalade.ops.choose import pytorch
@@ -340,7 +342,7 @@ def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch
     def by_the_foot(operation: Any, problem: Any, device: torch.device, **others: Any) -> Choice:
         return choose(operation, problem, CPU, "direct")
 
-    monkeypatch.setattr(plan_module, "choose", by_the_foot)
+    monkeypatch.setattr(choices, "choose", by_the_foot)
     monkeypatch.setattr(pytorch, "tables_for", lambda device: ())
     conv = nn.Conv2d(64, 128, 3, groups=4)
     graph = capture(Call(lambda p, x: F.relu(p.conv(x)), conv=conv).eval(), (torch.randn(2, 64, 28, 28),))
