@@ -108,7 +108,7 @@ def _called(operator: torch._ops.OpOverload, positional: list[Any], named: dict[
 
 
 def _retyped(values: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
-    """The same structure, its tensors of the one dtype in the other."""
+    """A structure like this one, its tensors of the one dtype in the other."""
 
     def leaf(value: Any) -> Any:
         return value.to(wanted) if isinstance(value, torch.Tensor) and value.dtype == given else value
