@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from escalade.engine.capture.blocks import unwrapped
 from escalade.engine.capture.conditions import Conditions, Sizes
 from escalade.engine.capture.separate import Original
+from escalade.engine.graph.aten import strangeness
 from escalade.engine.graph.graph import (
     ATEN,
     Batch,
@@ -164,6 +165,7 @@ class Reader(FxReader):
         example's; symbols that `sizes` names are numbers."""
         super().__init__(sizes)
         self._nodes = unwrapped(exported.graph_module)
+        _refuse_strange(self._nodes)
         if _tangled(self._nodes):
             exported = exported.run_decompositions({})
             self._nodes = unwrapped(exported.graph_module)
@@ -244,10 +246,6 @@ class Reader(FxReader):
         return size
 
     def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
-        if target.namespace != "aten":
-            raise CaptureError(
-                f"{target.name()} is not one of PyTorch's own operators; compile the parts of the model around it"
-            )
         signature = self._exported.graph_signature
         own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         first = call.args[0] if call.args else None
@@ -300,12 +298,25 @@ def _mutates(node: torch.fx.Node) -> bool:
     )
 
 
+def _refuse_strange(graph: torch.fx.Graph) -> None:
+    """Refuses calls of other libraries' operators that do more than to compute new tensors."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten":
+            reason = strangeness(node.target)
+            if reason is not None:
+                raise CaptureError(f"{node.target.name()} {reason}; compile the parts of the model around it")
+
+
 def _tangled(graph: torch.fx.Graph) -> bool:
-    """Whether a value is changed in place of which there is a view by then: PyTorch has to untangle that."""
+    """Whether a value is changed in place of which there is a view by then, or several are in one call: PyTorch has to
+    untangle that."""
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     viewed: set[torch.fx.Node] = set()
     for node in graph.nodes:
         first = node.args[0] if node.args else None
+        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if writes and not (_mutates(node) and isinstance(node.meta.get("val"), torch.Tensor)):
+            return True
         if not isinstance(first, torch.fx.Node):
             continue
         memory = owner.get(first, first)

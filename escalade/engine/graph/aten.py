@@ -17,7 +17,7 @@ import torch
 from escalade.engine.graph.graph import Reference
 from escalade.errors import UnsupportedError
 
-_TARGET = re.compile(r"aten::(\w+)(?:\.(\w+))?")
+_TARGET = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
 _TENSORS = ("Tensor", "List[Tensor]")
 _UNBOUNDED = re.compile(r"mvlgamma|.*polynomial.*")
 """Pointwise operators whose work grows with a number among their arguments."""
@@ -28,10 +28,10 @@ class OperatorError(UnsupportedError):
 
 
 def resolve(target: str) -> torch._ops.OpOverload:
-    """The operator of a name such as `aten::cat` or `aten::add.Tensor`."""
+    """The operator of a name such as `aten::cat` or `aten::add.Tensor`; other libraries' are in other namespaces."""
     found = _TARGET.fullmatch(target)
-    packet = getattr(torch.ops.aten, found[1], None) if found else None
-    operator = getattr(packet, found[2] or "default", None) if found else None
+    packet = getattr(getattr(torch.ops, found[1]), found[2], None) if found else None
+    operator = getattr(packet, found[3] or "default", None) if found else None
     if not isinstance(operator, torch._ops.OpOverload) or operator.name() != target:
         raise OperatorError(
             f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses"
@@ -74,6 +74,16 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
         return "changes the statistics that it is given"
     if arguments.get("pin_memory") or arguments.get("generator") is not None:
         return "is told where its memory or its random numbers come from"
+    return None
+
+
+def strangeness(operator: torch._ops.OpOverload) -> str | None:
+    """What stands against an operator of another library in an engine, by its schema; None if nothing does."""
+    schema = operator._schema
+    if schema.is_mutable:
+        return "writes to a tensor that it is given"
+    if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
+        return "gives something else than tensors"
     return None
 
 

@@ -25,6 +25,8 @@ TENSOR = "tensor"
 _SHAPE, _OTHER_SHAPE = (2, 4), (3, 5)
 """Sizes to trace operators with: what they compute of an element may depend on how many there are, as a mean's gradient
 does."""
+_NAMESPACES = ("aten", "prims")
+"""Namespaces of operators whose names say what they compute; in other libraries they may mean anything."""
 _OTHER_WORDS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
                 "bitwise_not": "logical_not", "__and__": "logical_and", "__or__": "logical_or"}  # fmt: skip
 """Operators on bits that are functions of truth values where those are all there is."""
@@ -146,6 +148,8 @@ def expression_of(operator: Overload, given: Mapping[str, Any]) -> Expression | 
 
 @cache
 def _expression(operator: Overload, given: tuple[tuple[str, Any], ...]) -> Expression | None:
+    if operator.namespace not in _NAMESPACES:
+        return None
     if torch.Tag.nondeterministic_seeded in operator.tags and name_of(operator.name()) != "rrelu":
         return None
     schema = operator._schema
