@@ -5,12 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pathlib
 import re
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch import nn
 
+import escalade
 from escalade.device.twin import Counts
 from tests import fresh
 
@@ -23,6 +36,8 @@ PROMISED = {
     "training_step": "5 steps taken, 0 skipped",
 }
 """What each prints near its end."""
+SERVICES = {"fastapi_service"}
+"""Those that run until they are told to end."""
 
 
 def run(name: str, **environment: str) -> None:
@@ -32,7 +47,7 @@ def run(name: str, **environment: str) -> None:
 
 
 def test_every_example_is_here() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(PROMISED)
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == PROMISED.keys() | SERVICES
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))
@@ -44,6 +59,88 @@ def test_an_example_runs_without_a_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PROMISED))
 def test_an_example_runs_on_a_gpu(name: str) -> None:
     run(name)
+
+
+@pytest.fixture(scope="module")
+def engine() -> escalade.Engine:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(512, 6)).eval()
+    example = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    return escalade.compile(
+        model, example, dtype="fp32", device="cpu", normalize=((0.5, 0.5, 0.5), (0.1, 0.1, 0.1))
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(engine: escalade.Engine, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("engines") / "small.escalade"
+    engine.save(path)
+    return path
+
+
+SERVICE = """
+import os, pathlib, runpy, sys
+
+_, pid, *sys.argv = sys.argv
+pathlib.Path(pid).write_text(str(os.getpid()))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@contextlib.contextmanager
+def serving(saved: pathlib.Path, folder: pathlib.Path) -> Iterator[str]:
+    """The service at an address of its own; it ends well when it is told to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address, port = free.getsockname()
+    example = str(ROOT / "examples" / "fastapi_service.py")
+    with ThreadPoolExecutor(1) as runner:
+        ended = runner.submit(
+            fresh.python, "-c", SERVICE, str(folder / "pid"), example, str(saved), "--port", str(port),
+            CUDA_VISIBLE_DEVICES="",
+        )  # fmt: skip
+        try:
+            yield answering(f"http://{address}:{port}", ended)
+        finally:
+            if not ended.done():
+                os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
+        done = ended.result(timeout=30)
+    assert "Application shutdown complete" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def answering(address: str, ended: Future[Any]) -> str:
+    """The address, when somebody is there."""
+    while True:
+        assert not ended.done(), ended.result().stderr
+        with contextlib.suppress(urllib.error.URLError):
+            urllib.request.urlopen(f"{address}/health", timeout=30).close()
+            return address
+        time.sleep(0.1)
+
+
+def test_a_service_answers_requests_together_and_ends_when_told(
+    engine: escalade.Engine, saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("fastapi")
+    pictures = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
+    expected = engine(torch.from_numpy(pictures).permute(0, 3, 1, 2)).softmax(1)
+    with serving(saved, tmp_path) as address, ThreadPoolExecutor(8) as clients:
+
+        def ask(picture: np.ndarray) -> Any:
+            body = io.BytesIO()
+            Image.fromarray(picture).save(body, "PNG")  # which keeps what it is given, as JPEG does not
+            with urllib.request.urlopen(f"{address}/classify", body.getvalue(), timeout=30) as answer:
+                return json.load(answer)["top"]
+
+        for answer, chances in zip(clients.map(ask, pictures), expected, strict=True):
+            assert [each["class"] for each in answer] == chances.topk(5).indices.tolist()
+            assert [each["probability"] for each in answer] == pytest.approx(chances.topk(5).values.tolist())
+        with urllib.request.urlopen(f"{address}/health", timeout=30) as answer:
+            health = json.load(answer)
+        assert health["images"] == 24 > health["batches"] and health["device"] == "cpu"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{address}/classify", b"no image", timeout=30)
+        assert refused.value.code == 400 and "no image that can be read" in refused.value.read().decode()
 
 
 def test_the_notebook_runs_on_the_twin_and_shows_what_is_so() -> None:

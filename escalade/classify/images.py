@@ -110,13 +110,18 @@ def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unread
 
 
 def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
+    """The pixels of a file, which is a regular one."""
+    require_regular(file)
+    with Image.open(file) as opened:
+        return pixels(opened, crop)
+
+
+def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
     """Upright as its EXIF tag says, RGB, resized with antialiasing and cropped: torchvision's way with PIL images.
 
     Of several frames or pages it is the first; what is transparent has the colour that the file gives it.
     """
-    require_regular(file)
-    with Image.open(file) as opened:
-        image = _rgb(opened)
+    image = _rgb(opened)
     size = crop.resized(*image.size)
     left, top = crop.corner(*size)
     if size == image.size:

@@ -1,0 +1,176 @@
+"""Images over HTTP, in batches as large as the requests that come at once.
+
+    pip install 'escalade[serve]'
+    python examples/fastapi_service.py resnet18.escalade --port 8000
+    curl --data-binary @photograph.jpg http://127.0.0.1:8000/classify
+
+The file is a saved engine that takes images as bytes: `escalade build --mean --std`, or `engine.save` behind
+`escalade.compile(..., normalize=(mean, std))`. It runs on the GPU if there is one, and on the CPU else.
+
+A request is decoded in a thread and waits in a queue. One task takes what is there, up to a whole batch, waiting a
+moment for more; `engine.submit` computes it while the next batch gathers. Batches are filled up to a power of two, so
+that there are few plans, and all of them are made before the first request is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import pathlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from PIL import Image
+
+import escalade
+from escalade.classify.images import Crop, pixels
+from escalade.classify.preparation import classes_of, crop_to, side_of
+
+LARGEST = 32
+"""Images of a batch, a power of two."""
+MOMENT = 0.002
+"""Seconds that the first image of a batch waits for others."""
+WAITING = 8 * LARGEST
+"""Images that may wait; further requests are told to come again."""
+MOST_BYTES = 32 * 2**20
+TOP = 5
+
+
+@dataclass
+class Waiting:
+    """An image, and what its request waits for: a row of probabilities."""
+
+    image: np.ndarray
+    answer: asyncio.Future[torch.Tensor]
+
+
+class Batcher:
+    """Images in one by one, batches through the engine, answers out one by one."""
+
+    def __init__(self, engine: escalade.Engine) -> None:
+        self.classes = classes_of(engine)
+        self.crop: Crop = crop_to(side_of(engine.graph.inputs[0].shape))
+        self.images = self.batches = 0
+        self._engine = engine
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(WAITING)
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def warm(self) -> None:
+        """Makes the plan of every size, so that no request waits for one."""
+        size = 1
+        while size <= LARGEST:
+            self._engine(torch.from_numpy(self._room(size)).to(self._engine.device))
+            size *= 2
+
+    async def classify(self, image: np.ndarray) -> torch.Tensor:
+        waiting = Waiting(image, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(waiting)
+        return await waiting.answer
+
+    async def run(self) -> None:
+        """Until it is cancelled; then what has been taken is answered still."""
+        try:
+            while True:
+                # At most two batches at once: while both are under way, a larger one gathers.
+                if len(self._under_way) >= 2:
+                    await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._answer(await self._gathered()))
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+        finally:
+            await asyncio.gather(*self._under_way)
+
+    async def _gathered(self) -> list[Waiting]:
+        some = [await self._queue.get()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOMENT):
+                while len(some) < LARGEST:
+                    some.append(await self._queue.get())
+        return some
+
+    async def _answer(self, some: list[Waiting]) -> None:
+        room = self._room(1 << (len(some) - 1).bit_length())
+        for row, each in zip(room.transpose(0, 2, 3, 1), some, strict=False):
+            row[:] = each.image
+        try:
+            images = torch.from_numpy(room).to(self._engine.device)
+            logits = await self._engine.submit(images)
+            rows = logits.float().softmax(1).cpu()
+        except Exception as error:
+            for each in some:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+            return
+        self.images += len(some)
+        self.batches += 1
+        for each, row in zip(some, rows, strict=False):
+            if not each.answer.done():  # whoever asked may have gone
+                each.answer.set_result(row)
+
+    def _room(self, size: int) -> np.ndarray:
+        side = self.crop.side
+        return np.zeros((size, side, side, 3), np.uint8).transpose(0, 3, 1, 2)
+
+
+def service(engine: escalade.Engine) -> FastAPI:
+    batcher = Batcher(engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(batcher.warm)
+        running = asyncio.create_task(batcher.run())
+        yield
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    app = FastAPI(title="Escalade", lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> dict[str, object]:
+        return {"device": str(engine.device), "images": batcher.images, "batches": batcher.batches}
+
+    @app.post("/classify")
+    async def classify(request: Request) -> dict[str, object]:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise HTTPException(413, f"an image of more than {MOST_BYTES:,} bytes")
+        try:
+            image = await asyncio.to_thread(_decoded, bytes(body), batcher.crop)
+        except Exception as error:  # decoders raise all sorts of things over damaged files
+            raise HTTPException(400, f"the body is no image that can be read: {error}") from error
+        try:
+            chances = await batcher.classify(image)
+        except asyncio.QueueFull as error:
+            raise HTTPException(503, "too many images wait already; come again") from error
+        likely = chances.topk(min(TOP, batcher.classes))
+        pairs = zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
+        return {"top": [{"class": number, "probability": chance} for number, chance in pairs]}
+
+    return app
+
+
+def _decoded(body: bytes, crop: Crop) -> np.ndarray:
+    with Image.open(io.BytesIO(body)) as opened:
+        return pixels(opened, crop)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Images over HTTP through a saved engine.")
+    parser.add_argument("engine", type=pathlib.Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args()
+    uvicorn.run(service(escalade.load(given.engine)), host=given.host, port=given.port)
+
+
+if __name__ == "__main__":
+    main()
