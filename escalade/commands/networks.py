@@ -18,9 +18,10 @@ from escalade.classify.preparation import Normalization
 from escalade.commands.options import count
 from escalade.device import room
 from escalade.engine import compile, load
-from escalade.engine.engine import MOST_PLANS, Engine
+from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import fixed
 from escalade.engine.programs import SUFFIX, example_of, read_program
+from escalade.engine.settings import MOST_PLANS
 from escalade.errors import UnsupportedError
 from escalade.models.registry import SEED
 

@@ -11,7 +11,7 @@ import torch
 
 from escalade.engine.capture.export import require_module
 from escalade.engine.capture.sizes import AnySize
-from escalade.engine.engine import MOST_PLANS, TWIN, Engine, require_device
+from escalade.engine.engine import Engine
 from escalade.engine.file import read
 from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Batch, Graph
@@ -22,6 +22,7 @@ from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
+from escalade.engine.settings import MOST_PLANS, TWIN, require_device
 from escalade.errors import UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]

@@ -8,56 +8,37 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from escalade import parsing
-from escalade.device.nvrtc import is_offered, offer
-from escalade.device.program import Program as DeviceProgram
-from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
-from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
-from escalade.engine.check import check_sizes
-from escalade.engine.comparison import Comparison, compare, faster_in_pytorch
+from escalade.device.nvrtc import offer
+from escalade.engine.calls import Calls
+from escalade.engine.carried import NOTHING, Carried
+from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
-from escalade.engine.graph.forms import STORAGE, InputFormat, require_dtype
-from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Graph, fixed
 from escalade.engine.graph.trees import flatten
-from escalade.engine.network import Network, Others, Shapes, spell
-from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.passes import for_batch
+from escalade.engine.network import Others, Shapes, call_of, spell
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.pieces import Pieces, require_apart
-from escalade.engine.plan.constants import Constants, Pool, require_finite
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import Kernels, compile_together
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.program import Program
-from escalade.engine.plan.reference_program import ReferenceProgram
-from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
+from escalade.engine.plans import Kept, Plans
+from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
 from escalade.engine.submitted import Pending, Submitted
-from escalade.errors import CompileError, UnsupportedError
-from escalade.ops import OPERATIONS
-from escalade.ops.base.card import Card, Place
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 
 logger = logging.getLogger("escalade")
 
-MOST_PLANS = 8
-"""Sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
-_MOST_SIGHTS = 64
-"""Kinds of inputs that a call recognises at first sight; strides may differ without end."""
-TWIN = "twin"
 _transforms_active = torch._C._are_functorch_transforms_active
-_IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
 class Engine(torch.nn.Module):
@@ -90,78 +71,38 @@ class Engine(torch.nn.Module):
         """
         super().__init__()
         super().train(False)
-        dtype = require_dtype(dtype)
-        require_device(device)
-        if pieces is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
-            raise UnsupportedError(
-                "deterministic=True is for Escalade's kernels, on cuda or on the twin and without measured=True: "
-                "PyTorch's operators, which compute on the CPU, may add up in another order for another batch"
-            )
-        if measured:
-            _require_gpu("measured=True", device)
-        require_finite(graph)
-        if dtype == "fp8" and not graph.ranges:
-            raise UnsupportedError(
-                "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "
-                "that look like the data to come"
-            )
-        if dtype == "fp8" and fusion is not FusionLevel.fused:
-            raise UnsupportedError(f"fp8 is for fused plans; {fusion} runs in fp32, tf32, fp16 and bf16")
-        self.dtype = dtype
-        self.device = torch.device("cpu" if device == TWIN else device)
-        self.on_twin = device == TWIN
-        for name, number in {"plans": plans, "buffers": buffers}.items():
-            if not isinstance(number, int) or number < 1:
-                raise UnsupportedError(f"{name}={number!r}: a whole number of them is kept, at least one")
-        self.fusion = fusion
-        self._measured = measured
+        self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, pieces)
+        self._settings.require_for(graph)
         self._others = others
         self._arguments = graph.arguments
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs))) and not named
         self._names = tuple(named)
-        self._most_plans = plans
-        self._memory = _in_bytes(memory)
-        self._pieces = pieces
-        self._turns = count()
-        self._avoid = frozenset() if pieces is None else _scaling_together()
-        self._carried = NOTHING
-        self._most_buffers = buffers
-        self._making = threading.Lock()
-        """Held while a plan is made; calls of those that there are do not wait for it."""
         self._lock = threading.Lock()
-        """Held while the tables of plans change, which takes no time."""
+        """Held while what submits calls is made."""
         self._said_no_gradients = False
         self._submitted: Submitted | None = None
-        self._begin(graph)
+        self._plans = Plans(graph, self._settings, others)
 
-    def _begin(self, graph: Graph) -> None:
-        """Without any plan: for the graph as it is captured for the engine's device."""
-        self._pool = Pool()
-        self._first = self._network(graph)
-        self._networks = [self._first]
-        """The networks that there are plans of, and the first."""
-        self._constants: dict[torch.device, Constants] = {}
-        """Weights, shared by the plans on one device."""
-        self._plans: dict[tuple[Any, ...], _Kept] = {}
-        self._sights: dict[tuple[Any, ...], _Kept] = {}
-        """Plans by what a call with one tensor sees of it, read without the lock."""
+    @property
+    def dtype(self) -> str:
+        return self._settings.dtype
 
-    def _network(self, graph: Graph) -> Network:
-        if self._pieces is not None:
-            require_apart(graph)
-        made = Network(graph, self.dtype, self.fusion, self.device, self._pool)
-        made.optimised("nchw")
-        return made
+    @property
+    def device(self) -> torch.device:
+        return self._settings.device
+
+    @property
+    def on_twin(self) -> bool:
+        return self._settings.on_twin
+
+    @property
+    def fusion(self) -> FusionLevel:
+        return self._settings.fusion
 
     @property
     def _captured(self) -> Graph:
-        return self._first.captured
-
-    @property
-    def _where(self) -> str:
-        """What runs the plans: `cuda`, `twin`, or `cpu`, PyTorch's operators."""
-        return TWIN if self.on_twin else self.device.type
+        return self._plans.networks.first.captured
 
     @property
     def graph(self) -> Graph:
@@ -170,9 +111,10 @@ class Engine(torch.nn.Module):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor:
-            kept = self._sights.get(_sight(x))
+            plans = self._plans
+            kept = plans.sights.get(_sight(x))
             if kept is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
-                kept.turn = next(self._turns)
+                kept.turn = next(plans.turns)
                 results = kept.calls.call(arguments)
                 return results[0] if kept.returns_one_tensor else self.returned(results, kept.calls.plan)
         return super().__call__(*arguments, **keywords)  # with the caller's hooks
@@ -185,13 +127,13 @@ class Engine(torch.nn.Module):
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
         sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
-        kept = self._kept(tensors, sight)
+        kept = self._plans.of(tensors, sight)
         if out is None:
             return self.returned(kept.calls.call(tensors), kept.calls.plan)
         kept.calls.call(tensors, self._rooms(out, kept, tensors[0].device))
         return out
 
-    def _rooms(self, out: Any, kept: _Kept, device: torch.device) -> list[torch.Tensor]:
+    def _rooms(self, out: Any, kept: Kept, device: torch.device) -> list[torch.Tensor]:
         """The caller's tensors for the results of a plan."""
         plan, captured = kept.calls.plan, kept.network.captured
         rooms, structure = flatten(out)
@@ -224,10 +166,10 @@ class Engine(torch.nn.Module):
         """
         with self._lock:
             if self._submitted is None:
-                self._submitted = Submitted(self._most_buffers)
+                self._submitted = Submitted(self._settings.buffers)
             submitted = self._submitted
         first = arguments[0] if len(arguments) == 1 and keywords.keys() <= {"out"} else None
-        is_ready = isinstance(first, torch.Tensor) and _sight(first) in self._sights
+        is_ready = isinstance(first, torch.Tensor) and _sight(first) in self._plans.sights
         return submitted.submit(partial(self, *arguments, **keywords), self.device, is_ready)
 
     @property
@@ -241,10 +183,9 @@ class Engine(torch.nn.Module):
     def extra_repr(self) -> str:
         """What it takes and returns, where it runs, and the batch sizes that it has plans for."""
         returned = (spell(self._captured.shape_of(name)) for name in self._captured.outputs)
-        with self._lock:
-            batches = sorted({kept.calls.plan.batch for kept in self._plans.values()})
+        batches = self._plans.batches()
         ready = f", ready for batches of {', '.join(map(str, batches))}" if batches else ""
-        return f"{self._taken()} -> {', '.join(returned)}, {self.dtype} on {self._where}{ready}"
+        return f"{call_of(self._captured)} -> {', '.join(returned)}, {self.dtype} on {self._settings.where}{ready}"
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Engine:
         """What PyTorch does to each tensor of a module in `to`, `cuda`, `half` and the like."""
@@ -257,16 +198,17 @@ class Engine(torch.nn.Module):
             )
         if wanted.device != own.device:
             require_device(wanted.device)
-            with self._making, self._lock:
-                self.device, self.on_twin, self._submitted = wanted.device, False, None
-                self._begin(elsewhere(self._captured, self.device))
-                if self._others is not None:
-                    self._others = partial(_moved, self._others, self.device)
+            settings, others = self._settings.on(wanted.device), self._others
+            if others is not None:
+                others = partial(_moved, others, wanted.device)
+            plans = self._plans.elsewhere(elsewhere(self._captured, wanted.device), settings, others)
+            with self._lock:
+                self._settings, self._others, self._plans, self._submitted = settings, others, plans, None
         return self
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        return Engine(self._captured, self.dtype, others=self._others, **self._options)
+        return Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return copy(self)
@@ -275,16 +217,7 @@ class Engine(torch.nn.Module):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
             self.save(path)
-            return _restored, (path.read_bytes(), self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """How it was asked for, beside its network and dtype."""
-        device = TWIN if self.on_twin else self.device
-        return {
-            "device": device, "plans": self._most_plans, "fusion": self.fusion, "measured": self._measured,
-            "buffers": self._most_buffers, "memory": self._memory, "pieces": self._pieces,
-        }  # fmt: skip
+            return _restored, (path.read_bytes(), self._settings.options)
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a call's inputs promise, and an engine does not keep."""
@@ -314,23 +247,20 @@ class Engine(torch.nn.Module):
 
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
-        if arguments or keywords:
-            return explain_plan(self.plan(*arguments, **keywords), device=self._where)
-        with self._lock:
-            latest = max(self._plans.values(), key=lambda kept: kept.turn, default=None)
-        if latest is None:
+        plan = self.plan(*arguments, **keywords) if arguments or keywords else self._plans.latest()
+        if plan is None:
             raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
-        return explain_plan(latest.calls.plan, device=self._where)
+        return explain_plan(plan, device=self._settings.where)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def compare(self, *arguments: Any, **keywords: Any) -> Comparison:
         """The plan for inputs like these beside PyTorch on the GPU, step by step and as a whole: it is timed here."""
-        _require_gpu("compare", TWIN if self.on_twin else self.device)
+        require_gpu("compare", TWIN if self.on_twin else self.device)
         tensors = self.flatten(arguments, keywords)
-        kept = self._kept(tensors)
+        kept = self._plans.of(tensors)
         plan, device = kept.calls.plan, tensors[0].device
-        program = KernelProgram(plan, self._constants[device], device)
+        program = KernelProgram(plan, self._plans.constants[device], device)
         return compare(program, kept.network.captured, tensors, kept.batch)
 
     def program(self, *tensors: torch.Tensor) -> Program:
@@ -339,7 +269,7 @@ class Engine(torch.nn.Module):
 
     def calls(self, tensors: Sequence[torch.Tensor]) -> Calls:
         """The plan for inputs like these, made ready to be called with them."""
-        return self._kept(tensors).calls
+        return self._plans.of(tensors).calls
 
     def stream(self, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
         """Results of host batches in order, copies overlapped with compute; see `escalade.engine.streaming`."""
@@ -351,43 +281,21 @@ class Engine(torch.nn.Module):
         With `kernels=True` the plans that the engine has on its GPU go along, with their machine code: loaded on such
         a card, they need no compiler. Architectures that are named (`"sm_90a"`) need not be here.
         """
-        write(self._captured, self.dtype, path, self._carry(kernels) if kernels else NOTHING)
+        write(self._captured, self.dtype, path, self._plans.carry(kernels) if kernels else NOTHING)
 
     def take(self, given: Carried, origin: str) -> None:
         """Plans and machine code that a file has brought, if they are for this GPU; what is missing is said."""
-        if self._where != "cuda":
+        if self._settings.where != "cuda":
             return
         card = Card.of(self.device)
         if missing := given.missing(card):
             logger.warning("%s: %s", origin, missing)
-        self._carried = given
+        self._plans.take(given)
         offer(given.codes.get(str(card.architecture), {}))
 
-    def _carry(self, kernels: bool | str | Sequence[str]) -> Carried:
-        """The plans for the inputs that the engine has met, on each card."""
-        own = Card.of(self.device) if self._where == "cuda" else None
-        cards = cards_for(kernels, own, self._where)
-        with self._lock:
-            met = {
-                tuple((tuple(shape), form) for shape, form, _ in key): kept
-                for key, kept in self._plans.items()
-                if kept.network is self._first
-            }
-        if not met:
-            raise UnsupportedError(
-                "there is no plan to save kernels of yet: call the engine, or `plan`, with inputs like those to come"
-            )
-        plans: list[KeptPlan] = []
-        programs: dict[str, list[DeviceProgram]] = {}
-        for card in cards:
-            for inputs, kept in met.items():
-                given = zip(self._captured.inputs, inputs, strict=True)
-                formats = {entry.name: form for entry, (_, form) in given}
-                planned = self._planner(kept.network, card, kept.batch, formats)
-                plans.append(KeptPlan.of(kept.calls.plan if card == own else planned(), card, inputs))
-                again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
-                programs.setdefault(str(card.architecture), []).extend(again.programs)
-        return carry(plans, programs)
+    def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
+        self._plans.prepare(several)
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The tensors of a call in the order of the graph's inputs."""
@@ -399,302 +307,9 @@ class Engine(torch.nn.Module):
         tensors, structure = flatten((tuple(arguments), dict(keywords)))
         if structure != self._arguments:
             raise UnsupportedError(
-                f"the engine is called like the model it was compiled from: with {self._taken()}"
+                f"the engine is called like the model it was compiled from: with {call_of(self._captured)}"
             )
         return tuple(tensors)
-
-    def _taken(self) -> str:
-        """What a call gives, as a reader wants to hear it: tensors by name and sizes, other values as they are."""
-        inputs = [_Spelled(f"{given.name} {spell(given.shape)}") for given in self._captured.inputs]
-        given, named = pytree.tree_unflatten(inputs, self._arguments)
-        return ", ".join([*map(repr, given), *(_by_name(name, value) for name, value in named.items())])
-
-    def _kept(self, tensors: Sequence[torch.Tensor], sight: tuple[Any, ...] | None = None) -> _Kept:
-        """The plan for these, to be recognised by `sight` from now on."""
-        if self._pieces is not None and not self._is_piece(tensors):
-            return self._in_pieces(tensors, self._pieces)
-        key = _key(tensors)
-        found = self._plans.get(key)
-        if found is None:
-            with self._making:
-                found = self._plans.get(key) or self._made(key, tensors)
-        found.turn = next(self._turns)
-        if sight is not None:
-            with self._lock:
-                if len(self._sights) >= _MOST_SIGHTS:
-                    self._sights = {}
-                if self._plans.get(key) is found:
-                    self._sights[sight] = found
-        return found
-
-    def _is_piece(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return any(
-            tensor.shape[0] == first.times * (self._pieces or 0)
-            for given, tensor in zip(self._captured.inputs, tensors, strict=False)
-            if tensor.dim() and given.shape and isinstance(first := given.shape[0], Batch)
-        )
-
-    def _in_pieces(self, tensors: Sequence[torch.Tensor], size: int) -> _Kept:
-        """Calls of a batch of another size than that of the pieces."""
-        with self._making:
-            network, batch = self._network_for(tensors)
-        kept = self._kept(_in_batch(network.captured, tensors, size))
-        return _Kept(Pieces(kept.calls, network.captured, size, batch), network, batch)
-
-    def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
-        if self._pieces is not None:
-            several = [_in_batch(self._captured, tensors, self._pieces) for tensors in several]
-            several = [*{_key(tensors): tensors for tensors in several}.values()]
-        if len(several) > self._most_plans:
-            raise UnsupportedError(
-                f"{len(several)} plans are asked for, and the engine keeps {self._most_plans}; give it "
-                f"plans={len(several)}"
-            )
-        with self._making:
-            new = {_key(tensors): tensors for tensors in several if _key(tensors) not in self._plans}
-            planned = [(key, tensors, *self._network_for(tensors)) for key, tensors in new.items()]
-            plans = [self._planned(network, batch, tensors) for _, tensors, network, batch in planned]
-            together = sum(self._bytes(each.plan) for each in plans)
-            if self._memory is not None and together > self._memory and len(plans) > 1:
-                raise UnsupportedError(
-                    f"these {len(plans)} plans need {together / 2**20:.1f} MiB for values and packed weights, and the "
-                    f"engine's may have {self._memory / 2**20:.1f}; ask for fewer, or compile with more memory="
-                )
-            if self._where != "cpu":
-                compile_together([each.plan for each in plans], self.device)
-            for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
-                self._keep(key, network, batch, tensors, plan)
-
-    def _made(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> _Kept:
-        network, batch = self._network_for(tensors)
-        return self._keep(key, network, batch, tensors, self._planned(network, batch, tensors))
-
-    def _keep(
-        self,
-        key: tuple[Any, ...],
-        network: Network,
-        batch: int,
-        tensors: Sequence[torch.Tensor],
-        planned: _Planned,
-    ) -> _Kept:
-        """A new plan, ready for calls. Who makes way for it goes first: there may be no memory for both."""
-        with self._lock:
-            while len(self._plans) >= self._most_plans:
-                self._drop_oldest()
-        made = _Kept(self._make(network, batch, tensors, planned), network, batch)
-        with self._lock:
-            self._plans[key] = made
-            made.turn = next(self._turns)
-            used = dict.fromkeys((self._first, *(kept.network for kept in self._plans.values())))
-            self._networks = [*used]
-        return made
-
-    def _drop_oldest(self) -> None:
-        oldest = min(self._plans, key=lambda key: self._plans[key].turn)
-        gone = self._plans.pop(oldest)
-        self._sights = {sight: kept for sight, kept in self._sights.items() if kept is not gone}
-
-    def _make_room(self, plan: Plan) -> None:
-        """Has as many plans go as are in the way of a new one's memory."""
-        if self._memory is None:
-            return
-        needed = self._bytes(plan)
-        if needed > self._memory:
-            raise UnsupportedError(
-                f"this plan needs {needed / 2**20:.1f} MiB for values and packed weights, and the engine's plans may "
-                f"have {self._memory / 2**20:.1f}; take a smaller batch or smaller images, or compile with more memory="
-            )
-        with self._lock:
-            while sum(self._bytes(kept.calls.plan) for kept in self._plans.values()) + needed > self._memory:
-                self._drop_oldest()
-
-    def _bytes(self, plan: Plan) -> int:
-        """What a plan keeps for itself, in as many sets of buffers as it may have."""
-        return plan.arena_bytes * self._most_buffers + plan.lasting_bytes
-
-    def _network_for(self, tensors: Sequence[torch.Tensor]) -> tuple[Network, int]:
-        """What the model does with inputs that the engine can take, and their batch size."""
-        if len(tensors) != len(self._captured.inputs):
-            raise UnsupportedError(f"{len(tensors)} tensors; the engine takes {len(self._captured.inputs)}")
-        for given, tensor in zip(self._captured.inputs, tensors, strict=True):
-            if tensor.device.type != self.device.type:
-                raise UnsupportedError(
-                    f"{given.name} is on {tensor.device}, the engine runs on "
-                    f"{'the twin (CPU tensors)' if self.on_twin else self.device}; move it there"
-                )
-            if tensor.device != tensors[0].device:
-                raise UnsupportedError(
-                    f"the inputs are on {tensors[0].device} and {tensor.device}; they must be on one device"
-                )
-            if tensor.dim() != len(given.shape):
-                self._first.refuse([tuple(each.shape) for each in tensors])
-            if tensor.dim() and not tensor.shape[0]:
-                raise UnsupportedError("a batch of 0: there is nothing to run")
-            self._check_type(given.name, given.dtype, tensor)
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        for network in self._networks:
-            if (batch := network.batch_of(shapes)) is not None:
-                return network, batch
-        return self._another(shapes)
-
-    def _another(self, shapes: Shapes) -> tuple[Network, int]:
-        """What the model does with inputs of sizes that are new."""
-        if self._others is None:
-            self._first.refuse(shapes)
-        assert self._others is not None
-        try:
-            network = self._network(self._others(shapes))
-        except UnsupportedError as error:
-            names = (given.name for given in self._captured.inputs)
-            given = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
-            raise UnsupportedError(
-                f"the model, compiled with {self._taken()}, cannot be compiled with {given}: {error}"
-            ) from error
-        batch = network.batch_of(shapes)
-        assert batch is not None, "it was captured for these"
-        self._networks = [*self._networks, network]
-        return network, batch
-
-    def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
-        wanted = getattr(torch, expected)
-        if not wanted.is_floating_point:
-            if tensor.dtype != wanted:
-                raise UnsupportedError(f"{name} is {tensor.dtype}; the model takes {wanted}")
-            return
-        if tensor.dtype == torch.uint8 and not any(
-            node.inputs.get("x") == name and operator_of(node).normalises(node)
-            for node in self._first.optimised("nchw")
-        ):
-            raise UnsupportedError(
-                f"{name} is uint8; compile the model with normalize=(mean, std) and the engine will take images so"
-            )
-        if tensor.dtype not in _IMAGE_TYPES:
-            raise UnsupportedError(
-                f"{name} is {tensor.dtype}; an engine takes float32, float16, bfloat16 and uint8"
-            )
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
-        """The plan for these, with what the engine's file has brought for it."""
-        device = tensors[0].device
-        if not network.captured.is_sound:
-            check_sizes(network.captured, batch)
-        given = zip(network.captured.inputs, tensors, strict=True)
-        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
-        inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
-        brought = self._carried.plan_for(Card.of(device), inputs)
-        planner = self._planner(network, device, batch, formats)
-        if not brought:
-            return _Planned(planner(), planner)
-        plan = planner(brought.in_pytorch, decided=brought.decided)
-        self._say_uncarried(plan, brought.architecture)
-        return _Planned(plan, planner)
-
-    @torch.inference_mode(False)  # its memory is used by calls in any mode
-    @torch.no_grad()
-    def _make(
-        self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _Planned
-    ) -> Calls:
-        """A kernel that does not compile is passed over for the next rung, and said so once."""
-        device = tensors[0].device
-        while True:
-            plan = planned.plan
-            self._make_room(plan)
-            constants = self._constants.setdefault(device, Constants(self.dtype, device))
-            if self._where == "cpu":
-                return HostCalls(ReferenceProgram(plan, constants), network.output_types)
-            try:
-                if self._measured:
-                    plan = planned.planner(faster_in_pytorch(Kernels(plan, constants, device), tensors))
-                if plan.is_direct:
-                    return DirectCalls(plan, constants, device, network.output_types)
-                kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
-                return BufferedCalls(kind(plan, constants, device), network.output_types, self._most_buffers)
-            except CompileError as error:
-                failed = failing_rung(plan, error)
-                if failed is None or failed in self._avoid:
-                    raise
-                logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
-                self._avoid |= {failed}
-                planned = self._planned(network, batch, tensors)
-
-    def _planner(
-        self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
-    ) -> Callable[..., Plan]:
-        """`make_plan` for inputs in these formats, somewhere."""
-        optimised = network.optimised(self._images(formats.values()))
-        with own_arithmetic("fp32", self.device):
-            graph = for_batch(optimised, self.dtype, batch, self.fusion, Card.of(place), self._avoid)
-        self._pool.share(graph)
-        deterministic = self._pieces is not None
-        given = (graph, self.dtype, place, formats, self._avoid, self.fusion)
-        return partial(make_plan, *given, deterministic=deterministic)
-
-    def _say_uncarried(self, plan: Plan, architecture: str) -> None:
-        absent = [program for program in plan.programs if not is_offered(program, architecture)]
-        if absent:
-            logger.warning(
-                "%d of the plan's %d kernels are others than when the file was made, by another version of Escalade: "
-                "they are compiled again",
-                len(absent),
-                len(plan.programs),
-            )
-
-    def _images(self, formats: Iterable[InputFormat]) -> str:
-        """How a plan takes images: in channels_last if all of them come so, and then it returns them as they lie. FP8's
-        ranges are those of the plan for PyTorch's order."""
-        layouts = {each.layout for each in formats} - {"flat"}
-        fused = self.fusion is FusionLevel.fused and self.dtype != "fp8"
-        return "nhwc" if layouts == {"nhwc"} and fused else "nchw"
-
-
-def require_device(device: torch.device | str) -> None:
-    if device == TWIN:
-        return
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError):  # no device that PyTorch knows
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
-
-
-def _require_gpu(what: str, device: torch.device | str) -> None:
-    """For what times kernels beside PyTorch's operators."""
-    if device == TWIN or torch.device(device).type != "cuda":
-        where = "the twin" if device == TWIN else f"device {device}"
-        raise UnsupportedError(
-            f"{what} times kernels beside PyTorch's operators on a GPU; this engine runs on {where}"
-        )
-
-
-def failing_rung(plan: Plan, error: CompileError) -> str | None:
-    """The rung whose program the message names."""
-    for step in plan.steps:
-        if not (step.recipe and step.choice and step.lowered):
-            continue
-        if any(str(program) in str(error) for program in step.recipe.programs):
-            return f"{step.lowered.operation.name}/{step.choice.rung.name}"
-    return None
-
-
-def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:
-    """The graph of an engine that was moved to a device after it was made."""
-    return elsewhere(others(shapes), device)
-
-
-class _Spelled(str):
-    """Words that are no text of the caller's, and stand without quotes."""
-
-    __repr__ = str.__str__
-
-
-def _by_name(name: str, value: Any) -> str:
-    return repr(value) if isinstance(value, _Spelled) else f"{name}={value!r}"
 
 
 def _sight(x: torch.Tensor) -> tuple[Any, ...]:
@@ -712,57 +327,6 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
     return Engine(graph, dtype, **options)
 
 
-def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """What inputs have in common that one plan is for."""
-    return tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
-
-
-def _in_batch(graph: Graph, tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """Tensors like these, without contents, in a batch of that size."""
-    made = []
-    for given, tensor in zip(graph.inputs, tensors, strict=True):
-        first = given.shape[0] if given.shape else None
-        shape = (first.times * size, *tensor.shape[1:]) if isinstance(first, Batch) else tensor.shape
-        last = InputFormat.of(tensor).layout == "nhwc"
-        order = torch.channels_last if last else torch.contiguous_format
-        made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=order))
-    return made
-
-
-def _scaling_together() -> frozenset[str]:
-    """Rungs whose results for an item depend on the others."""
-    return frozenset(
-        f"{operation.name}/{rung.name}"
-        for operation in OPERATIONS.values()
-        for rung in operation.ladder
-        if rung.scales_together
-    )
-
-
-def _in_bytes(memory: str | int | None) -> int | None:
-    try:
-        found = parsing.size(memory) if isinstance(memory, str) else memory
-    except ValueError as error:
-        raise UnsupportedError(f"memory={memory!r}: {error}") from error
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise UnsupportedError(f"memory={memory!r}: it is a number of bytes, or a text such as '2GiB'")
-    return found
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A plan, and what makes another with some nodes left to PyTorch."""
-
-    plan: Plan
-    planner: Callable[..., Plan]
-
-
-class _Kept:
-    """Calls of a plan, what it is of, and when it was used last."""
-
-    def __init__(self, calls: Calls, network: Network, batch: int) -> None:
-        self.calls = calls
-        self.network = network
-        self.batch = batch
-        self.returns_one_tensor = calls.plan.graph.structure.is_leaf()
-        self.turn = 0
+def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:
+    """The graph of an engine that was moved to a device after it was made."""
+    return elsewhere(others(shapes), device)

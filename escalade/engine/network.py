@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.nodes.arithmetic import own_arithmetic
@@ -73,3 +75,20 @@ class Network:
 
 def spell(shape: Sequence[object]) -> str:
     return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
+
+
+def call_of(graph: Graph) -> str:
+    """What a call gives, as a reader wants to hear it: tensors by name and sizes, other values as they are."""
+    inputs = [_Spelled(f"{given.name} {spell(given.shape)}") for given in graph.inputs]
+    given, named = pytree.tree_unflatten(inputs, graph.arguments)
+    return ", ".join([*map(repr, given), *(_by_name(name, value) for name, value in named.items())])
+
+
+class _Spelled(str):
+    """Words that are no text of the caller's, and stand without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _by_name(name: str, value: Any) -> str:
+    return repr(value) if isinstance(value, _Spelled) else f"{name}={value!r}"

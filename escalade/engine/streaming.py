@@ -40,7 +40,8 @@ logger = logging.getLogger("escalade")
 class Streamed(Protocol):
     """An engine as streaming sees it."""
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device: ...
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """The tensors of a call in the order of the graph's inputs."""

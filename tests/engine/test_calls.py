@@ -22,9 +22,9 @@ from escalade.device.recipe import Recipe, Workspace
 from escalade.device.timing import host_time
 from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
-from escalade.engine.engine import _MOST_SIGHTS
 from escalade.engine.plan import choices
 from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.plans import MOST_SIGHTS, Plans
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
@@ -158,7 +158,7 @@ def test_weights_that_kernels_cannot_read_are_copied(dtype: str) -> None:
     again = Engine(graph, dtype, "twin")
     x = torch.randn(2, 12)
     plan = again.plan(x)
-    constants = again._constants[torch.device("cpu")]
+    constants = again._plans.constants[torch.device("cpu")]
     assert all(constants.get(entry, plan.graph).data_ptr() % 16 == 0 for entry in plan.constants)
     assert torch.equal(again(x), engine(x))
 
@@ -392,14 +392,14 @@ def test_calls_do_not_wait_for_a_plan_in_the_making(monkeypatch: pytest.MonkeyPa
     model, engine = made(lambda p, x, z: p.first(x) + z, torch.randn(2, 12), torch.randn(2, 8), device="cpu")
     x, z = torch.randn(2, 12), torch.randn(2, 8)
     began, ends = threading.Event(), threading.Event()
-    make = Engine._make
+    make = Plans._make
 
-    def slow(self: Engine, *arguments: Any) -> Any:
+    def slow(self: Plans, *arguments: Any) -> Any:
         began.set()
         assert ends.wait(60)
         return make(self, *arguments)
 
-    monkeypatch.setattr(Engine, "_make", slow)
+    monkeypatch.setattr(Plans, "_make", slow)
     other = engine.submit(torch.randn(3, 12), torch.randn(3, 8))
     assert began.wait(60)
     torch.testing.assert_close(engine(x, z), model(x, z).detach())
@@ -450,8 +450,8 @@ def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
     engine(one)  # at first sight, and used last for all that
     engine(three)  # takes the place of two
     assert engine.plan(one) is kept and engine.explain().batch == 1
-    assert len(engine._plans) == 2 and all(
-        known in engine._plans.values() for known in engine._sights.values()
+    assert len(engine._plans.kept) == 2 and all(
+        known in engine._plans.kept.values() for known in engine._plans.sights.values()
     )
 
 
@@ -466,10 +466,10 @@ def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_strides_without_end() -> None:
     model, engine = made(ONE)
-    for extra in range(_MOST_SIGHTS + 10):
+    for extra in range(MOST_SIGHTS + 10):
         x = torch.randn(2, 13 + extra)[:, :12]
         torch.testing.assert_close(engine(x), model(x).detach())
-    assert len(engine._sights) <= _MOST_SIGHTS and len(engine._plans) == 1
+    assert len(engine._plans.sights) <= MOST_SIGHTS and len(engine._plans.kept) == 1
 
 
 def test_what_a_call_costs_the_host() -> None:

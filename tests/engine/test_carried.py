@@ -58,8 +58,12 @@ def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pa
         batch, form = inputs[0][0], {graph.inputs[0].name: inputs[1]}
         kept = carried.plan_for(H200, (inputs,))
         assert kept is not None and carried.plan_for(A100, (inputs,)) is None
-        plan = again._planner(again._first, H200, batch, form)(kept.in_pytorch, decided=kept.decided)
-        assert plan.programs == engine._planner(engine._first, H200, batch, form)().programs
+        plan = again._plans.planner(again._plans.networks.first, H200, batch, form)(
+            kept.in_pytorch, decided=kept.decided
+        )
+        assert (
+            plan.programs == engine._plans.planner(engine._plans.networks.first, H200, batch, form)().programs
+        )
         assert all("chosen before" in choice.why for choice in plan.chosen.values()) and plan.chosen
         for program in plan.programs:
             assert nvrtc.is_compiled(program, "sm_90a")
@@ -151,7 +155,9 @@ def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: 
     kept = carried.plan_for(H200, INPUTS[:1])
     assert kept is not None
     engine = Engine(graph, dtype, HERE)
-    planner = engine._planner(engine._first, H200, 1, {graph.inputs[0].name: INPUTS[0][1]})
+    planner = engine._plans.planner(
+        engine._plans.networks.first, H200, 1, {graph.inputs[0].name: INPUTS[0][1]}
+    )
     assert planner(kept.in_pytorch, decided=kept.decided).programs == planner().programs
 
 

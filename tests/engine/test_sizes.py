@@ -16,6 +16,7 @@ from escalade import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
+from escalade.engine.plans import Plans
 from escalade.errors import UnsupportedError
 
 
@@ -125,13 +126,13 @@ def test_later_sizes_have_the_weights_of_then() -> None:
 def test_weights_are_there_once_and_go_with_the_last_plan() -> None:
     model = Layers(lambda layers, x: layers.first(x) + torch.arange(x.shape[-1]) ** 0.5)
     engine = compile(model, torch.randn(2, 3, 8, 8), plans=2)
-    made = engine._constants[torch.device("cpu")]._made
+    made = engine._plans.constants[torch.device("cpu")]._made
     for size in (6, 7, 8):
         x = torch.randn(2, 3, 8, size)
         torch.testing.assert_close(engine(x), model(x))
         gc.collect()
-        assert len(engine._networks) <= 3 and len(engine._plans) <= 2
-        assert len(made) == 1 + len(engine._networks)  # the filters, and what each adds
+        assert len(engine._plans.networks.known) <= 3 and len(engine._plans.kept) <= 2
+        assert len(made) == 1 + len(engine._plans.networks.known)  # the filters, and what each adds
 
 
 def test_sizes_that_the_model_does_not_take_are_sentences() -> None:
@@ -170,8 +171,8 @@ def test_ranges_of_fp8_hold_for_other_sizes() -> None:
 def test_plans_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers(_plain)
     engine = compile(model, torch.randn(2, 3, 8, 8), sizes=[(8, 8), (6, 9)], batches=[1, 3], plans=4)
-    assert len(engine._plans) == 4 and len(engine._networks) == 2
-    monkeypatch.setattr(Engine, "_make", None)  # not asked any more
+    assert len(engine._plans.kept) == 4 and len(engine._plans.networks.known) == 2
+    monkeypatch.setattr(Plans, "_make", None)  # not asked any more
     for size in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 6, 9), (3, 3, 6, 9)):
         x = torch.randn(size)
         torch.testing.assert_close(engine(x), model(x))
@@ -213,4 +214,4 @@ def test_plans_go_when_their_memory_is_wanted() -> None:
     engine = Engine(graph, "fp32", "cpu", memory=sum(plan.arena_bytes + plan.lasting_bytes for plan in plans))
     for batch in (1, 2, 1, 4):
         torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
-    assert [key[0][0][0] for key in engine._plans] == [1, 4]  # two was not used for longest
+    assert [key[0][0][0] for key in engine._plans.kept] == [1, 4]  # two was not used for longest

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from escalade.engine.capture.joint import Joint
-from escalade.engine.engine import failing_rung
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
@@ -23,6 +22,7 @@ from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
+from escalade.engine.plans import failing_rung
 from escalade.engine.training.optimisers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS

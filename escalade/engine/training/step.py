@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from escalade.engine.capture.joint import Loss, capture_step
-from escalade.engine.engine import TWIN, require_device
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.plan.plan import Plan
+from escalade.engine.settings import TWIN, require_device
 from escalade.engine.training.optimisers import Stepped, require_known, step_together, stepped_by
 from escalade.engine.training.planned import Planned, Reduce
 from escalade.engine.training.program import StepProgram
