@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -298,3 +299,24 @@ def test_half_models_and_models_of_no_weights() -> None:
     x = torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(compile(nn.MaxPool2d(2), x)(x), F.max_pool2d(x, 2))
     torch.testing.assert_close(compile(nn.Identity(), x)(x), x)
+
+
+class Given(nn.Module):
+    """Returns a buffer, a number and what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+        return self.kept, 5, x
+
+
+@pytest.mark.parametrize(
+    "model", (nn.Identity(), nn.Flatten(), Given()), ids=lambda model: type(model).__name__
+)
+@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
+def test_models_that_compute_nothing(model: nn.Module, dtype: str) -> None:
+    x = torch.arange(24.0).view(2, 3, 2, 2)
+    result = compile(model, x, dtype=dtype, device="twin")(x)
+    torch.testing.assert_close(result, model(x))

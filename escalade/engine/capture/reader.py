@@ -90,12 +90,13 @@ class FxReader:
         if fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
             call, result = fx.args[0], fx.args[1]  # one of several results: the operation runs for each
         target = call.target
-        if isinstance(value, (tuple, list, type(None), torch.SymInt, int, float, bool)):
-            if isinstance(value, (torch.SymFloat, torch.SymBool, float, bool)):
-                raise CaptureError(f"{target} takes a value out of a tensor; a plan cannot depend on values")
+        if isinstance(value, (torch.SymFloat, torch.SymBool, float, bool)):
+            raise CaptureError(f"{target} takes a value out of a tensor; a plan cannot depend on values")
+        if isinstance(value, (tuple, list, type(None), torch.SymInt, int)):
             return  # sizes and results in several parts: whoever uses them reads them from their node
         if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
-            raise CaptureError(f"{target} is no tensor operation; a plan runs the same operations every time")
+            name = getattr(target, "__name__", target)
+            raise CaptureError(f"{name} is no tensor operation; a plan runs the same operations every time")
         self._look_at(call, target)
         node = self._node(graph, fx, call, target, value)
         if result is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import MappingProxyType
 
 import torch
@@ -52,9 +53,7 @@ class Kernels:
             compile_together([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
-            self.calls = [
-                self._call(step, behind) for step, behind in zip(steps, [*steps[1:], None], strict=True)
-            ]
+            self.calls = [self._call(step, behind) for step, behind in zip_longest(steps, steps[1:])]
             self._side = self._first_run() if device.type == "cuda" else None
 
     @property

@@ -399,6 +399,11 @@ def test_weights_are_copied_and_shared_ones_stay_shared() -> None:
     assert len({tensor.data_ptr() for tensor in graph.constants.values()}) == 2
 
 
+def test_numbers_out_of_tensors_are_refused() -> None:
+    with pytest.raises(CaptureError, match="item.default takes a value out of a tensor"):
+        captured(lambda x: x * x.mean().item(), torch.randn(2, 3))
+
+
 def test_a_call_that_changes_several_tensors() -> None:
     def tripled(x: torch.Tensor) -> torch.Tensor:
         both = [x.relu(), x + 1]
