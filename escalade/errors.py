@@ -27,3 +27,7 @@ class OutOfMemory(EscaladeError, RuntimeError):
 
 class TwinError(LaunchError):
     """A kernel did something wrong on the twin: a race, an overrun, a deadlock."""
+
+
+class MissingError(EscaladeError, ImportError):
+    """A package that is no dependency, and that what was asked for needs."""

@@ -45,6 +45,7 @@ LAYERS = (
     ("escalade.engine.plan",),
     ("escalade.engine",),
     ("escalade.classify",),
+    ("escalade.ray",),
     ("escalade.train",),
     ("escalade.measure",),
     ("escalade.tune",),
@@ -58,6 +59,7 @@ LAYERS = (
 """From the lowest to the highest: a module imports from its own layer and those below it."""
 LATE_MODULES = {
     "escalade": "the public names come when they are first used: compiler processes and --help do without PyTorch",
+    "escalade.commands.classify": "Ray need not be installed",
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
     "escalade.device.precompilation": "the processes that compile for a GPU do without the twin and PyTorch",
 }

@@ -9,7 +9,6 @@ round, and at edges of colours by how they enlarge the planes that JPEG keeps at
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from typing import Protocol
@@ -17,7 +16,7 @@ from typing import Protocol
 import PIL
 import torch
 
-from escalade.classify.images import Batch, Crop, Unreadable, decode_all
+from escalade.classify.images import Batch, Crop, Source, Unreadable, decode_all
 from escalade.classify.nvjpeg import NvJpeg
 
 MEAN_OFF = 2.0
@@ -30,7 +29,7 @@ class Decoder(Protocol):
     name: str
     """What output and records say of it."""
 
-    def batches(self, files: Iterable[pathlib.Path], crop: Crop, batch: int) -> Generator[Batch, None, None]:
+    def batches(self, files: Iterable[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
         """Batches of one size, so that the engine needs one plan: a last one that is not full holds other images too.
 
         The order is that of the files. The last batch may be of no file, if only such as cannot be read were left.
@@ -42,10 +41,10 @@ class Pillow:
 
     name = f"Pillow {PIL.__version__}"
 
-    def batches(self, files: Iterable[pathlib.Path], crop: Crop, batch: int) -> Generator[Batch, None, None]:
+    def batches(self, files: Iterable[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
         room = torch.zeros(batch, crop.side, crop.side, 3, dtype=torch.uint8)
         images, rows = room.permute(0, 3, 1, 2), room.numpy()
-        names: list[pathlib.Path] = []
+        names: list[Source] = []
         refused: list[Unreadable] = []
         with closing(decode_all(files, crop, ahead=2 * batch)) as pictures:
             for picture in pictures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pathlib
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,10 +36,24 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """An image that is no file here: what it is called, and how its bytes are had."""
+
+    name: str
+    read: Callable[[], bytes]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source = pathlib.Path | Encoded
+
+
+@dataclass(frozen=True)
 class Unreadable:
     """An image or a folder that was passed over, and why."""
 
-    file: pathlib.Path
+    file: Source
     reason: str
 
 
@@ -46,7 +61,7 @@ class Unreadable:
 class Picture:
     """A decoded image: `pixels` is [side, side, 3], uint8."""
 
-    file: pathlib.Path
+    file: Source
     pixels: np.ndarray
 
 
@@ -54,7 +69,7 @@ class Picture:
 class Batch:
     """Images for an engine, uint8, those of `files` first, and what was passed over on the way to them."""
 
-    files: list[pathlib.Path]
+    files: list[Source]
     images: torch.Tensor
     refused: list[Unreadable]
 
@@ -109,10 +124,9 @@ def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unread
     return found, closed
 
 
-def decode(file: pathlib.Path, crop: Crop) -> np.ndarray:
-    """The pixels of a file, which is a regular one."""
-    require_regular(file)
-    with Image.open(file) as opened:
+def decode(file: Source, crop: Crop) -> np.ndarray:
+    """The pixels of an image, of a file that is a regular one."""
+    with open_source(file) as encoded, Image.open(encoded) as opened:
         return pixels(opened, crop)
 
 
@@ -132,10 +146,13 @@ def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
     return np.asarray(image.resize((crop.side, crop.side), Image.Resampling.BILINEAR, box))
 
 
-def require_regular(file: pathlib.Path) -> None:
-    """A pipe would be waited for, perhaps for ever."""
+def open_source(file: Source) -> IO[bytes]:
+    """The bytes of an image. A pipe would be waited for, perhaps for ever."""
+    if isinstance(file, Encoded):
+        return io.BytesIO(file.read())
     if not stat.S_ISREG(os.stat(file).st_mode):
         raise ValueError("it is no regular file")
+    return open(file, "rb")
 
 
 def _rgb(opened: Image.Image) -> Image.Image:
@@ -172,7 +189,7 @@ def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
 
 
 def decode_all(
-    files: Iterable[pathlib.Path], crop: Crop, ahead: int
+    files: Iterable[Source], crop: Crop, ahead: int
 ) -> Generator[Picture | Unreadable, None, None]:
     """Pictures in the order of the files, at most `ahead` of them before they are asked for."""
     return in_order(files, partial(attempt, crop=crop), ahead)
@@ -200,7 +217,7 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def attempt(file: pathlib.Path, crop: Crop) -> Picture | Unreadable:
+def attempt(file: Source, crop: Crop) -> Picture | Unreadable:
     """A picture by Pillow, or why there is none."""
     try:
         return Picture(file, decode(file, crop))

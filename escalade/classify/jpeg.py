@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
 from dataclasses import dataclass
 
 from PIL import Image
 
-from escalade.classify.images import Crop, require_regular
+from escalade.classify.images import Crop, Source, open_source
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1, 0xC2)
@@ -23,17 +22,16 @@ _ORIENTATION = 0x0112
 class Photograph:
     """A JPEG file's bytes, and the size that they say."""
 
-    file: pathlib.Path
+    file: Source
     contents: bytearray
     width: int
     height: int
 
 
-def read(file: pathlib.Path, crop: Crop) -> Photograph | None:
+def read(file: Source, crop: Crop) -> Photograph | None:
     """A file that decoders read alike; None for any other, which is left to Pillow and to Pillow's words about it."""
     try:
-        require_regular(file)
-        with open(file, "rb") as opened:
+        with open_source(file) as opened:
             head = opened.read(len(_START))
             contents = bytearray(head + opened.read()) if head == _START else bytearray()
     except (OSError, ValueError):

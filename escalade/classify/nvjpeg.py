@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from escalade.classify import jpeg
-from escalade.classify.images import Batch, Crop, Picture, Unreadable, attempt, in_order
+from escalade.classify.images import Batch, Crop, Picture, Source, Unreadable, attempt, in_order
 from escalade.classify.jpeg import Photograph
 
 logger = logging.getLogger("escalade")
@@ -56,7 +56,7 @@ class NvJpeg:
             logger.debug("nvJPEG is not used: %s", error)
             return None
 
-    def batches(self, files: Iterable[pathlib.Path], crop: Crop, batch: int) -> Generator[Batch, None, None]:
+    def batches(self, files: Iterable[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
         """Batches of one size, each in memory of its own, which is to be kept until what reads it is done."""
         opened = in_order(files, partial(_opened, crop=crop), (_WORKERS + 1) * batch)
         make = partial(self._batch, crop=crop, batch=batch)
@@ -75,7 +75,7 @@ class NvJpeg:
     def _batch(self, group: Sequence[Opened], crop: Crop, batch: int) -> Batch:
         """The images of a group; where there are fewer than `batch`, the last one again and again behind them."""
         squares = iter(self._squares([each for each in group if isinstance(each, Photograph)], crop))
-        files: list[pathlib.Path] = []
+        files: list[Source] = []
         rows: list[torch.Tensor] = []
         refused: list[Unreadable] = []
         with torch.cuda.stream(self._stream):
@@ -128,7 +128,7 @@ class NvJpeg:
             self._stream.synchronize()
 
 
-def _opened(file: pathlib.Path, crop: Crop) -> Opened:
+def _opened(file: Source, crop: Crop) -> Opened:
     return jpeg.read(file, crop) or attempt(file, crop)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ from itertools import islice
 import torch
 
 from escalade.classify.decoders import PILLOW, Decoder, decoder_for
-from escalade.classify.images import Crop, Unreadable
+from escalade.classify.images import Crop, Source, Unreadable
 from escalade.engine import Engine
 
 
@@ -29,13 +28,13 @@ class Guess:
 class Prediction:
     """The likeliest classes of an image, the first first."""
 
-    file: pathlib.Path
+    file: Source
     guesses: tuple[Guess, ...]
 
 
 def predict(
     engine: Engine,
-    files: Sequence[pathlib.Path],
+    files: Sequence[Source],
     crop: Crop,
     labels: Sequence[str],
     *,
@@ -44,7 +43,7 @@ def predict(
     skipped: Callable[[Unreadable], None],
 ) -> Generator[Prediction, None, None]:
     """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
-    sent: deque[list[pathlib.Path]] = deque()
+    sent: deque[list[Source]] = deque()
     given = batches(files, crop, batch, sent, skipped, decoder_for(engine.device))
     with closing(given), closing(engine.stream(given)) as results:
         for logits in results:
@@ -65,17 +64,17 @@ def example(batch: int, crop: Crop) -> torch.Tensor:
     return torch.zeros(batch, crop.side, crop.side, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
-def first_images(files: Sequence[pathlib.Path], crop: Crop, batch: int) -> list[torch.Tensor]:
+def first_images(files: Sequence[Source], crop: Crop, batch: int) -> list[torch.Tensor]:
     """The first batch as `predict` gives it to the engine, to calibrate with; none if none can be read."""
     with closing(batches(files, crop, batch, deque(), lambda image: None)) as given:
         return [images.clone() for images in islice(given, 1)]
 
 
 def batches(
-    files: Sequence[pathlib.Path],
+    files: Sequence[Source],
     crop: Crop,
     batch: int,
-    sent: deque[list[pathlib.Path]],
+    sent: deque[list[Source]],
     skipped: Callable[[Unreadable], None],
     decoder: Decoder = PILLOW,
 ) -> Generator[torch.Tensor, None, None]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Sequence
 
-from escalade.classify.images import Crop
+from escalade.classify.images import Crop, Source
 from escalade.classify.prediction import example, first_images
 from escalade.engine import Engine, compile
 from escalade.engine.nodes import operator_of
@@ -78,7 +77,7 @@ def compiled(
     device: str,
     batch: int,
     normalize: Normalization,
-    files: Sequence[pathlib.Path],
+    files: Sequence[Source],
 ) -> Engine:
     """An engine for batches of bytes; FP8's ranges are those of the first of the files."""
     crop = crop_of(model)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import time
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -14,31 +16,27 @@ from rich.text import Text
 from escalade.classify import output
 from escalade.classify.decoders import decoder_for
 from escalade.classify.images import Unreadable, find
-from escalade.classify.labels import class_labels
 from escalade.classify.prediction import Prediction, predict
-from escalade.classify.preparation import (
-    classes_of,
-    compiled,
-    crop_of,
-    crop_to,
-    normalization,
-    normalization_at,
-    side_of,
-)
+from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.devices import engine_device
-from escalade.commands.networks import is_saved
-from escalade.commands.networks import network as named_network
 from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, count, written
 from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.models import read_resnet
 from escalade.showing import shown
+
+
+class ResultForm(StrEnum):
+    """The kinds of files that a cluster writes results to."""
+
+    parquet = "parquet"
+    csv = "csv"
 
 
 def command(
     images: Annotated[
-        list[pathlib.Path], typer.Argument(help="Image files, and folders of them.", show_default=False)
+        list[str],
+        typer.Argument(help="Image files, and folders of them; with --ray also URIs.", show_default=False),
     ],
     weights: Annotated[
         pathlib.Path | None,
@@ -78,6 +76,33 @@ def command(
         pathlib.Path | None, written("--json", help="Write the results to this file too.")
     ] = None,
     csv: Annotated[pathlib.Path | None, written("--csv", help="Write the results to this file too.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Classify on a cluster of Ray: its address, auto for the one of this machine, or local for one that "
+            "is started.",
+            show_default=False,
+        ),
+    ] = None,
+    results: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            help="With --ray: the folder of the results, a path that all machines have or a URI. What is done of the "
+            "same job is not done again.",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[
+        ResultForm, typer.Option("--format", help="With --ray: what results are written as.")
+    ] = ResultForm.parquet,
+    shard: Annotated[int, count("--shard", help="With --ray: images in a file of results.")] = 4096,
+    workers: Annotated[
+        int | None,
+        count(
+            "--workers", help="With --ray: engines. Without it: one a GPU, or one a CPU.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """What is on images, by a network that you have. Fails at the end if an image could not be read."""
     console, status = Console(), Console(stderr=True)  # results, and progress and complaints
@@ -91,30 +116,28 @@ def command(
         )
     if dtype is not None:
         require_dtype(dtype)
-    where = engine_device(device)
-    files, closed = find(tuple(images))
-    batch = min(batch, len(files))
-    if weights is not None:
-        model = read_resnet(weights)
-        names = class_labels(model.fc.out_features, labels)
-        title, crop = f"ResNet-{model.layers}", crop_of(model)
-        with status.status(f"Compiling {title} in {dtype or 'fp16'} for {where}"):
-            engine = compiled(model, dtype or "fp16", where, batch, normalization(model, mean, std), files)
-    else:
-        assert network is not None
-        if is_saved(network) and (mean is not None or std is not None):
-            raise UnsupportedError(f"{network} was saved with its own mean and standard deviation")
-        if dtype == "fp8":
-            raise UnsupportedError("fp8 is for --weights, and for engines that were saved in it")
-        title = shown(network)
-        with status.status(f"Compiling {title} for {where}"):
-            engine, _ = named_network(
-                network, batch, dtype, where,
-                normalize=lambda shape: normalization_at(side_of(shape), mean, std),
-            )  # fmt: skip
-        names = class_labels(classes_of(engine), labels)
-        crop = crop_to(side_of(engine.graph.inputs[0].shape))
 
+    asked = Asked(weights, network, labels, dtype, mean, std)
+    if ray is not None:
+        if results is None or json is not None or csv is not None:
+            raise UnsupportedError(
+                "--ray writes files to a folder: give --output FOLDER, with --format parquet or csv, and neither "
+                "--json nor --csv"
+            )
+        from escalade.commands import clusters
+
+        clusters.classify(
+            console, status, ray, asked, images, results,
+            workers=workers, device=device, batch=batch, top=top, shard=shard, form=form,
+        )  # fmt: skip
+        return
+    if results is not None:
+        raise UnsupportedError("--output is for --ray; --json and --csv write what this machine has found")
+    where = engine_device(device)
+    files, closed = find([_local(image) for image in images])
+    batch = min(batch, len(files))
+    with status.status(f"Compiling {asked.called} for {where}"):
+        found = classifier(asked, where, batch, files)
     skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
     with progress_bar(status, TimeRemainingColumn()) as progress:
@@ -125,18 +148,20 @@ def command(
             progress.advance(task)
 
         start = time.perf_counter()
-        for prediction in predict(engine, files, crop, names, batch=batch, top=top, skipped=skip):
+        for prediction in predict(
+            found.engine, files, found.crop, found.labels, batch=batch, top=top, skipped=skip
+        ):
             predictions.append(prediction)
             progress.advance(task)
         seconds = time.perf_counter() - start
 
     about = {
-        "network": title,
+        "network": found.title,
         "weights": str(weights or network),
-        "dtype": engine.dtype,
+        "dtype": found.engine.dtype,
         "device": where,
         "batch": batch,
-        "decoder": decoder_for(engine.device).name,
+        "decoder": decoder_for(found.engine.device).name,
         "seconds": round(seconds, 4),
     }
     if json is not None:
@@ -148,6 +173,14 @@ def command(
     _summarise(console, status, len(predictions), skipped, about, len(closed))
     if skipped:
         raise typer.Exit(1)
+
+
+def _local(name: str) -> pathlib.Path:
+    if "://" in name and not os.path.exists(name):
+        raise UnsupportedError(
+            f"{shown(name)} is a URI, which --ray reads, with --ray local on this machine; paths are read without it"
+        )
+    return pathlib.Path(name)
 
 
 def _summarise(

@@ -20,6 +20,7 @@ from escalade.report import (
     operation_pages,
     pair_pages,
     peer_pages,
+    scale_pages,
     step_pages,
     training_pages,
 )
@@ -34,6 +35,7 @@ PREFERRED_GPU = "h200"
 Block = Callable[[Sequence[Record]], str]
 _IN_PART: Mapping[str, Mapping[str, Block]] = {
     "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, call_pages, gaps)},
+    scale_pages.PAGE: {scale_pages.PART: scale_pages.block},
     training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages, pair_pages)},
 }
 """Pages that are generated in part: what stands between their markers."""

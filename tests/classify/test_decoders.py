@@ -18,7 +18,7 @@ from PIL import Image
 
 from escalade.classify import jpeg
 from escalade.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
-from escalade.classify.images import Crop, Unreadable
+from escalade.classify.images import Crop, Source, Unreadable
 from escalade.classify.nvjpeg import NvJpeg
 
 CROP = Crop(36, 32)
@@ -122,8 +122,8 @@ def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
 
 def read(
     decoder: Decoder, files: Sequence[pathlib.Path]
-) -> tuple[list[pathlib.Path], torch.Tensor, set[Unreadable]]:
-    names: list[pathlib.Path] = []
+) -> tuple[list[Source], torch.Tensor, set[Unreadable]]:
+    names: list[Source] = []
     images, refused = [], set()
     for batch in decoder.batches(files, CROP, BATCH):
         names += batch.files

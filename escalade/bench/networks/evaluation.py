@@ -18,7 +18,7 @@ import torch
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.parts import normalised
 from escalade.classify.decoders import decoder_for
-from escalade.classify.images import Unreadable
+from escalade.classify.images import Source, Unreadable
 from escalade.classify.labelled import Labelled
 from escalade.classify.prediction import batches
 from escalade.classify.preparation import Normalization, compiled, crop_of
@@ -88,8 +88,8 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
     home = next(iter(engines.values())).device
     model = copy.deepcopy(task.model).to(home).eval()
     scores = {name: _Score() for name in ("", *dtypes)}
-    numbers = {image.file: image.number for image in task.images}
-    seen: deque[list[pathlib.Path]] = deque()
+    numbers: dict[Source, int] = {image.file: image.number for image in task.images}
+    seen: deque[list[Source]] = deque()
     decoder = decoder_for(home)
     given = batches(task.files, crop_of(model), task.batch, seen, _refuse, decoder)
     with torch.no_grad(), closing(given):

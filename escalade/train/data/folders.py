@@ -47,7 +47,7 @@ def read(folder: pathlib.Path, side: int, classes: tuple[str, ...]) -> Images:
                 broken.append(each)
             else:
                 pixels[place] = torch.from_numpy(each.pixels.copy())
-                labels.append(_label(folder, each.file, classes))
+                labels.append(_label(folder, files[place], classes))
     if broken:
         raise UnsupportedError(
             f"{len(broken)} of {len(files)} images under {shown(folder)} cannot be read, the first of them "

@@ -1,0 +1,206 @@
+"""Many images through engines on many machines, shard by shard, so that what was interrupted goes on where it was.
+
+The list of images is cut into shards of one size. A shard's results are one file, which is moved to its place when it
+is whole, and whose name is the shard's number. So a worker that is killed leaves nothing, or all, of a shard; Ray
+starts another and gives it the shard again. A driver that is killed is started again: the shards whose files are there
+are done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import ray
+import ray.data
+import ray.exceptions
+
+from escalade.errors import EscaladeError, UnsupportedError
+from escalade.ray.prediction import Network, Predictor
+from escalade.ray.storage import Folder, find
+from escalade.showing import shown
+
+MANIFEST = "_escalade.json"
+"""What a folder's results are of; readers of Parquet pass over names that begin so."""
+FORMATS: Mapping[str, Callable[[pa.Table, pa.BufferOutputStream], None]] = {
+    "parquet": pa.parquet.write_table,
+    "csv": pa.csv.write_csv,
+}
+"""The kinds of files that results are written to, and what writes them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard whose results are written: how many images it has, and how many of these could not be read."""
+
+    shard: int
+    images: int
+    unreadable: int
+
+
+class Writer:
+    """A predictor in a worker, which writes the results of each shard to a file of its own."""
+
+    def __init__(self, predictor: Callable[[], Predictor], output: str, form: str) -> None:
+        self._predictor, self._folder, self._form = predictor(), Folder(output), form
+
+    def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+        (shard,) = set(rows["shard"].tolist())
+        table = self._predictor(rows)
+        written = pa.BufferOutputStream()
+        FORMATS[self._form](table, written)
+        self._folder.write(_file(shard, self._form), written.getvalue())
+        unreadable = len(table) - table["unreadable"].null_count
+        return {"shard": [shard], "images": [len(rows["shard"])], "unreadable": [unreadable]}
+
+
+class Job:
+    """Images, the network that they go through, and the folder of the results: what is done of it, and the rest."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        output: str,
+        network: Network,
+        *,
+        workers: int | None = None,
+        device: str | None = None,
+        batch: int = 32,
+        top: int = 5,
+        shard: int = 4096,
+        form: str = "parquet",
+        predictor: type[Predictor] = Predictor,
+    ) -> None:
+        """Finds the images that paths and URIs stand for, and what is left of them to do.
+
+        `workers` engines run at a time, each on a GPU of its own where `device` is "cuda"; without them as many as the
+        cluster has GPUs, or CPUs where it has no GPU. The folder may hold results of the same job, interrupted.
+        """
+        if form not in FORMATS:
+            raise UnsupportedError(f"results are written as {' or '.join(FORMATS)}, not {form!r}")
+        found, self.closed = find(names)
+        self.images = len(found)
+        self._shards = [found[start : start + shard] for start in range(0, len(found), shard)]
+        self._folder, self._form = Folder(output), form
+        self._folder.make()
+        self._agree(network, found, top, shard)
+        there = self._folder.names()
+        self.left = [number for number in range(len(self._shards)) if _file(number, form) not in there]
+        self._make = _Making(predictor, network, device, batch, top)
+        self._workers, self._device = workers, device
+
+    @property
+    def images_left(self) -> int:
+        """The images whose results are not there yet."""
+        return sum(len(self._shards[number]) for number in self.left)
+
+    def run(self) -> Iterator[Part]:
+        """Does what is left, and gives each shard when its file is there, in the order in which they are done."""
+        if not self.left:
+            return
+        gpus = self._gpus()
+        size = self._workers or int(gpus or ray.cluster_resources().get("CPU", 1))
+        context = ray.data.DataContext.get_current().copy()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        with ray.data.DataContext.current(context):
+            parts = ray.data.from_arrow([self._rows(number) for number in self.left]).map_batches(
+                Writer,
+                fn_constructor_args=(self._make, self._folder.name, self._form),
+                batch_size=None,
+                compute=ray.data.ActorPoolStrategy(size=min(size, len(self.left))),
+                num_cpus=1,
+                num_gpus=1 if gpus else 0,
+            )
+            try:
+                # With what would be prefetched, a shard was told of when the next one is done.
+                for done in parts.iter_batches(batch_size=None, prefetch_batches=0):
+                    for row in zip(done["shard"], done["images"], done["unreadable"], strict=True):
+                        yield Part(*map(int, row))
+            except ray.exceptions.RayError as error:
+                _tell(error)
+                raise
+
+    def _gpus(self) -> float:
+        """The cluster's GPUs that may be used."""
+        found = float(ray.cluster_resources().get("GPU", 0))
+        if self._device == "cuda" and not found:
+            raise UnsupportedError(
+                "device cuda needs a cluster with GPUs, and this one has none; cpu runs PyTorch's operators instead"
+            )
+        return found if self._device in (None, "cuda") else 0
+
+    def _rows(self, number: int) -> pa.Table:
+        """A shard as Ray Data takes it; paths as bytes, since they need not be UTF-8."""
+        paths = [os.fsencode(path) for path in self._shards[number]]
+        return pa.table({"path": paths, "shard": [number] * len(paths)})
+
+    def _agree(self, network: Network, found: Sequence[str], top: int, shard: int) -> None:
+        """Writes what the folder's results are of, and refuses one that has results of something else."""
+        listed = hashlib.sha256(b"\0".join(map(os.fsencode, found))).hexdigest()
+        asked = {
+            "images": len(found), "list": listed, "shard": shard, "top": top, "format": self._form,
+            "sha256": network.sha256, "dtype": network.dtype,
+        }  # fmt: skip
+        there = self._folder.read(MANIFEST)
+        if there is None:
+            if parts := sorted(name for name in self._folder.names() if name.startswith("part-")):
+                raise UnsupportedError(
+                    f"{shown(self._folder.name)} has {shown(parts[0])} and no {MANIFEST} that says what it is of; "
+                    "give another folder"
+                )
+            self._folder.write(MANIFEST, json.dumps(asked, indent=1).encode())
+            return
+        known = _parsed(there)
+        other = [name for name in asked if known.get(name) != asked[name]]
+        if other:
+            differences = ", ".join(
+                f"{name} is {shown(str(known.get(name)))} there and {shown(str(asked[name]))} now"
+                for name in other
+            )
+            raise UnsupportedError(
+                f"{shown(self._folder.name)} has results of another job ({differences}); repeat that one to go on, or "
+                "give another folder"
+            )
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How a worker makes its predictor."""
+
+    kind: type[Predictor]
+    network: Network
+    device: str | None
+    batch: int
+    top: int
+
+    def __call__(self) -> Predictor:
+        return self.kind(self.network, device=self.device, batch=self.batch, top=self.top)
+
+
+def _file(shard: int, form: str) -> str:
+    return f"part-{shard:08}.{form}"
+
+
+def _parsed(manifest: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(manifest)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _tell(error: ray.exceptions.RayError) -> None:
+    """Raises what Escalade has raised in a worker, if that is what ended the job."""
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, EscaladeError):
+            raise type(reason)(str(reason)) from error
+        reason = getattr(reason, "cause", None) or reason.__cause__

@@ -1,0 +1,153 @@
+"""Files by path or URI, on this machine or in any store that pyarrow reads: found, read, and written whole."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+from urllib.parse import quote, unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs
+
+from escalade.classify import images
+from escalade.classify.images import SUFFIXES, Encoded, Unreadable
+from escalade.errors import UnsupportedError
+from escalade.showing import shown
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_UNQUOTED = "fsspec+"
+"""How schemes begin whose URIs pyarrow takes as they are; in all others it decodes %20 and the like."""
+_UNFINISHED = "_unfinished"
+"""The folder of files that are being written; readers of Parquet pass over names that begin so."""
+_FOLDERS = 64
+"""Folders whose file systems are kept: files come in the order of their names, a folder after the other."""
+
+
+def is_uri(name: str) -> bool:
+    """Whether it is `scheme://...` rather than a path."""
+    return _URI.match(name) is not None
+
+
+def find(names: Sequence[str]) -> tuple[list[str], list[Unreadable]]:
+    """The images that paths and URIs stand for, each once; and the folders that cannot be looked through.
+
+    Files are taken as they are, and of folders the images under them, in order. Paths come back absolute: whoever reads
+    them works in another folder.
+    """
+    found: list[str] = []
+    closed: list[Unreadable] = []
+    for name in names:
+        if is_uri(name):
+            found += _listed(name)
+        else:
+            files, unread = images.find([pathlib.Path(os.path.abspath(name))])
+            found += map(str, files)
+            closed += unread
+    return list(dict.fromkeys(found)), closed
+
+
+def source(name: str, contents: bytes | None = None) -> pathlib.Path | Encoded:
+    """The image of that name as decoders take it: a file here, or one whose contents are at hand or read by URI."""
+    if contents is not None:
+        return Encoded(name, lambda: contents)
+    return Encoded(name, lambda: _read(name)) if is_uri(name) else pathlib.Path(name)
+
+
+class Folder:
+    """Where results go, by path or URI: files in it are whole or not there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name if is_uri(name) else os.path.abspath(name)
+        self._filesystem, self._path = _place(self.name)
+
+    def make(self) -> None:
+        """Makes it if it is not there, and refuses one that cannot be written to."""
+        try:
+            self._filesystem.create_dir(f"{self._path}/{_UNFINISHED}", recursive=True)
+        except OSError as error:
+            raise UnsupportedError(f"{shown(self.name)} cannot be written: {error}") from error
+
+    def names(self) -> set[str]:
+        """The files that are in it."""
+        inside = self._filesystem.get_file_info(pa.fs.FileSelector(self._path, allow_not_found=True))
+        return {info.base_name for info in inside if info.type == pa.fs.FileType.File}
+
+    def read(self, name: str) -> bytes | None:
+        """What is in a file; None if there is no such file."""
+        try:
+            with self._filesystem.open_input_file(f"{self._path}/{name}") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, contents: pa.Buffer | bytes) -> None:
+        """Writes a file beside its place and moves it there, over what was there before."""
+        beside = f"{self._path}/{_UNFINISHED}/{name}.{secrets.token_hex(8)}"
+        with self._filesystem.open_output_stream(beside) as file:
+            file.write(contents)
+        self._filesystem.move(beside, f"{self._path}/{name}")
+
+
+def _listed(uri: str) -> list[str]:
+    """The URIs of the images under one, or that one."""
+    filesystem, path = _place(uri)
+    try:
+        if filesystem.get_file_info(path).type != pa.fs.FileType.Directory:
+            return [uri]
+        inside = filesystem.get_file_info(pa.fs.FileSelector(path, recursive=True))
+    except OSError as error:
+        raise UnsupportedError(f"{shown(uri)} cannot be looked through: {error}") from error
+    base, query = _split(uri)
+    spelled = str if uri.startswith(_UNQUOTED) else quote
+    root = path.rstrip("/")
+    found = sorted(
+        f"{base.rstrip('/')}{spelled(info.path[len(root) :])}{query}"
+        for info in inside
+        if info.type == pa.fs.FileType.File and info.path.lower().endswith(SUFFIXES)
+    )
+    if not found:
+        raise UnsupportedError(
+            f"there are no images in {shown(uri)}; files that end in {' '.join(SUFFIXES)} are taken"
+        )
+    return found
+
+
+def _read(uri: str) -> bytes:
+    base, query = _split(uri)
+    cut = base.rindex("/") + 1
+    filesystem, folder = _kept_place(base[:cut] + query)
+    name = base[cut:] if uri.startswith(_UNQUOTED) else unquote(base[cut:])
+    with filesystem.open_input_file(f"{folder.rstrip('/')}/{name}") as file:
+        return bytes(file.read())
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """A URI without its options, and those with their question mark."""
+    base, mark, options = uri.partition("?")
+    return base, mark + options
+
+
+def _place(name: str) -> tuple[pa.fs.FileSystem, str]:
+    """The file system and the path in it that a URI or an absolute path means."""
+    if not is_uri(name):
+        return pa.fs.LocalFileSystem(), name
+    if urlsplit(name).username is not None:
+        raise UnsupportedError(
+            f"a URI of {urlsplit(name).scheme} has a name or password in it, which would be in every row of the "
+            "results; credentials are taken from the environment"
+        )
+    try:
+        filesystem, path = pa.fs.FileSystem.from_uri(name)
+    except (pa.ArrowException, ImportError, ValueError, OSError) as error:
+        raise UnsupportedError(
+            f"{shown(name)} is no URI that pyarrow reads ({error}); file://, s3://, gs:// and abfs:// are, and "
+            "fsspec+SCHEME:// with a package of fsspec's"
+        ) from error
+    return filesystem, path
+
+
+_kept_place = lru_cache(_FOLDERS)(_place)

@@ -1,0 +1,32 @@
+"""A network that is as small as networks are, and images for it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import torch
+from PIL import Image
+
+from escalade.classify.images import Crop
+from escalade.classify.prediction import example
+from escalade.engine import compile
+
+CLASSES = 3
+SIDE = 8
+
+
+def save_network(path: pathlib.Path) -> pathlib.Path:
+    """Writes the file of an engine."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(36, CLASSES)
+    )
+    unit = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    images = example(2, Crop(SIDE, SIDE))
+    compile(model.eval(), images, dtype="fp32", device="cpu", normalize=unit).save(path)
+    return path
+
+
+def picture(number: int) -> Image.Image:
+    """An image of one colour, which no other of the first 65,536 has."""
+    return Image.new("RGB", (SIDE, SIDE), (number % 256, number // 256 % 256, 128))

@@ -1,0 +1,150 @@
+"""A local Ray with CPU engines: every image is in the results once, whoever is killed."""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+import signal
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from escalade import cli
+from escalade.errors import UnsupportedError
+from escalade.version import VERSION
+from tests import fresh
+from tests.ray.networks import picture
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
+dataset = pytest.importorskip(
+    "pyarrow.dataset", reason="pyarrow is not installed: pip install 'escalade[ray]'"
+)
+
+from escalade.ray import Job, Network, Part  # noqa: E402
+from tests.ray import workers  # noqa: E402
+
+IMAGES, SHARD = 500, 50
+UNREADABLE = 17
+"""The image that is none."""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(IMAGES):
+        picture(number).save(folder / f"{number:03}.png")
+    (folder / f"{UNREADABLE:03}.png").write_text("not an image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of this machine and two CPUs, whose workers find these tests; it ends with them.
+
+    Its files, the token that its clients need among them, are in a folder of its own; the folder's name is short, since
+    a socket's must be.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        token = pathlib.Path(folder, "token")
+        token.write_text(secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.delenv("RAY_AUTH_MODE")  # Ray sets it where it finds a token, and the patch takes that back
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(fresh.ROOT))
+        context = ray.init(
+            num_cpus=2,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 << 20,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+            _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+        )
+        try:
+            yield context.address_info["address"]
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """What waits for ever fails."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("Ray does not get on")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(workers.PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def require_all_once(folder: pathlib.Path, form: str, images: pathlib.Path, network: pathlib.Path) -> None:
+    """Each image has a row, in the shard that is its own, which says what made it."""
+    rows: list[dict[str, Any]] = dataset.dataset(folder, format=form).to_table().to_pylist()
+    files = sorted(map(str, images.iterdir()))
+    assert sorted(row["file"] for row in rows) == files
+    made_of = Network.read(network)
+    for row in rows:
+        assert row["shard"] == files.index(row["file"]) // SHARD
+        assert (row["dtype"], row["device"], row["version"]) == ("fp32", "cpu", VERSION)
+        assert (row["weights"], row["sha256"]) == (str(network), made_of.sha256)
+    (unreadable,) = (row for row in rows if row["unreadable"])
+    assert unreadable["file"] == files[UNREADABLE] and "not an image" in unreadable["unreadable"]
+
+
+def written(part: pathlib.Path) -> tuple[int, int]:
+    """The file, and when it was written."""
+    return part.stat().st_ino, part.stat().st_mtime_ns
+
+
+def test_a_killed_worker_loses_no_image_and_repeats_none(
+    address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    results = tmp_path / "results"
+    job = Job(
+        [str(images), str(images / "003.png")], str(results), Network.read(network),
+        workers=2, batch=10, top=1, shard=SHARD, predictor=workers.Killed,
+    )  # fmt: skip
+    assert job.images == job.images_left == IMAGES
+    parts = sorted(job.run(), key=lambda part: part.shard)
+    assert network.with_name("killed").exists()
+    assert parts == [Part(number, SHARD, int(number == 0)) for number in range(IMAGES // SHARD)]
+    require_all_once(results, "parquet", images, network)
+    with pytest.raises(UnsupportedError, match="results of another job.*top is 1 there and 2 now"):
+        Job([str(images)], str(results), Network.read(network), top=2, shard=SHARD)
+
+
+def test_a_killed_driver_is_started_again_and_goes_on(
+    address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    results = tmp_path / "results"
+    arguments = (address, images, results, network, SHARD)
+    killed = fresh.python("-m", workers.__name__, *map(str, arguments))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    there = {part: written(part) for part in results.glob("part-*")}
+    assert len(there) == workers.OVER
+    again = CliRunner().invoke(
+        cli.app,
+        [
+            "classify", str(images), "--network", str(network), "--ray", address, "--output", str(results),
+            "--format", "csv", "--shard", str(SHARD), "--workers", "1", "--batch", "10", "--top", "1",
+        ],
+    )  # fmt: skip
+    left = IMAGES - workers.OVER * SHARD
+    assert f"{left} images in" in again.output and f"{IMAGES - left} were done before" in again.output
+    assert again.exit_code == 0, again.output
+    require_all_once(results, "csv", images, network)
+    assert {part: written(part) for part in there} == there
+    assert list((results / "_unfinished").iterdir()) == []

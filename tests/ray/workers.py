@@ -1,0 +1,58 @@
+"""Workers that something happens to, and a driver that is killed; in a module of their own, which workers import."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from escalade.ray import Job, Network, Predictor
+from escalade.ray.connection import connected
+
+OVER = 4
+"""The shard over which it happens."""
+PATIENCE = 240
+"""Seconds after which a machine is not slow but stuck."""
+
+
+class Killed(Predictor):
+    """Its process is killed over a shard, once: a file beside the network's remembers that."""
+
+    def __call__(self, rows: Mapping[str, np.ndarray]) -> Any:
+        marker = pathlib.Path(self.network.weights).with_name("killed")
+        if rows["shard"][0] == OVER and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(rows)
+
+
+class Stuck(Predictor):
+    """It never gets done with a shard."""
+
+    def __call__(self, rows: Mapping[str, np.ndarray]) -> Any:
+        if rows["shard"][0] == OVER:
+            time.sleep(2 * PATIENCE)
+        return super().__call__(rows)
+
+
+def main(address: str, images: str, results: str, network: str, shard: str) -> None:
+    """A driver that is killed while a worker is at a shard, and all before it are done."""
+    signal.alarm(PATIENCE)
+    job = Job(
+        [images], results, Network.read(network),
+        workers=1, batch=10, top=1, shard=int(shard), form="csv", predictor=Stuck,
+    )  # fmt: skip
+    with connected(address):
+        for part in job.run():
+            if part.shard == OVER - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
