@@ -61,6 +61,9 @@ LATE_MODULES = {
     "escalade": "the public names come when they are first used: compiler processes and --help do without PyTorch",
     "escalade.commands.classify": "Ray need not be installed",
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
+    "escalade.engine.capture.export": "torch.export takes seconds to load, and most models are captured without it",
+    "escalade.engine.capture.joint": "as AOTAutograd, it takes seconds to load",
+    "escalade.engine.capture.sizes": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.device.precompilation": "the processes that compile for a GPU do without the twin and PyTorch",
 }
 """Modules that import others of the package inside functions, and why."""
@@ -73,8 +76,6 @@ LATE_PACKAGES = {
     "torch._dynamo": "it takes seconds to load",
     "torch._functorch": "it loads torch._dynamo",
     "torch._inductor": "it takes seconds to load",
-    "torch._subclasses": "PyTorch's own: only where a network is captured",
-    "torch.fx": "PyTorch's own: only where a network is captured",
     "torch.utils.tensorboard": "it takes a package that need not be installed",
 }
 """Other packages that are imported inside functions, and why."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.export import require_module
+from escalade.engine.capture.given import require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import read

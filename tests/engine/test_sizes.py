@@ -70,11 +70,13 @@ MODELS: dict[str, tuple[Any, int, list[tuple[int, ...]], int]] = {
     "unet": (_unet, 8, [(2, 3, 8, 8), (2, 3, 9, 7), (1, 3, 11, 5)], 1),
     "branching": (_branching, 8, [(2, 3, 8, 8), (2, 3, 9, 12), (1, 3, 7, 11), (2, 3, 8, 14)], 2),
 }
-"""What is done, the features of the linear layer, sizes, and how often those have the model captured with symbols."""
+"""What is done, the features of the linear layer, sizes, and how often those have the model exported with symbols, if
+it cannot be followed."""
 
 
+@pytest.mark.parametrize("followed", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_any_size_that_the_model_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_size_that_the_model_takes(name: str, followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     function, features, sizes, captures = MODELS[name]
     model = Layers(function, features)
     made: list[AnySize] = []
@@ -85,12 +87,14 @@ def test_any_size_that_the_model_takes(name: str, monkeypatch: pytest.MonkeyPatc
             made.append(self)
 
     monkeypatch.setattr("escalade.engine.compiler.AnySize", Noted)
+    if not followed:
+        monkeypatch.setattr("escalade.engine.capture.trace._MOST_CALLS", 0)
     engine = compile(model, torch.randn(sizes[0]))
     with torch.no_grad():
         for size in sizes:
             x = torch.randn(size)
             torch.testing.assert_close(engine(x), model(x))
-    assert [len(each._programs) for each in made] == [captures]
+    assert [len(each._programs) for each in made] == [0 if followed else captures]
 
 
 @torch.no_grad()

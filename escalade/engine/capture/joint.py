@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from escalade.engine.capture.export import require_module
 from escalade.engine.capture.functional import FunctionalReader, upsampling_whole
+from escalade.engine.capture.given import require_module
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
@@ -73,8 +73,10 @@ def capture_step(
     """
     require_module(model)
 
+    from escalade.engine.capture.tracers import exporting
+
     def run() -> Joint:
-        with undisturbed(model, autocast=False) as outside, torch.compiler.set_stance("force_eager"):
+        with undisturbed(model, autocast=False) as outside, exporting():
             ours = [*model.parameters(), *model.buffers()]  # which tracing replaces, and nothing writes to
             copied = Original(model, ours, outside).copied(evaluates=False)
             for module, mode in zip(copied.modules(), modes or (), strict=False):

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import copy
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,7 @@ class Original:
         """Tensors of the model that are `ours` nobody else has, and they need no copying. Nor do objects that lie
         `outside` of it, by identity.
         """
-        self._model = model
+        self.model = model
         self._outside = outside or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
@@ -47,7 +48,7 @@ class Original:
         """Another copy with what `made` makes of each tensor in its place; in evaluation mode, or in the caller's."""
         maker = _Copier(lambda tensor: made(self._tensor(tensor)), self._outside)
         self._alive.append(maker)  # weak references among the copies need somebody to hold what they point at
-        model: nn.Module = maker.of(self._model)
+        model: nn.Module = maker.of(self.model)
         if not evaluates:
             return model
         with contextlib.suppress(
@@ -59,7 +60,7 @@ class Original:
     def kept(self) -> Kept:
         """The model as it is now, for captures to come."""
         maker = _Copier(self._tensor, self._outside)
-        model: nn.Module = maker.of(self._model)
+        model: nn.Module = maker.of(self.model)
         return Kept(model, [*self._tensors.values()], maker.made)
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -298,9 +299,8 @@ _ATOMS = (
 
 def _inside(module: nn.Module) -> nn.Module | None:
     """The model that a wrapper holds, of those that compute what it does."""
-    from torch._dynamo.eval_frame import OptimizedModule
-
-    if isinstance(module, OptimizedModule):
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # where nobody has loaded it, nothing is compiled
+    if compiler is not None and isinstance(module, compiler.OptimizedModule):
         return module._orig_mod
     if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return module.module

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import logging
 import random
 import sys
 import threading
@@ -21,9 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import _trace
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from escalade.engine.capture.hollow import Hollow
 from escalade.engine.nodes.arithmetic import without_autocast
 
 _one_at_a_time = threading.RLock()
@@ -39,12 +37,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         for name in ("enabled", "benchmark", "deterministic")
     ),
 )  # fmt: skip
-_REPORTING = (
-    FakeTensor.__module__,
-    GuardOnDataDependentSymNode.__module__,
-    _trace.__name__,
-)
-"""Modules of PyTorch that log what a model does not take."""
 _cached = type(functools.lru_cache(lambda: None))
 
 
@@ -60,8 +52,6 @@ def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]
         stack.enter_context(_random_numbers(_gpus()))
         for read, write in _SETTINGS:
             stack.callback(_put_setting, read, write, read())
-        stack.enter_context(_traced_in_this_thread())
-        stack.enter_context(_no_reports_of_this_thread())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))
@@ -69,70 +59,6 @@ def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]
         if not autocast:
             stack.enter_context(without_autocast())
         yield outside.named
-
-
-@contextmanager
-def _traced_in_this_thread() -> Iterator[None]:
-    """While `torch.export` traces, all modules ask its tracer about every call and every attribute, in whichever thread
-    they are used. It is told to leave other threads alone.
-    """
-    from torch.fx.experimental import proxy_tensor
-
-    names: Any = proxy_tensor
-    theirs = names._ModuleStackTracer
-    names._ModuleStackTracer = _of_its_thread(theirs)
-    try:
-        yield
-    finally:
-        names._ModuleStackTracer = theirs
-
-
-@contextmanager
-def _no_reports_of_this_thread() -> Iterator[None]:
-    """PyTorch logs and prints what a model does not take, with all that it has traced, and then raises it: whoever
-    captures will say it."""
-    thread = threading.get_ident()
-    names: Any = _trace
-
-    def is_anothers(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    def print_anothers(*texts: object, **how: Any) -> None:
-        if threading.get_ident() != thread:
-            print(*texts, **how)
-
-    reports = [logging.getLogger(name) for name in _REPORTING]
-    for log in reports:
-        log.addFilter(is_anothers)
-    names.print = print_anothers
-    try:
-        yield
-    finally:
-        del names.print
-        for log in reports:
-            log.removeFilter(is_anothers)
-
-
-@functools.cache
-def _of_its_thread(tracer: Any) -> Any:
-    class OfItsThread(tracer):
-        def __init__(self, *arguments: Any) -> None:
-            self._thread = threading.get_ident()
-            super().__init__(*arguments)
-
-        def call_module(
-            self, module: nn.Module, forward: Callable[..., Any], arguments: Any, keywords: Any
-        ) -> Any:
-            if threading.get_ident() != self._thread:
-                return forward(*arguments, **keywords)
-            return super().call_module(module, forward, arguments, keywords)
-
-        def getattr(self, name: str, value: Any, proxies: Any) -> Any:
-            if threading.get_ident() != self._thread:
-                return value
-            return super().getattr(name, value, proxies)
-
-    return OfItsThread
 
 
 @contextmanager
@@ -333,7 +259,7 @@ def _is_the_models(code: Any) -> bool:
 
 def _is_hollow(value: Any, depth: int = 3) -> bool:
     """Whether it is or holds a tensor without contents."""
-    if isinstance(value, FakeTensor):
+    if isinstance(value, FakeTensor | Hollow):
         return True
     if depth == 0:
         return False

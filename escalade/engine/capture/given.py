@@ -1,0 +1,68 @@
+"""Example inputs that a model is captured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.errors import UnsupportedError
+
+
+def require_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UnsupportedError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Example inputs."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any] | None) -> Given:
+        """What somebody gave, if a model can be captured with them."""
+        if keywords is not None and not isinstance(keywords, Mapping):
+            raise UnsupportedError(
+                f"example_keywords is of type {type(keywords).__name__}; it takes a dict of arguments by name"
+            )
+        given = cls(tuple(arguments), dict(keywords or {}))
+        given._check()
+        return given
+
+    @property
+    def batch(self) -> int:
+        """The number of items, at least two: export would take one for a constant. Zero: the tensors have none in
+        common."""
+        sizes = {tensor.shape[0] for tensor in self.tensors if tensor.dim() > 1}
+        return max(*sizes, 2) if len(sizes) == 1 and 0 not in sizes else 0
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def map(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other leaves, in containers that are nobody else's."""
+        return pytree.tree_map(change, (self.arguments, self.keywords))
+
+    def _check(self) -> None:
+        if not self.tensors:
+            raise UnsupportedError(
+                "compile needs example inputs: tensors like those the model will be called with"
+            )
+        for tensor in self.tensors:
+            if not tensor.numel():
+                raise UnsupportedError(
+                    f"an example input of shape {tuple(tensor.shape)} has no elements: compile takes tensors like "
+                    "those that the model will be called with, of at least one item"
+                )
+            if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
+                raise UnsupportedError(
+                    f"an input of {tensor.dtype} ({tensor.layout}): compile takes dense tensors of real numbers"
+                )

@@ -1,0 +1,165 @@
+"""What operators give, by size and type alone, for those that most networks are made of.
+
+PyTorch knows it of every operator, on its device `meta`; but there the first call loads its compiler, which takes
+seconds. What is not plain here is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+def result_of(function: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """What an operator gives for tensors on the device `meta`."""
+    rule = _RULES.get(function)
+    known = rule(*arguments, **keywords) if rule is not None else None
+    return function(*arguments, **keywords) if known is None else known
+
+
+def _format(x: Tensor) -> torch.memory_format | None:
+    """The order of dimensions, if it is one of those with a name; images of one channel or pixel have PyTorch's."""
+    if x.is_contiguous():
+        return torch.contiguous_format
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else None
+
+
+def _like(x: Tensor, *shape: int) -> Tensor | None:
+    order = _format(x)
+    if order is None or not all(size > 0 for size in shape):
+        return None
+    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=order)
+
+
+def _elementwise(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
+    return _like(x, *x.shape) if x.is_floating_point() else None
+
+
+def _two(x: Tensor, other: Any, **_: Any) -> Tensor | None:
+    """One of two tensors may be repeated along dimensions of the other; a number takes the tensor's type."""
+    if isinstance(other, float | int):
+        return _elementwise(x)
+    if not isinstance(other, Tensor) or x.dtype != other.dtype or x.dim() != other.dim():
+        return None
+    large, small = (x, other) if x.numel() >= other.numel() else (other, x)
+    fits = all(a == b or b == 1 for a, b in zip(large.shape, small.shape, strict=True))
+    alike = _format(x) == _format(other) or all(size == 1 for size in small.shape[2:])
+    return _elementwise(large) if fits and alike and large.dim() > 1 else None
+
+
+def _two_in_place(x: Tensor, other: Any, **_: Any) -> Tensor | None:
+    return x if (made := _two(x, other)) is not None and made.shape == x.shape else None
+
+
+def _in_place(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
+    return x if x.is_floating_point() else None
+
+
+def _windows(size: int, window: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+
+
+def _pair(values: Any) -> list[int]:
+    return [*values] * (2 // len(values))
+
+
+def _conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = (1,), padding: Any = (0,),
+    dilation: Any = (1,), groups: int = 1,
+) -> Tensor | None:  # fmt: skip
+    fits = x.dim() == weight.dim() == 4 and x.shape[1] == weight.shape[1] * groups
+    fits = fits and x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
+    if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
+        return None
+    if _format(x) != torch.contiguous_format or _format(weight) != torch.contiguous_format:
+        return None
+    places = zip(x.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True)
+    return _like(x, x.shape[0], weight.shape[0], *(_windows(*place) for place in places))
+
+
+def _batch_norm(x: Tensor, *statistics: Any, **_: Any) -> Tensor | None:
+    channels = [one.shape for one in statistics if isinstance(one, Tensor)]
+    fits = x.dim() > 1 and all(shape == x.shape[1:2] for shape in channels)
+    return _elementwise(x) if fits else None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    fits = x.dim() > 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
+    if not fits or (bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype)):
+        return None
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
+
+
+def _max_pool2d(
+    x: Tensor,
+    window: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil_mode: bool = False,
+) -> Tensor | None:
+    if (
+        x.dim() != 4
+        or ceil_mode
+        or any(2 * p > w for p, w in zip(_pair(padding), _pair(window), strict=True))
+    ):
+        return None
+    places = zip(x.shape[2:], *map(_pair, (window, stride or window, padding, dilation)), strict=True)
+    return _like(x, *x.shape[:2], *(_windows(*place) for place in places))
+
+
+def _avg_pool2d(
+    x: Tensor, window: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, *_: Any
+) -> Tensor | None:
+    return _max_pool2d(x, window, stride, padding, (1,), ceil_mode)
+
+
+def _adaptive_avg_pool2d(x: Tensor, size: Any) -> Tensor | None:
+    return _like(x, *x.shape[:2], *size) if x.dim() == 4 else None
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+    if (
+        x.dim() != 4
+        or dtype is not None
+        or _elementwise(x) is None
+        or sorted(d % 4 for d in dim or ()) != [2, 3]
+    ):
+        return None
+    return torch.empty((*x.shape[:2], *([1, 1] if keepdim else [])), dtype=x.dtype, device="meta")
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    first = tensors[0]
+    others = [(one.dtype, _format(one), [*one.shape]) for one in tensors]
+    dim %= max(first.dim(), 1)
+    sizes = [size.pop(dim) if size else 0 for *_, size in others]
+    if first.dim() < 2 or any(other != others[0] for other in others):
+        return None
+    return _like(first, *first.shape[:dim], sum(sizes), *first.shape[dim + 1 :])
+
+
+_ELEMENTWISE = (
+    "relu", "silu", "sigmoid", "tanh", "gelu", "hardswish", "hardsigmoid", "hardtanh", "relu6", "leaky_relu",
+)  # fmt: skip
+_TWO = ("add", "sub", "mul", "div")
+_RULES: dict[Any, Callable[..., Tensor | None]] = {
+    **{getattr(_aten, name).default: _elementwise for name in _ELEMENTWISE},
+    **{getattr(_aten, f"{name}_").default: _in_place for name in _ELEMENTWISE if hasattr(_aten, f"{name}_")},
+    **{getattr(_aten, name).Tensor: _two for name in _TWO},
+    **{getattr(_aten, f"{name}_").Tensor: _two_in_place for name in _TWO},
+    _aten.conv2d.default: _conv2d,
+    _aten.batch_norm.default: _batch_norm,
+    _aten.linear.default: _linear,
+    _aten.max_pool2d.default: _max_pool2d,
+    _aten.avg_pool2d.default: _avg_pool2d,
+    _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    _aten.mean.dim: _mean,
+    _aten.cat.default: _cat,
+}

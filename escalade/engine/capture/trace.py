@@ -1,0 +1,251 @@
+"""Follows a model with tensors without contents: what it does where that does not depend on its batch.
+
+`torch.export` tells what any model does, and how that depends on its sizes; but it takes seconds to load, and has a
+symbol for the batch go through every operator. Most models only call operators. Here such a model runs twice: with a
+batch of one, and with one so large that its multiples are seen among all sizes. If both times it does the same, and
+neither asks nor computes anything by the batch on the way, it does so for every batch in between. All others are left
+to `torch.export`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from escalade.engine.capture.given import Given
+from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions
+from escalade.engine.capture.reader import Copies, FxReader, dtype_name, note_changes, tangled
+from escalade.engine.capture.separate import Original
+from escalade.engine.capture.surroundings import undisturbed
+from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
+from escalade.engine.graph.trees import flatten
+
+_LARGE = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
+"""Batches to follow a model with: prime numbers, of which one is no factor of any size that the model has itself."""
+_MOST_CALLS = 1 << 16
+
+
+def traced(original: Original, given: Given) -> Graph | None:
+    """The graph for any batch; None if the model has to be exported."""
+    if not given.batch:
+        return None
+    try:
+        one = _follow(original, given, 1, _MOST_CALLS)
+        large = next((batch for batch in _LARGE if not any(size % batch == 0 for size in one.sizes)), None)
+        if large is None:
+            return None
+        many = _follow(original, given, large, one.calls)
+        if one.described(1) != many.described(large):
+            return None
+        return _TraceReader(many, large, original).graph()
+    except Exception:  # whatever it is, export will say it
+        return None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a model did."""
+
+    noted: Calls
+    names: Mapping[torch.fx.Node, str]
+    """What constants are called in the model."""
+    results: Sequence[Hollow]
+    structure: pytree.TreeSpec
+    arguments: pytree.TreeSpec
+
+    def described(self, batch: int) -> list[Any]:
+        """All of it for one item, so that runs can be compared."""
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node):
+                return value.name
+            if isinstance(value, torch.Tensor):
+                return (leaf_sizes(value.shape), value.dtype)
+            return _per_item(value, batch)
+
+        def leaf_sizes(sizes: Sequence[int]) -> list[Any]:
+            return [_per_item(size, batch) for size in sizes]
+
+        said = [
+            (node.name, node.target, map_leaves(leaf, (node.args, node.kwargs, node.meta["val"])))
+            for node in self.noted.graph.nodes
+        ]
+        return [*said, [tensor.node.name for tensor in self.results], self.structure]
+
+    @property
+    def calls(self) -> int:
+        return len(self.noted.graph.nodes)
+
+    @property
+    def sizes(self) -> set[int]:
+        """All sizes of the model's tensors and values."""
+        values = pytree.tree_leaves([node.meta["val"] for node in self.noted.graph.nodes])
+        return {size for value in values for size in value.shape} - {0}
+
+
+def _per_item(value: Any, batch: int) -> Any:
+    """A number that grows with the batch as what it is for one item; others as they are."""
+    grows = type(value) in (int, Count) and value and int.__mod__(value, batch) == 0
+    return int.__floordiv__(value, batch) if grows else value
+
+
+def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
+    """What the model does with such a batch; what it changes outside of itself is put back, so that another run meets
+    none of it."""
+    noted = Calls(batch, most)
+
+    def hollow(leaf: Any, name: str) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if type(leaf) is not torch.Tensor and type(leaf) is not torch.nn.Parameter:
+            raise NotFollowed("a tensor of a class of its own")
+        shape = (batch, *leaf.shape[1:]) if leaf.dim() > 1 else tuple(leaf.shape)
+        meta = torch.empty(shape, dtype=leaf.dtype, device="meta")
+        if not leaf.is_contiguous():
+            if leaf.dim() != 4 or not leaf.is_contiguous(memory_format=torch.channels_last):
+                raise NotFollowed("an input that is not dense")
+            meta = meta.contiguous(memory_format=torch.channels_last)
+        return noted.input(name, meta, leaf.device)
+
+    model = original.copied(noted.constant)
+    with undisturbed(original.model, autocast=True), torch.inference_mode():
+        if any(isinstance(module, torch.fx.GraphModule) for module in model.modules()):
+            raise NotFollowed("a graph that knows more of its operators than they say")
+        names = {
+            tensor.node: name
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if isinstance(tensor, Hollow)
+        }
+        leaves, tree = pytree.tree_flatten((given.arguments, given.keywords))
+        hollows = [hollow(leaf, name) for leaf, name in zip(leaves, _names(model, given), strict=True)]
+        arguments, keywords = pytree.tree_unflatten(hollows, tree)
+        _, taken = flatten((arguments, keywords))
+        held = _held(model)
+        with _sources(model, noted), noted, Questions(batch), _exporting():
+            results = model(*arguments, **keywords)
+        if held != _held(model):
+            raise NotFollowed("the model changes its own tensors")
+    tensors, structure = flatten(pytree.tree_map(_returned, results))
+    if not all(isinstance(tensor, Hollow) for tensor in tensors):
+        raise NotFollowed("a result from outside of the model")
+    if tangled(noted.graph):
+        raise NotFollowed("a tensor is changed of which there is a view")
+    return _Run(noted, names, tensors, structure, taken)  # type: ignore[arg-type]
+
+
+def _returned(leaf: Any) -> Any:
+    if isinstance(leaf, Count):
+        raise NotFollowed("the batch is a result")
+    return leaf
+
+
+def _held(model: torch.nn.Module) -> list[int]:
+    """The parameters and buffers of all modules, as they are."""
+    return [
+        id(tensor)
+        for module in model.modules()
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+    ]
+
+
+def _names(model: torch.nn.Module, given: Given) -> list[str]:
+    """What the model calls its arguments, and what is in them by its place."""
+    parameters = [*inspect.signature(model.forward).parameters.values()]
+    paths, _ = pytree.tree_flatten_with_path((given.arguments, given.keywords))
+    names = []
+    for path, _ in paths:
+        _, first, *rest = [
+            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path
+        ]
+        if isinstance(path[0], pytree.SequenceKey) and path[0].idx == 0:
+            place = min(int(first), len(parameters) - 1)
+            parameter = parameters[place]
+            several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+            rest = [*([str(int(first) - place)] if several else []), *rest]
+            first = parameter.name
+        names.append("_".join((first, *rest)))
+    return names
+
+
+@contextmanager
+def _sources(model: torch.nn.Module, noted: Calls) -> Iterator[None]:
+    """Calls are noted with the module that makes them."""
+
+    def enter(name: str) -> Any:
+        return lambda *_: noted.modules.append(name)
+
+    def leave(*_: Any) -> None:
+        noted.modules.pop()
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(enter(name), prepend=True)
+        module.register_forward_hook(leave, always_call=True)
+    yield
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Models may ask whether they are captured, and go another way then."""
+    flags: Any = torch.compiler
+    before = {name: getattr(flags, name) for name in ("_is_compiling_flag", "_is_exporting_flag")}
+    try:
+        for name in before:
+            setattr(flags, name, True)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(flags, name, value)
+
+
+class _TraceReader(FxReader):
+    """The calls of a run."""
+
+    def __init__(self, run: _Run, batch: int, original: Original) -> None:
+        """Multiples of `batch` are sizes that grow with the batch."""
+        super().__init__()
+        self._run, self._batch, self._original = run, batch, original
+
+    def graph(self) -> Graph:
+        run = self._run
+        graph = Graph((), {}, {}, ())
+        copies = Copies(self._original)
+        needed = {argument for node in run.noted.graph.nodes for argument in node.all_input_nodes}
+        needed |= {tensor.node for tensor in run.results}
+        called: dict[str, str] = {}
+        for node in run.noted.graph.nodes:
+            if node in run.noted.constants:
+                if node not in needed:
+                    continue
+                known = run.names.get(node, "")
+                name = graph.fresh(known.replace(".", "_") or "constant")
+                graph.constants[name] = copies.of(run.noted.constants[node])
+                self._values[node] = name
+                if known:
+                    called[name] = known
+            elif node.op == "placeholder":
+                graph.inputs = (*graph.inputs, self._input(node))
+                self._values[node] = node.name
+            elif node.op == "call_function":
+                self._call(graph, node)
+        graph.called = called
+        graph.outputs = tuple(self._value(tensor.node) for tensor in run.results)
+        graph.output_types = tuple(dtype_name(tensor.dtype) for tensor in run.results)
+        graph.structure, graph.arguments = run.structure, run.arguments
+        note_changes(graph)
+        return graph
+
+    def _dimension(self, size: Any) -> Dimension:
+        times = _per_item(size, self._batch)
+        return size if times is size else Batch(times)
+
+    def _plain(self, argument: Any) -> Any:
+        return self._dimension(argument)
+
+    def _source(self, call: torch.fx.Node) -> str:
+        return str(call.meta["source"])

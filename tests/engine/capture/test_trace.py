@@ -1,0 +1,143 @@
+"""Models that are followed without `torch.export`: their graphs are export's, and what takes export is left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture import results, trace
+from escalade.engine.capture.export import capture
+from escalade.engine.capture.given import Given
+from escalade.engine.capture.separate import Original
+from escalade.engine.graph.graph import Graph
+from tests.engine.capture.test_export import Call
+
+
+class Network(nn.Module):
+    """What networks do in evaluation mode: in place and by sizes, with shared weights and several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+        self.pool, self.inner = nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 8, 1), nn.Sigmoid())
+        self.head = nn.Sequential(nn.Dropout(), nn.Linear(16, 5))
+        self.shift = nn.Buffer(torch.ones(8, 1, 1))
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+        y = self.pool(self.stem(x))
+        y = y + self.inner(y) * self.gate(y)
+        y += self.inner(y)
+        y = torch.cat([F.silu(y) + self.shift, y.relu_()], 1)
+        first, _ = y.mean((2, 3)).chunk(2, 1)
+        flat = F.avg_pool2d(y, 2).view(y.size(0), 16, -1).sum(2) / y.size(0)
+        return {"head": self.head(flat), "parts": [first.view(-1, first.shape[1]) * scale, y[:, 1:3]]}
+
+
+def _said(graph: Graph) -> Any:
+    """All of a graph, whatever values are called in it."""
+    known: dict[str, Any] = dict(graph.called) | {node.name: place for place, node in enumerate(graph)}
+    nodes = [
+        (node.op, {role: known.get(name, name) for role, name in node.inputs.items()}, node.attributes,
+         node.shape, node.dtype, node.source)
+        for node in graph
+    ]  # fmt: skip
+    outputs = [known[name] for name in graph.outputs]
+    return nodes, outputs, graph.inputs, graph.output_types, graph.structure, graph.arguments, graph.batches
+
+
+def test_what_is_followed_is_what_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Any = (Network(), (torch.randn(2, 3, 16, 16),), {"scale": torch.randn(2, 1)})
+    followed = capture(*given)
+    monkeypatch.setattr(trace, "_MOST_CALLS", 0)
+    exported = capture(*given)
+    assert _said(followed) == _said(exported)
+
+
+def _follows(model: nn.Module, *inputs: torch.Tensor) -> bool:
+    return trace.traced(Original(model), Given.of(inputs, None)) is not None
+
+
+_OUTSIDE = torch.ones(3)
+
+
+def _in_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x.mT
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 if x.shape[0] > 4 else x,
+        lambda x: x * 2 if len(x) % 3 else x,
+        lambda x: x * 2 if x.numel() == 12 else x,
+        lambda x: x / float(x.shape[0]),
+        lambda x: x * {2: 1}.get(x.shape[0], 3),
+        lambda x: (x, x.shape[0]),
+        lambda x: x[:2],
+        lambda x: torch.cat([x, x[:, :1].new_zeros(1, 3, 4)]),
+        lambda x: x.split(100000)[0],
+        lambda x: x.squeeze(),
+        lambda x: x * 2 if x.sum() > 0 else x,
+        lambda x: x + torch.rand(4),
+        lambda x: x * _OUTSIDE.sum(),
+        lambda x: sum(x * n for n in range(x.shape[0])),
+        _in_autocast,
+    ],
+)
+def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
+    assert not _follows(Call(function), torch.randn(2, 3, 4))
+
+
+def test_models_that_change_themselves_are_left_to_export() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count: torch.Tensor = self.count + 1
+            return x + self.count
+
+    assert not _follows(Counts(), torch.randn(2, 3))
+    assert _follows(Call(lambda x: x.reshape(x.shape[0] * 3, -1).view(x.size(0), -1)), torch.randn(2, 3, 4))
+
+
+def _meta(*shape: int, last: bool = False) -> torch.Tensor:
+    x = torch.empty(shape, device="meta")
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_results_are_those_of_pytorch(last: bool) -> None:
+    """In sizes, strides and type, wherever there is a rule; every rule is asked."""
+    aten = torch.ops.aten
+    x, c, w = _meta(2, 6, 9, 8, last=last), _meta(6), _meta(4, 3, 3, 2)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (aten.conv2d.default, (_meta(2, 6, 9, 8), w, _meta(4), [2, 1], [1, 0], [1, 2], 2)),
+        (aten.batch_norm.default, (x, c, c, c, c, False, 0.1, 1e-5, True)),
+        (aten.linear.default, (_meta(2, 3, 5), _meta(4, 5), _meta(4))),
+        (aten.max_pool2d.default, (x, [3, 2], [2], [1, 1], [2, 1])),
+        (aten.avg_pool2d.default, (x, [3], [], [1])),
+        (aten.adaptive_avg_pool2d.default, (x, [3, 2])),
+        (aten.mean.dim, (x, [-1, 2], True)),
+        (aten.cat.default, ([x, x[:, :2].clone()], -3)),
+        *((rule, (x, *others)) for rule, made in results._RULES.items() if made in (results._two, results._two_in_place)
+          for others in ((x,), (_meta(2, 6, 1, 1),), (2.5,))),
+        *((rule, (x,)) for rule, made in results._RULES.items() if made in (results._elementwise, results._in_place)),
+    ]  # fmt: skip
+    assert {function for function, _ in calls} == results._RULES.keys()
+    for function, arguments in calls:
+        found, wanted = results._RULES[function](*arguments), function(*arguments)
+        assert found is not None, function
+        assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype), (
+            function
+        )
