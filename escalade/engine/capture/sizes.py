@@ -1,5 +1,5 @@
-"""A model captured for whatever sizes its inputs have: once with symbols for them, and again where it does something
-else.
+"""A model captured for whatever sizes its inputs have: followed for each, or exported with symbols for them, and again
+where it does something else.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _MOST_PROGRAMS = 8
 class AnySize:
     """A model as it was when this was made.
 
-    It is captured for the example's size first, as most models meet no other. The second size has it captured with
-    symbols, and for further sizes these become numbers, for which nothing of the model runs. Where it decides by a size
-    what to do, or has symbols in a way that a graph cannot hold, it is captured for that size.
+    It is captured for the example's size first, as most models meet no other, and for each further size where it can be
+    followed. Otherwise the second size has it exported with symbols, and for further sizes these become numbers, for
+    which nothing of the model runs. Where it decides by a size what to do, or has symbols in a way that a graph cannot
+    hold, it is exported for that size.
     """
 
     def __init__(
