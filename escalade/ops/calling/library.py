@@ -12,10 +12,28 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 from escalade.ops.calling.operator import Operator, hashable
 from escalade.ops.calling.recorded import Gradient
+from escalade.ops.calling.types import Types
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
 _operators: dict[str, Operator] = {}
+
+
+class Registered:
+    """An operator that the dispatcher runs, as Python calls it: with all of its arguments, in their order."""
+
+    def __init__(self, name: str) -> None:
+        self._packet = getattr(torch.ops.escalade, name)
+        self._types = Types(self._packet)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._packet(*arguments)
+        try:
+            return self._packet(*arguments)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            self._types.require(arguments, error)
+            raise
 
 
 def define(
@@ -25,12 +43,13 @@ def define(
     *,
     setup: Function | None = None,
     backward: Function | None = None,
-) -> None:
+) -> Registered:
     """An operator that changes none of its arguments; the first one's device is where it runs."""
     name = _define(schema, run)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     if backward is not None:
         define_gradient(name, setup, backward)
+    return Registered(name)
 
 
 def define_planned(
@@ -90,7 +109,7 @@ def define_gradient(
         _operators[name].differentiate(Gradient(setup, backward, kept, first_alone))
 
 
-def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> None:
+def define_in_place(schema: str, run: Function, fake: Function, instead: str = "") -> Registered:
     """An operator that overwrites what its schema says and returns nothing; it has no gradient, and says so, with what
     there is `instead`."""
     name = _define(schema, run)
@@ -124,6 +143,7 @@ def define_in_place(schema: str, run: Function, fake: Function, instead: str = "
 
     library.impl(name, refuse_gradients, "Autograd")
     library.impl(name, count_the_change, "ADInplaceOrView")
+    return Registered(name)
 
 
 def _define(schema: str, run: Function) -> str:

@@ -14,27 +14,16 @@ from typing import Any
 import torch
 
 from escalade.device.pytorch import WORDS
-from escalade.errors import UnsupportedError
 from escalade.ops.calling.call import Call, Plan
 from escalade.ops.calling.casting import Casts
 from escalade.ops.calling.executables import keep, per_thread
 from escalade.ops.calling.recorded import Gradient, flattened, recording
 from escalade.ops.calling.straight import Source
+from escalade.ops.calling.types import PLAIN, Types
 
 Function = Callable[..., Any]
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _SINGLE = ("Tensor", "Optional[Tensor]")
 _LIST = "List[Tensor]"
-_WANTED: dict[str, tuple[Any, str]] = {
-    "Tensor": (torch.Tensor, "a tensor"),
-    _LIST: (tuple | list, "tensors"),
-    "List[int]": (tuple | list, "whole numbers"),
-    "int": (int, "a whole number"),
-    "float": (int | float, "a number"),
-    "bool": (bool, "True or False"),
-    "str": (str, "a text"),
-}
-"""What the kinds of a schema are in Python, and in words."""
 _MOST_KINDS = 16  # of calls with the same settings and sizes of the first tensor; the latest stays
 _is_compiling = torch.compiler.is_compiling
 _MISSED = object()
@@ -48,8 +37,9 @@ class Operator:
     def __init__(self, name: str, plan: Function) -> None:
         self._packet = getattr(torch.ops.escalade, name)
         self._plan = plan
+        self._types = Types(self._packet)
         arguments = self._packet.default._schema.arguments
-        kinds = self._kinds = [str(argument.type) for argument in arguments]
+        kinds = [str(argument.type) for argument in arguments]
         self._names = [argument.name for argument in arguments]
         self._defaults = [argument.default_value for argument in arguments]
         self._tensors = [place for place, kind in enumerate(kinds) if kind in _SINGLE]
@@ -63,7 +53,7 @@ class Operator:
             return self._packet(*arguments)
         first, dtype = arguments[0], None
         try:
-            if type(first) not in _PLAIN:
+            if type(first) not in PLAIN:
                 return self._packet(*arguments)
             flat = arguments if self._list is None else self._flat(arguments)
             if self._casting is not None and WORDS.any_autocast():
@@ -76,21 +66,8 @@ class Operator:
                     return result
             return self._unguarded(arguments, flat, roughly, dtype)
         except (AttributeError, TypeError, RuntimeError) as error:
-            self._require_types(arguments, error)
+            self._types.require(arguments, error)
             raise
-
-    def _require_types(self, arguments: Sequence[Any], error: Exception) -> None:
-        """Says which argument is not of the type that the operator takes, if one is not: else the error was another."""
-        for name, kind, given in zip(self._names, self._kinds, arguments, strict=False):
-            plain = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
-            if plain not in _WANTED or (given is None and plain != kind):
-                continue
-            wanted, spelled = _WANTED[plain]
-            stands_in = hasattr(type(given), "__torch_function__") and type(given) not in _PLAIN
-            if not isinstance(given, wanted) and not stands_in:
-                raise UnsupportedError(
-                    f"{self._packet.__name__} takes {spelled} as its {name}, not {type(given).__name__}"
-                ) from error
 
     def _unguarded(
         self,
@@ -108,7 +85,7 @@ class Operator:
             WORDS.dispatch_modes()
             or WORDS.transforms()
             or torch.jit.is_tracing()
-            or any(type(tensor) not in _PLAIN or tensor.is_neg() for tensor in tensors)
+            or any(type(tensor) not in PLAIN or tensor.is_neg() for tensor in tensors)
         ):
             return self._packet(*arguments)
         settled, casts = arguments, Casts()

@@ -44,9 +44,10 @@ def conv2d_input_gradient(
     positive. Shapes are PyTorch's; the result has the gradient's layout. The same inputs give the same bits every
     time. `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
+    sizes = tuple(size) if isinstance(size, Sequence) else size
     return OPERATOR(
-        gradient, weight, tuple(size), mask, two(stride, "stride"), two(padding, "padding"),
-        two(dilation, "dilation"), groups, tf32, rung,
+        gradient, weight, sizes, mask, two(stride, "stride"), two(padding, "padding"), two(dilation, "dilation"), groups,
+        tf32, rung,
     )  # fmt: skip
 
 

@@ -58,6 +58,10 @@ class Expression:
     @staticmethod
     def parse(text: str) -> Expression:
         """The program of a text; the inverse of `text`."""
+        if not isinstance(text, str):
+            raise UnsupportedError(
+                f"an expression that is {type(text).__name__}: it is a text such as x * sigmoid(x)"
+            )
         return _parsed(text)
 
     @cached_property

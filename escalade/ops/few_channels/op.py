@@ -42,9 +42,7 @@ def few_channels(
     as they are; the result has the weights' dtype and x's layout. `tf32` allows TF32 products for fp32 weights;
     `rung` names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.few_channels(
-        x, weight, bias, two(padding, "padding"), relu, pool, ceil_mode, tf32, rung
-    )
+    return OPERATOR(x, weight, bias, two(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
@@ -159,4 +157,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+OPERATOR = define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)

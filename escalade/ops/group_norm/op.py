@@ -30,7 +30,7 @@ def group_norm(
     x is [N, C, H, W], in either layout. With as many groups as channels it is instance normalisation. `rung` names one
     rung.
     """
-    return torch.ops.escalade.group_norm(x, groups, weight, bias, epsilon, rung)
+    return OPERATOR(x, groups, weight, bias, epsilon, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
@@ -109,7 +109,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return of_x, None, of_weight, of_bias, None, None
 
 
-define(
+OPERATOR = define(
     "group_norm(Tensor x, int groups, Tensor? weight, Tensor? bias, float epsilon, str? rung=None) -> Tensor",
     _run,
     _fake,

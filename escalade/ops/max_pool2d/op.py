@@ -51,9 +51,10 @@ def max_pool2d(
 def _keeps_places(x: torch.Tensor, kernel: tuple[int, int], side_by_side: bool) -> bool:
     """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC, and for
     windows side by side."""
-    needed = torch.is_grad_enabled() and x.requires_grad
+    if not (torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad):
+        return False
     fast = x.dim() == 4 and (side_by_side or layout_of(x) == "nhwc")
-    return needed and fast and kernel[0] * kernel[1] <= NOWHERE
+    return fast and kernel[0] * kernel[1] <= NOWHERE
 
 
 def max_pool2d_with_places(

@@ -49,7 +49,7 @@ def max_pool2d_backward(
     kernel = pooling.two(kernel, "kernel")
     stride = kernel if stride is None else pooling.two(stride, "stride")
     if size is None:
-        if x is None:
+        if not isinstance(x, torch.Tensor):
             raise UnsupportedError(f"{_NAME} takes x, or places and the size of x")
         size = x.shape[2:]
     return OPERATOR(

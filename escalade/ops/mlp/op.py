@@ -11,6 +11,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_planned, require_alike, require_rung
+from escalade.ops.calling.types import listed
 from escalade.ops.mlp.operation import MLP
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spelled
 from escalade.ops.shared import rows
@@ -33,7 +34,7 @@ def mlp(
     of the squared differences between each row and what the chain makes of it, in fp32. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    return OPERATOR(x, list(parameters), spelled(layers), error, rung)
+    return OPERATOR(x, listed(parameters), spelled(layers), error, rung)
 
 
 def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
@@ -200,6 +201,11 @@ def spelled(layers: Sequence[Layer] | str) -> str:
     """The layers as the operator takes them."""
     if isinstance(layers, str):
         return layers
+    given: Any = layers
+    if not isinstance(given, Sequence) or not all(isinstance(each, Layer) for each in given):
+        raise UnsupportedError(
+            f"layers of {layers!r}: they are a sequence of Layer, or spelled as in 5x64n-64bg_320-32"
+        )
     text = spell_layers(layers)
     if parse_layers(text) != tuple(layers):
         raise UnsupportedError(

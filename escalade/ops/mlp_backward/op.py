@@ -12,6 +12,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_planned, require_alike, require_rung
+from escalade.ops.calling.types import listed
 from escalade.ops.mlp.problem import Layer, parse_layers, spelled
 from escalade.ops.mlp_backward.operation import MLP_BACKWARD
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
@@ -38,7 +39,7 @@ def mlp_backward(
     they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    result = OPERATOR(x, grad_y, list(parameters), spelled(layers), input_gradient, rung)
+    result = OPERATOR(x, grad_y, listed(parameters), spelled(layers), input_gradient, rung)
     return split(result, x, parameters, input_gradient)
 
 

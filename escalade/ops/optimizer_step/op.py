@@ -10,6 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, dtype_of
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define_in_place, require_rung, require_same_device
+from escalade.ops.calling.types import listed
 from escalade.ops.optimizer_step.operation import OPTIMIZER_STEP
 from escalade.ops.optimizer_step.problem import OptimizerStepProblem
 from escalade.ops.optimizer_step.rules import Rule
@@ -49,13 +50,18 @@ def optimizer_step(
     parameters once more. A `checked` step changes nothing but its count if any gradient is not finite. The same inputs
     give the same bits every time. `rung` names one rung.
     """
+    if not isinstance(rule, Rule) or not isinstance(state, Mapping):
+        raise UnsupportedError(
+            f"a rule that is {type(rule).__name__} and a state that is {type(state).__name__}: optimizer_step takes a "
+            "Rule, and for each name of its state tensors"
+        )
     if set(state) != set(rule.state):
         raise UnsupportedError(
             f"state of {', '.join(state) or 'nothing'}: the rule keeps {', '.join(rule.state) or 'nothing'}"
         )
     kept = [tensor for name in rule.state for tensor in state[name]]
-    torch.ops.escalade.optimizer_step(
-        list(parameters), list(gradients), kept, list(copies), scalars, progress, rule.expression,
+    OPERATOR(
+        listed(parameters), listed(gradients), kept, listed(copies), scalars, progress, rule.expression,
         list(rule.state), checked, rung,
     )  # fmt: skip
 
@@ -196,7 +202,7 @@ def _fake(
     _problem(parameters, gradients, state, copies, scalars, progress, expression, names, checked)
 
 
-define_in_place(
+OPERATOR = define_in_place(
     "optimizer_step(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] state, Tensor(c!)[] copies, "
     "Tensor scalars, Tensor(d!) progress, str expression, str[] names, bool checked=False, str? rung=None) -> ()",
     _run,

@@ -32,10 +32,8 @@ def pad2d(
     NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied first.
     `rung` names one rung of the ladder instead of the chosen one.
     """
-    if len(pads) != 4:
-        raise UnsupportedError(
-            f"pads of {list(pads)}: they are four, above, below, to the left and to the right"
-        )
+    if not isinstance(pads, Sequence) or len(pads) != 4:
+        raise UnsupportedError(f"pads of {pads!r}: they are four, above, below, to the left and to the right")
     return OPERATOR(x, tuple(pads), mode, value, rung)
 
 

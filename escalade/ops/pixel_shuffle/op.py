@@ -22,7 +22,7 @@ def pixel_shuffle(
     NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied first.
     `rung` names one rung of the ladder instead of the chosen one.
     """
-    return torch.ops.escalade.pixel_shuffle(x, factor, down, rung)
+    return OPERATOR(x, factor, down, rung)
 
 
 def _run(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> torch.Tensor:
@@ -58,7 +58,7 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return shuffled(gradient, ctx.factor, not ctx.down), None, None, None
 
 
-define(
+OPERATOR = define(
     "pixel_shuffle(Tensor x, int factor, bool down, str? rung=None) -> Tensor", _run, _fake, setup=_setup,
     backward=_backward,
 )  # fmt: skip

@@ -32,7 +32,7 @@ def pointwise(
             "pointwise takes the tensors that an expression names, at least one"
         )
     first, *others = (tensors[name] for name in names)
-    results = torch.ops.escalade.pointwise(first, others, expression, rung)
+    results = OPERATOR(first, others, expression, rung)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -133,7 +133,7 @@ def _backward(ctx, gradients):  # type: ignore[no-untyped-def]
     return first, rest, None, None
 
 
-define(
+OPERATOR = define(
     "pointwise(Tensor x, Tensor[] others, str expression, str? rung) -> Tensor[]",
     _run, _fake, setup=_setup, backward=_backward,
 )  # fmt: skip

@@ -17,7 +17,7 @@ def quantise(x: torch.Tensor, factor: torch.Tensor, *, rung: str | None = None) 
 
     `factor` is one fp32 number on x's device. There is no gradient.
     """
-    return torch.ops.escalade.quantise(x, factor, rung)
+    return OPERATOR(x, factor, rung)
 
 
 def _check(x: torch.Tensor, factor: torch.Tensor) -> str:
@@ -50,7 +50,7 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     raise UnsupportedError("quantise has no gradient; detach x, or call it under torch.no_grad()")
 
 
-define(
+OPERATOR = define(
     "quantise(Tensor x, Tensor factor, str? rung=None) -> Tensor",
     _run,
     _fake,

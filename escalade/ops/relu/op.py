@@ -23,7 +23,7 @@ def relu(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None
 
 def relu_(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
     """`relu` in place: x is overwritten, and returned. For tensors that need no gradient."""
-    torch.ops.escalade.relu_(x, limit, rung)
+    _IN_PLACE(x, limit, rung)
     return x
 
 
@@ -111,7 +111,7 @@ OPERATOR = define_planned(
     backward=_backward,
     kept=_limit,
 )
-define_in_place(
+_IN_PLACE = define_in_place(
     "relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()",
     _run_in_place,
     _fake_in_place,

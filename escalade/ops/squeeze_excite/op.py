@@ -34,7 +34,7 @@ def squeeze_excite(
     weight is [squeezed, C], gate_weight [C, squeezed]; `hidden` and `gate` are expressions in `x` behind each
     layer. `rung` names one rung.
     """
-    return torch.ops.escalade.squeeze_excite(x, weight, bias, gate_weight, gate_bias, hidden, gate, rung)
+    return OPERATOR(x, weight, bias, gate_weight, gate_bias, hidden, gate, rung)
 
 
 def _check(
@@ -45,7 +45,7 @@ def _check(
     gate_bias: torch.Tensor | None,
 ) -> None:
     check_images("squeeze_excite", x)
-    channels, squeezed = x.shape[1], weight.shape[0]
+    channels, squeezed = x.shape[1], weight.shape[0] if weight.dim() else 0
     wanted = {
         "weight": (weight, [squeezed, channels]),
         "bias": (bias, [squeezed]),
@@ -122,7 +122,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(found.get(role) for role in _ROLES), None, None, None)
 
 
-define(
+OPERATOR = define(
     "squeeze_excite(Tensor x, Tensor weight, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, str hidden, "
     "str gate, str? rung=None) -> Tensor",
     _run,
