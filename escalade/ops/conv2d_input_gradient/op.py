@@ -46,8 +46,8 @@ def conv2d_input_gradient(
     """
     sizes = tuple(size) if isinstance(size, Sequence) else size
     return OPERATOR(
-        gradient, weight, sizes, mask, two(stride, "stride"), two(padding, "padding"), two(dilation, "dilation"), groups,
-        tf32, rung,
+        gradient, weight, sizes, mask, two(stride, "stride"), two(padding, "padding"),
+        two(dilation, "dilation"), groups, tf32, rung,
     )  # fmt: skip
 
 
