@@ -124,6 +124,13 @@ def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unread
     return found, closed
 
 
+def require_any(files: Sequence[pathlib.Path]) -> None:
+    """Refuses files of which not one is there; where some are, the others are said to be unreadable in their turn."""
+    if not any(map(os.path.exists, files)):
+        others = f", nor any of {len(files) - 1} more" if len(files) > 1 else ""
+        raise UnsupportedError(f"{shown(files[0])}: there is no such file{others}")
+
+
 def decode(file: Source, crop: Crop) -> np.ndarray:
     """The pixels of an image, of a file that is a regular one."""
     with open_source(file) as encoded, Image.open(encoded) as opened:

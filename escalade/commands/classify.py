@@ -15,7 +15,7 @@ from rich.text import Text
 
 from escalade.classify import output
 from escalade.classify.decoders import decoder_for
-from escalade.classify.images import Unreadable, find
+from escalade.classify.images import Unreadable, find, require_any
 from escalade.classify.prediction import Prediction, predict
 from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.devices import engine_device
@@ -135,6 +135,7 @@ def command(
         raise UnsupportedError("--output is for --ray; --json and --csv write what this machine has found")
     where = engine_device(device)
     files, closed = find([_local(image) for image in images])
+    require_any(files)
     batch = min(batch, len(files))
     with status.status(f"Compiling {asked.called} for {where}"):
         found = classifier(asked, where, batch, files)

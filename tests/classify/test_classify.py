@@ -75,6 +75,18 @@ def expected(model: models.ResNet, files: list[pathlib.Path], crop: Crop) -> tor
         return model(x).softmax(1)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["a.png"], "a.png: there is no such file"), (["a.png", "b.png"], "file, nor any of 1 more")],
+)
+def test_images_that_are_not_there_are_missed_before_anything_is_compiled(
+    names: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escalade.commands.classify.classifier", None)  # not asked
+    result = run(*(tmp_path / name for name in names), "-w", tmp_path / "no weights.pth", "--device", "cpu")
+    assert result.exit_code and said in str(result.exception)
+
+
 def test_a_folder_with_damaged_images(
     network: models.ResNet, weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
