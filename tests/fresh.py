@@ -16,7 +16,7 @@ from functools import cache
 ROOT = pathlib.Path(__file__).parent.parent
 _SERVER = """
 import json, os, runpy, sys, types
-import torch._dynamo
+import torch
 
 while line := sys.stdin.readline():
     if child := os.fork():

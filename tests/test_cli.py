@@ -87,6 +87,42 @@ def test_importing_everything_does_not_touch_cuda() -> None:
     assert fresh.python("-c", probe).returncode == 0
 
 
+NETWORK = """
+import sys, torch
+
+with_torch = set(sys.modules)
+import escalade
+from torch import nn
+
+layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+model = nn.Sequential(*layers).eval()
+engine = escalade.compile(model, torch.ones(2, 3, 8, 8))
+x = torch.ones(3, 3, 8, 8)
+if not torch.allclose(engine(x), model(x), atol=1e-5):
+    sys.exit("it computes something else")
+print(*sys.modules.keys() - with_torch)
+"""
+LATE = {
+    "PIL",
+    "cuda.bindings",
+    "jinja2",
+    "matplotlib",
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.export._trace",
+    "typer",
+}
+"""What takes long to load, beside PyTorch itself, and a network is compiled without."""
+
+
+def test_compiling_a_network_loads_only_what_it_needs() -> None:
+    done = fresh.python("-c", NETWORK)
+    loaded = set(done.stdout.split())
+    assert done.returncode == 0 and "escalade.engine.compiler" in loaded, done.stderr
+    assert LATE & loaded == set()
+
+
 def test_the_list_of_commands_says_what_their_docstrings_do() -> None:
     """Else `escalade --help` and `escalade COMMAND --help` would tell two stories."""
     for name, summary in cli.COMMANDS.items():

@@ -228,7 +228,7 @@ def compiler_version() -> str:
     except (ImportError, OSError, RuntimeError) as error:
         raise ToolError(
             f"NVRTC, which compiles kernels for GPUs, cannot be loaded ({(str(error).splitlines() or [''])[0]}); "
-            "install it with: pip install 'cuda-core>=1.0' cuda-bindings nvidia-cuda-nvrtc"
+            "install it with: pip install cuda-bindings nvidia-cuda-nvrtc"
         ) from error
     _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
     nvrtc.nvrtcCompileProgram(empty, 0, [])
