@@ -12,6 +12,9 @@ from escalade.engine.graph.forms import Form
 ALIGNMENT = 16
 """Kernels load 16 bytes at a time."""
 
+_MOST_GUARDS = 16
+"""Kinds of readable tensors, one after another, that are remembered: making a guard takes longer than a look."""
+
 Point = Callable[[int], object]
 """Points kernels at an address."""
 
@@ -24,21 +27,28 @@ class Given:
         self._is_dense = _is_channels_last if form.layout == "nhwc" else torch.Tensor.is_contiguous
         self._copy = Made(form, device, point)
         self._point = point
+        self._is_like_last: Callable[..., bool] = lambda tensor: False
+        self._guards = 0
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """The launches read it, or a copy: of one of another type or order, that lies in the midst of another, or whose
         elements are negative by nothing but a mark on it.
         """
         address = tensor.data_ptr()
-        if (
-            tensor.dtype is self._dtype
-            and self._is_dense(tensor)
-            and not address % ALIGNMENT
-            and not WORDS.is_negative(tensor)
-        ):
+        if not address % ALIGNMENT and (self._is_like_last(tensor) or self._is_readable(tensor)):
             self._point(address)
             return tensor
         return self._copy.make().copy_(tensor.detach())
+
+    def _is_readable(self, tensor: torch.Tensor) -> bool:
+        """Looks at each of its properties, which takes several times as long as to see that they are those of the last
+        one: for the first calls, and for those in other modes of PyTorch."""
+        if tensor.dtype is not self._dtype or not self._is_dense(tensor) or WORDS.is_negative(tensor):
+            return False
+        if self._guards < _MOST_GUARDS:
+            self._is_like_last = WORDS.guard([tensor])
+            self._guards += 1
+        return True
 
 
 class Made:
