@@ -1,0 +1,74 @@
+"""A saved engine as a model of Triton Inference Server's Python backend.
+
+    cp resnet18.escalade examples/triton/escalade/1/model.escalade
+    tritonserver --model-repository examples/triton
+
+The engine takes images as bytes: `escalade build --mean --std`, or `engine.save` behind
+`escalade.compile(..., normalize=(mean, std))`. The server's Python has Escalade installed.
+
+The server gives as many requests at a time as config.pbtxt lets it gather, each of one image or more. They are one call
+of the engine, filled up to a power of two, so that there are few plans; all of them are made while the model is loaded.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+import escalade
+from escalade.classify.preparation import classes_of, side_of
+
+IMAGES, LOGITS = "IMAGES", "LOGITS"
+ENGINE = pathlib.Path(__file__).parent / "model.escalade"
+
+
+class TritonPythonModel:
+    """What the server looks for in this file, by this name."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Says what goes in and what comes out, beside what config.pbtxt says."""
+        engine = escalade.load(ENGINE, device="cpu")
+        side = side_of(engine.graph.inputs[0].shape)
+        config.add_input({"name": IMAGES, "data_type": "TYPE_UINT8", "dims": [3, side, side]})
+        config.add_output({"name": LOGITS, "data_type": "TYPE_FP32", "dims": [classes_of(engine)]})
+        return config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Loads the engine onto the instance's device."""
+        on_gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        self._engine = escalade.load(ENGINE, device=device)
+        side = side_of(self._engine.graph.inputs[0].shape)
+        size, most = 1, int(pb_utils.ModelConfig(args["model_config"]).as_dict()["max_batch_size"])
+        while size < 2 * most:
+            self._logits(torch.zeros(size, 3, side, side, dtype=torch.uint8))
+            size *= 2
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response for each request, in their order; what goes wrong is the answer to all of them."""
+        given = [
+            torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, IMAGES).to_dlpack())
+            for request in requests
+        ]
+        try:
+            logits = self._logits(torch.cat(given))
+        except Exception as error:
+            said = pb_utils.TritonError(str(error))
+            return [pb_utils.InferenceResponse(output_tensors=[], error=said) for _ in requests]
+        parts = logits.split([len(images) for images in given])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(LOGITS, part)]) for part in parts]
+
+    def finalize(self) -> None:
+        """Lets the engine's memory go before the process ends."""
+        del self._engine
+
+    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+        count = len(images)
+        filled = images.new_zeros(1 << (count - 1).bit_length(), *images.shape[1:])
+        filled[:count] = images
+        return self._engine(filled.to(self._engine.device))[:count].float().cpu()
