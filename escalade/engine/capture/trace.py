@@ -10,6 +10,7 @@ to `torch.export`.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -223,7 +224,8 @@ class _TraceReader(FxReader):
                 if node not in needed:
                     continue
                 known = run.names.get(node, "")
-                name = graph.fresh(known.replace(".", "_") or "constant")
+                # As torch.export calls them: a file takes names of letters, digits and underscores, no digit in front.
+                name = graph.fresh(re.sub("[^A-Za-z0-9_]", "_", f"p_{known}") if known else "constant")
                 graph.constants[name] = copies.of(run.noted.constants[node])
                 self._values[node] = name
                 if known:

@@ -14,6 +14,7 @@ from escalade.engine.capture import results, trace
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.given import Given
 from escalade.engine.capture.separate import Original
+from escalade.engine.check import check_graph
 from escalade.engine.graph.graph import Graph
 from tests.engine.capture.test_export import Call
 
@@ -51,6 +52,11 @@ def _said(graph: Graph) -> Any:
     ]  # fmt: skip
     outputs = [known[name] for name in graph.outputs]
     return nodes, outputs, graph.inputs, graph.output_types, graph.structure, graph.arguments, graph.batches
+
+
+def test_weights_are_called_what_a_file_takes() -> None:
+    """PyTorch's own names of them begin with a digit here."""
+    check_graph(capture(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), {}))
 
 
 def test_what_is_followed_is_what_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
