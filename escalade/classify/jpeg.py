@@ -34,7 +34,7 @@ def read(file: Source, crop: Crop) -> Photograph | None:
         with open_source(file) as opened:
             head = opened.read(len(_START))
             contents = bytearray(head + opened.read()) if head == _START else bytearray()
-    except (OSError, ValueError):
+    except Exception:  # storage raises all sorts of things; Pillow's attempt says which it was
         return None
     size = _size(contents) if contents.endswith(_END) else None
     if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or 0):
