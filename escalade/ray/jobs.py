@@ -111,7 +111,7 @@ class Job:
         context = ray.data.DataContext.get_current().copy()
         context.enable_progress_bars = context.print_on_execution_start = False
         with ray.data.DataContext.current(context):
-            parts = ray.data.from_arrow([self._rows(number) for number in self.left]).map_batches(
+            parts = ray.data.from_blocks([self._rows(number) for number in self.left]).map_batches(
                 Writer,
                 fn_constructor_args=(self._make, self._folder.name, self._form),
                 batch_size=None,

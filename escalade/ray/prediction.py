@@ -94,7 +94,7 @@ class Predictor:
     def __init__(self, network: Network, *, device: str | None = None, batch: int = 32, top: int = 5) -> None:
         self.network, self.batch, self.top = network, batch, top
         self.engine = network.engine(device)
-        self._made_by = {
+        self.made_by = {
             "network": network.title,
             "weights": network.weights,
             "sha256": network.sha256,
@@ -132,7 +132,7 @@ class Predictor:
             {"file": _text(each.file), "unreadable": each.reason, "shard": shards.get(each.file)}
             for each in unreadable
         ]
-        return pa.Table.from_pylist([{**row, **self._made_by} for row in found], SCHEMA)
+        return pa.Table.from_pylist([{**row, **self.made_by} for row in found], SCHEMA)
 
     def predict(self, files: Sequence[Source]) -> tuple[list[Prediction], list[Unreadable]]:
         """The classes of images in their order, and those that could not be read."""

@@ -1,4 +1,4 @@
-"""A network that is as small as networks are, and images for it."""
+"""A network that is as small as networks are, images for it, and how long anything may take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from escalade.engine import compile
 
 CLASSES = 3
 SIDE = 8
+PATIENCE = 240
+"""Seconds after which a machine is not slow but stuck."""
 
 
 def save_network(path: pathlib.Path) -> pathlib.Path:

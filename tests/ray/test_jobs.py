@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import secrets
 import signal
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from escalade.version import VERSION
 from tests import fresh
 from tests.ray.networks import picture
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
 dataset = pytest.importorskip(
     "pyarrow.dataset", reason="pyarrow is not installed: pip install 'escalade[ray]'"
 )
@@ -31,6 +28,9 @@ UNREADABLE = 17
 """The image that is none."""
 
 
+pytestmark = pytest.mark.usefixtures("patience")
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("images")
@@ -38,56 +38,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         picture(number).save(folder / f"{number:03}.png")
     (folder / f"{UNREADABLE:03}.png").write_text("not an image")
     return folder
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster of this machine and two CPUs, whose workers find these tests; it ends with them.
-
-    Its files, the token that its clients need among them, are in a folder of its own; the folder's name is short, since
-    a socket's must be.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        token = pathlib.Path(folder, "token")
-        token.write_text(secrets.token_hex(32))
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.delenv("RAY_AUTH_MODE")  # Ray sets it where it finds a token, and the patch takes that back
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", str(fresh.ROOT))
-        context = ray.init(
-            num_cpus=2,
-            num_gpus=0,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 << 20,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-            _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
-        )
-        try:
-            yield context.address_info["address"]
-        finally:
-            ray.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """What waits for ever fails."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError("Ray does not get on")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(workers.PATIENCE)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def require_all_once(folder: pathlib.Path, form: str, images: pathlib.Path, network: pathlib.Path) -> None:

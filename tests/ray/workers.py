@@ -14,11 +14,10 @@ import numpy as np
 
 from escalade.ray import Job, Network, Predictor
 from escalade.ray.connection import connected
+from tests.ray.networks import PATIENCE
 
 OVER = 4
 """The shard over which it happens."""
-PATIENCE = 240
-"""Seconds after which a machine is not slow but stuck."""
 
 
 class Killed(Predictor):
