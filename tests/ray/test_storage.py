@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import socket
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[r
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'escalade[ray]'")
 
 from escalade.ray import Network, Predictor  # noqa: E402
+from escalade.ray.connection import connected  # noqa: E402
 from escalade.ray.storage import Folder, find  # noqa: E402
 
 NAMES = ("a b/1.png", "a b/2 #%20?.PNG", "c/3.png", "c/notes.txt")
@@ -100,6 +102,16 @@ def test_what_cannot_be_read_is_a_sentence(name: str, sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence) as refused:
         find([name])
     assert "secret" not in str(refused.value)
+
+
+def test_an_address_where_nobody_listens_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        pytest.raises(UnsupportedError, match=f"no Ray at 127.0.0.1:{port} .*refused"),
+        connected(f"127.0.0.1:{port}"),
+    ):
+        pytest.fail("nobody is there")
 
 
 def test_ray_is_neither_imported_nor_needed_but_where_it_is_asked_for(network: pathlib.Path) -> None:
