@@ -23,6 +23,10 @@ class NotFollowed(EscaladeError):
     """The model does what only `torch.export` can tell."""
 
 
+class Spelled(NotFollowed):
+    """The model makes a text of its batch: `torch.export` would give it the name of a symbol."""
+
+
 class Count(int):
     """The size of a batch, or a multiple of it: a model may pass it on and multiply it. Whatever else it does, such as
     a comparison with a number, may come out otherwise for another batch."""
@@ -54,10 +58,16 @@ def _refused(*_: Any) -> Any:
     raise NotFollowed("the model computes with its batch")
 
 
+def _spelled(*_: Any) -> Any:
+    raise Spelled("the model makes a text of its batch")
+
+
 _KEPT = {"__new__", "__getattribute__", "__index__", "__sizeof__", *vars(Count)}
 for _name in [name for name, value in vars(int).items() if callable(value) and name not in _KEPT]:
     setattr(Count, _name, _refused)
 Count.__hash__ = _refused  # type: ignore[method-assign,assignment]
+for _name in ("__str__", "__repr__", "__format__"):
+    setattr(Count, _name, _spelled)
 
 
 class Hollow(torch.Tensor):

@@ -29,6 +29,10 @@ from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.graph.trees import TreeError, flatten
 from escalade.errors import UnsupportedError
 
+_SEVERAL = 7
+"""Items to try a model with beside one, if it takes so many: no number of its own is likely to be so many times
+another."""
+
 
 class _Returned:
     """Lets a copy of the model return its tensors alone, and keeps the structure that they come in: `torch.export` does
@@ -131,15 +135,17 @@ def read_batched(
 def _holds_for_one(original: Original, given: Given, graph: Graph) -> bool:
     """Whether the model does the same for a batch of one too: it may ask for that size, and `squeeze()` takes it away.
 
-    Export never tries it: it takes a size of one for a constant. Copies of the model, themselves of tensors without
-    contents, run on one such item and on two.
+    Export never tries it: it takes a size of one for a constant, and what holds from two on for certain. Copies of the
+    model, themselves of tensors without contents, run on one such item and on several.
     """
+    most = graph.batches[1]
+    count = _SEVERAL if most is None else min(most, _SEVERAL)
     try:
-        one, two = (_trial(original, given, batch) for batch in (1, 2))
+        one, several = (_trial(original, given, batch) for batch in (1, count))
     except Exception:  # without contents it does not run: nothing is known against the graph
         return True
     expected = [fixed(graph.shape_of(name), 1) for name in graph.outputs]
-    return one.shapes == expected and one.calls == two.calls
+    return one.shapes == expected and one.is_of(several, count)
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,20 @@ class _Trial:
 
     shapes: list[tuple[int, ...]]
     """The sizes of its results."""
-    calls: list[Any]
-    """The functions of PyTorch's that it called."""
+    calls: list[tuple[Any, ...]]
+    """The functions of PyTorch's that it called, each with its arguments that are no tensors."""
+
+    def is_of(self, other: _Trial, times: int) -> bool:
+        """Whether a run on so many times the items called the same, but for numbers that grow with these."""
+        pairs = [
+            (one, many)
+            for calls in zip(self.calls, other.calls, strict=False)
+            for one, many in zip(*calls, strict=False)
+        ]
+        is_long = [*map(len, self.calls)] == [*map(len, other.calls)]
+        return is_long and all(
+            many == one or (type(one) is type(many) is int and many == times * one) for one, many in pairs
+        )
 
 
 def _trial(original: Original, given: Given, batch: int) -> _Trial:
@@ -168,14 +186,15 @@ def _trial(original: Original, given: Given, batch: int) -> _Trial:
 
 
 class _Noted(TorchFunctionMode):
-    """Notes the functions of PyTorch's that are called."""
+    """Notes the functions of PyTorch's that are called, with all of their arguments but tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Any] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        self.calls.append(function)
+        leaves = pytree.tree_leaves((arguments, keywords))
+        self.calls.append((function, *(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))))
         return function(*arguments, **(keywords or {}))
 
 

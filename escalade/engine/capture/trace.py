@@ -1,10 +1,10 @@
 """Follows a model with tensors without contents: what it does where that does not depend on its batch.
 
 `torch.export` tells what any model does, and how that depends on its sizes; but it takes seconds to load, and has a
-symbol for the batch go through every operator. Most models only call operators. Here such a model runs twice: with a
-batch of one, and with one so large that its multiples are seen among all sizes. If both times it does the same, and
-neither asks nor computes anything by the batch on the way, it does so for every batch in between. All others are left
-to `torch.export`.
+symbol for the batch go through every operator. Most models only call operators. Here such a model runs three times:
+with a batch of one, and with two so large that their multiples are seen among all sizes, a prime number and one that
+all small numbers divide. If it does the same each time, and neither asks nor computes anything by the batch on the way,
+it does so for every batch. All others are left to `torch.export`.
 """
 
 from __future__ import annotations
@@ -20,31 +20,36 @@ import torch
 from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.given import Given
-from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions
+from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, note_changes, tangled
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
 from escalade.engine.graph.trees import flatten
 
-_LARGE = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-"""Batches to follow a model with: prime numbers, of which one is no factor of any size that the model has itself."""
+_PRIME = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
+_COMPOSITE = (27720, 55440, 83160, 110880, 166320, 720720)
+"""Batches to follow a model with, of each kind one that is no factor of any size that the model has itself. What Python
+computes of a number without asking it, such as `math.gcd`, differs between them."""
 _MOST_CALLS = 1 << 16
 
 
 def traced(original: Original, given: Given) -> Graph | None:
-    """The graph for any batch; None if the model has to be exported."""
+    """The graph for any batch, or for this one if the model makes a text of it; None if it has to be exported."""
     if not given.batch:
         return None
     try:
         one = _follow(original, given, 1, _MOST_CALLS)
-        large = next((batch for batch in _LARGE if not any(size % batch == 0 for size in one.sizes)), None)
-        if large is None:
-            return None
-        many = _follow(original, given, large, one.calls)
-        if one.described(1) != many.described(large):
-            return None
+        for batches in (_COMPOSITE, _PRIME):
+            large = next(batch for batch in batches if not any(size % batch == 0 for size in one.sizes))
+            many = _follow(original, given, large, one.calls)
+            if one.described(1) != many.described(large):
+                return None
         return _TraceReader(many, large, original).graph()
+    except Spelled:
+        from escalade.engine.capture.programs import fixed_graph
+
+        return fixed_graph(original, given)
     except Exception:  # whatever it is, export will say it
         return None
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from escalade.engine import compile
 from escalade.engine.capture import results, trace
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.given import Given
@@ -101,6 +104,29 @@ def _in_autocast(x: torch.Tensor) -> torch.Tensor:
 )
 def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
     assert not _follows(Call(function), torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 if x.numel() > 12 else x,
+        lambda x: x * (3 if x.shape[0] - 1 else 4),
+        lambda x: x * math.gcd(x.shape[0], 6),
+        lambda x: x * (numpy.int64(x.shape[0]) % 2).item(),
+        lambda x: x * {"1": 1.0, "2": 2.0}.get(f"{x.shape[0]}", 7.0),
+        lambda x: x * len(str(tuple(x.shape)) + "s" * x.shape[0]),
+    ],
+    ids=("numel", "truth", "gcd", "numpy", "text", "length"),
+)
+@pytest.mark.parametrize("example", (1, 2))
+def test_what_depends_on_the_batch_is_right_for_every_one(
+    function: Callable[[torch.Tensor], torch.Tensor], example: int
+) -> None:
+    """Also where Python does not ask the number, and where `torch.export` believes that batches begin with two."""
+    engine = compile(Call(function), torch.randn(example, 3, 4))
+    for batch in (1, 2, 3, 6):
+        x = torch.randn(batch, 3, 4)
+        torch.testing.assert_close(engine(x), function(x))
 
 
 def test_models_that_change_themselves_are_left_to_export() -> None:
