@@ -40,7 +40,7 @@ def engine() -> escalade.Engine:
 
 @pytest.fixture
 def repository(engine: escalade.Engine, tmp_path: pathlib.Path) -> pathlib.Path:
-    shutil.copytree(ROOT / "examples" / "triton", tmp_path / "models")
+    shutil.copytree(ROOT / "examples" / "triton_server", tmp_path / "models")
     engine.save(tmp_path / "models" / "escalade" / "1" / "model.escalade")
     return tmp_path / "models"
 

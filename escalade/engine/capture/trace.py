@@ -59,8 +59,8 @@ class _Run:
     """What a model did."""
 
     noted: Calls
-    names: Mapping[torch.fx.Node, str]
-    """What constants are called in the model."""
+    names: Mapping[torch.fx.Node, tuple[str, str]]
+    """What constants are in the model, a parameter or a buffer, and what they are called there."""
     results: Sequence[Hollow]
     structure: pytree.TreeSpec
     arguments: pytree.TreeSpec
@@ -124,8 +124,9 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
         if any(isinstance(module, torch.fx.GraphModule) for module in model.modules()):
             raise NotFollowed("a graph that knows more of its operators than they say")
         names = {
-            tensor.node: name
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            tensor.node: (kind, name)
+            for kind, found in (("p", model.named_parameters()), ("b", model.named_buffers()))
+            for name, tensor in found
             if isinstance(tensor, Hollow)
         }
         leaves, tree = pytree.tree_flatten((given.arguments, given.keywords))
@@ -228,9 +229,9 @@ class _TraceReader(FxReader):
             if node in run.noted.constants:
                 if node not in needed:
                     continue
-                known = run.names.get(node, "")
+                kind, known = run.names.get(node, ("", ""))
                 # As torch.export calls them: a file takes names of letters, digits and underscores, no digit in front.
-                name = graph.fresh(re.sub("[^A-Za-z0-9_]", "_", f"p_{known}") if known else "constant")
+                name = graph.fresh(re.sub("[^A-Za-z0-9_]", "_", f"{kind}_{known}") if known else "constant")
                 graph.constants[name] = copies.of(run.noted.constants[node])
                 self._values[node] = name
                 if known:

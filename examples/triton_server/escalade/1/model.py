@@ -1,7 +1,7 @@
 """A saved engine as a model of Triton Inference Server's Python backend.
 
-    cp resnet18.escalade examples/triton/escalade/1/model.escalade
-    tritonserver --model-repository examples/triton
+    cp resnet18.escalade examples/triton_server/escalade/1/model.escalade
+    tritonserver --model-repository examples/triton_server
 
 The engine takes images as bytes: `escalade build --mean --std`, or `engine.save` behind
 `escalade.compile(..., normalize=(mean, std))`. The server's Python has Escalade installed.
