@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from escalade.discovery import be_found
+from escalade.errors import EscaladeError
 from escalade.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from escalade import ops
     from escalade.engine import Engine, compile, load, training_step
 
-__all__ = ["Engine", "__version__", "compile", "load", "ops", "training_step"]
+__all__ = ["Engine", "EscaladeError", "__version__", "compile", "load", "ops", "training_step"]
 
 be_found()
 

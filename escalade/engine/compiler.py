@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.given import require_module
+from escalade.engine.capture.given import Given, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import read
@@ -87,6 +87,7 @@ def compile(
             "of the network's values are measured on them"
         )
     inputs = _arguments(example_inputs)
+    Given.of(inputs, example_keywords)  # which refuses what is no example, before anything is moved
     where = _device(model, inputs, device)
     captured = AnySize(
         model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords

@@ -21,7 +21,7 @@ from escalade.engine.carried import NOTHING, Carried
 from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
-from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE, is_dense, kind_of
 from escalade.engine.graph.graph import Graph, fixed
 from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Others, Shapes, call_of, spell
@@ -110,7 +110,7 @@ class Engine(torch.nn.Module):
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor:
+        if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor and is_dense(x):
             plans = self._plans
             kept = plans.sights.get(_sight(x))
             if kept is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
@@ -227,6 +227,9 @@ class Engine(torch.nn.Module):
                 "an engine takes tensors with contents: transforms of torch.func (vmap, grad), torch.jit.trace and "
                 "tracing with fake tensors work on the model, not on what it was compiled to"
             )
+        for tensor in tensors:
+            if not is_dense(tensor):
+                raise UnsupportedError(f"an input is {kind_of(tensor)}; an engine takes dense tensors")
         if self._said_no_gradients or not torch.is_grad_enabled():
             return
         if any(tensor.requires_grad for tensor in tensors):

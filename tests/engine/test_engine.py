@@ -207,6 +207,8 @@ def test_threads_share_an_engine(small: nn.Module) -> None:
         (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "takes float32, float16, bfloat16"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.uint8), "normalize="),
         (torch.empty(2, 3, 6, 6, device="meta"), "is on meta, the engine runs on cpu; move it there"),
+        (torch.zeros(2, 3, 6, 6).to_sparse(), "in layout sparse_coo; an engine takes dense tensors"),
+        (torch._efficientzerotensor((2, 3, 6, 6)), "zeros without memory; an engine takes dense tensors"),
         ([torch.randn(2, 3, 6, 6)], "called like the model it was compiled from: with input"),
         ("cat", "called like the model"),
         (None, "called like the model"),

@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from escalade.engine.graph.forms import is_dense, kind_of
 from escalade.errors import UnsupportedError
 
 
 def require_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise UnsupportedError(f"the model's {name} is on meta, without contents; load its weights first")
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,17 @@ class Given:
                 "compile needs example inputs: tensors like those the model will be called with"
             )
         for tensor in self.tensors:
+            if tensor.dtype.is_complex or tensor.is_quantized or not is_dense(tensor):
+                raise UnsupportedError(
+                    f"an input is {kind_of(tensor)}: compile takes dense tensors of real numbers"
+                )
+            if tensor.is_meta:
+                raise UnsupportedError(
+                    "an example input is on meta, without contents: compile takes tensors like those that the model "
+                    "will be called with"
+                )
             if not tensor.numel():
                 raise UnsupportedError(
                     f"an example input of shape {tuple(tensor.shape)} has no elements: compile takes tensors like "
                     "those that the model will be called with, of at least one item"
-                )
-            if tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
-                raise UnsupportedError(
-                    f"an input of {tensor.dtype} ({tensor.layout}): compile takes dense tensors of real numbers"
                 )

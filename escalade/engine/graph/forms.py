@@ -17,6 +17,20 @@ TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory, and nothing else does: kernels read what its strides say."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor._is_zerotensor()
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """What a tensor is, for those that are no dense ones of real numbers."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a tensor in layout {str(tensor.layout).removeprefix('torch.')}"
+    return "zeros without memory" if tensor._is_zerotensor() else f"a tensor of {tensor.dtype}"
+
+
 @dataclass(frozen=True)
 class Form:
     """A value's sizes, element type and layout: `nhwc`, `nchw`, or `flat` for what is not an image.

@@ -367,6 +367,12 @@ def test_inputs_that_are_not_tensors() -> None:
         capture(Call(lambda x: x), (3,))
     with pytest.raises(UnsupportedError, match="dense tensors of real numbers"):
         captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
+    with pytest.raises(UnsupportedError, match="a nested tensor: compile takes dense tensors"):
+        captured(lambda x: x, torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
+    with pytest.raises(UnsupportedError, match="on meta, without contents"):
+        escalade.compile(nn.Linear(3, 4), torch.empty(2, 3, device="meta"))
+    with pytest.raises(UnsupportedError, match="the model's weight is on meta"):
+        escalade.compile(nn.Linear(3, 4, device="meta"), torch.zeros(2, 3))
     with pytest.raises(UnsupportedError, match="takes a torch.nn.Module, not function"):
         capture(lambda x: x, (torch.randn(2, 3),))  # type: ignore[arg-type]
 
