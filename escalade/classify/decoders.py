@@ -2,8 +2,9 @@
 
 nvJPEG is for engines on a GPU, where torchvision is installed and decodes there. Pillow is for all others, and for
 every file that nvJPEG does not take; its pixels are the measure. Those of nvJPEG differ from them by how decoders
-round, and at edges of colours by how they enlarge the planes that JPEG keeps at half the size: by up to `MEAN_OFF` of
-255 in the mean over an image. torchvision's decoder on the CPU is a libjpeg-turbo as Pillow's, and no faster.
+round, and at edges of colours by how they enlarge the planes that JPEG keeps at half the size; a test on a GPU holds
+them to `MEAN_OFF` of 255 in the mean over an image. torchvision's decoder on the CPU is a libjpeg-turbo as Pillow's,
+and was no faster on the one processor (aarch64) that it was tried on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from escalade.classify.images import Batch, Crop, Source, Unreadable, decode_all
 from escalade.classify.nvjpeg import NvJpeg
 
 MEAN_OFF = 2.0
-"""What torchvision's own tests allow between its decoders."""
+"""A limit that was set, not measured."""
 
 
 class Decoder(Protocol):
