@@ -29,7 +29,6 @@ def __getattr__(name: str) -> Any:
         if name in __all__:
             return getattr(importlib.import_module("escalade.engine"), name)
     finally:
-        random.setstate(
-            drawn
-        )  # Rich draws a number when it is imported, and the caller may have chosen a seed
+        # Rich draws a number when it is imported, and the caller may have chosen a seed.
+        random.setstate(drawn)
     raise AttributeError(f"module 'escalade' has no attribute {name!r}")

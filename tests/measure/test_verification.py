@@ -217,3 +217,15 @@ def test_jobs_ask_every_rung_in_every_layout() -> None:
         ("one", "nchw", False)
     ) == 3
     assert sum(bool(job.refusal) for job in planned) == 2
+
+
+def test_few_outputs_are_allowed_what_chance_may_make_of_them() -> None:
+    """Three sums that cancel may all be small beside their roundings; of many, and in large, that is a fault."""
+
+    def failure(outputs: int, error: float) -> str:
+        expected = torch.ones(outputs, dtype=torch.float64)
+        return compare((expected * (1 + error)).float(), expected, 1e-6)[0]
+
+    assert failure(3, 4e-6) == ""
+    assert "more than the" in failure(3, 1e-5)
+    assert "more than the 1" in failure(1000, 4e-6)
