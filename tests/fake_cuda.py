@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device import events
+from escalade.device import events, streams
+from escalade.device.pytorch import WORDS
 
 
 class Point:
@@ -31,6 +32,10 @@ class Stream:
         self.gpu = gpu
         self.cuda_stream = number
         self.work: deque[Callable[[], None] | Point] = deque()
+
+    def __ne__(self, other: object) -> bool:
+        """As PyTorch has it: a stream is not equal to None, and not unequal to it either."""
+        return other is not None and self is not other
 
     def enqueue(self, work: Callable[[], None]) -> None:
         if self.gpu.recorded is None:
@@ -161,6 +166,10 @@ class Gpu:
         self.events[event.value or 0].record(self.streams[stream.value or 0])
         return 0
 
+    def cuEventQuery(self, event: ctypes.c_void_p) -> int:
+        """As the driver has it."""
+        return 0 if self.events[event.value or 0].query() else 600
+
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         before, self.current = self.current, stream
@@ -214,6 +223,15 @@ class Gpu:
             "CUDAGraph": lambda keep_graph: Graph(self),
             "is_current_stream_capturing": lambda: self.recorded is not None,
             "graph": self.capture,
+            "ExternalStream": lambda handle, device: self.streams[handle],
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        for name, value in {
+            "current_stream": lambda index: self.current.cuda_stream,
+            "current_device": lambda: 0,
+            "is_recording": lambda: self.recorded is not None,
+        }.items():
+            monkeypatch.setattr(WORDS, name, value)
+        monkeypatch.setattr(streams, "_free", defaultdict(list))
+        monkeypatch.setattr(streams, "_made", lambda index: self.stream().cuda_stream)
         monkeypatch.setattr(events, "brief_function", lambda name: getattr(self, name))

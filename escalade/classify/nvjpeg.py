@@ -23,6 +23,7 @@ from PIL import Image
 from escalade.classify import jpeg
 from escalade.classify.images import Batch, Crop, Picture, Source, Unreadable, attempt, in_order
 from escalade.classify.jpeg import Photograph
+from escalade.device.streams import own_stream
 
 logger = logging.getLogger("escalade")
 _WORKERS = 2
@@ -43,7 +44,7 @@ class NvJpeg:
         self._device = device
         # With memory of its own: nvJPEG writes without waiting for other streams, and what PyTorch gives it must not be
         # what is still read here.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = own_stream(device) if device.type == "cuda" else None
 
     @staticmethod
     def found(device: torch.device) -> NvJpeg | None:

@@ -8,17 +8,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from escalade.device.arguments import ArgumentList
-from escalade.device.driver import check, check_status, launch_function
+from escalade.device.driver import check, check_status, launch_function, make_context_current
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
 from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall
+from escalade.device.streams import own_stream
 from escalade.device.tensor_map import encode
 from escalade.errors import LaunchError, UnsupportedError
 
@@ -224,21 +225,6 @@ def recording(stream: torch.cuda.Stream) -> int | None:
     return int(number)
 
 
-def make_context_current(device_index: int) -> None:
-    """PyTorch's context of the device, for the calling thread; recording a CUDA graph may be under way."""
-    from cuda.bindings import driver
-
-    check(driver.cuCtxSetCurrent(_primary_context(device_index)), "making the context current")
-
-
-@cache
-def _primary_context(device_index: int) -> Any:
-    from cuda.bindings import driver
-
-    device = check(driver.cuDeviceGet(device_index), "finding the device")
-    return check(driver.cuDevicePrimaryCtxRetain(device), "finding the device's context")
-
-
 _local = threading.local()
 
 
@@ -246,7 +232,7 @@ def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
     """A lane's stream. Each thread has its own: what one is recording, another must not launch into."""
     known: dict[tuple[int, int], torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
     if (device_index, lane) not in known:
-        known[device_index, lane] = torch.cuda.Stream(device_index)
+        known[device_index, lane] = own_stream(device_index)
     return known[device_index, lane]
 
 

@@ -53,6 +53,21 @@ def _address(name: str) -> int:
     return int(address)
 
 
+def make_context_current(device_index: int) -> None:
+    """PyTorch's context of the device, for the calling thread; recording a CUDA graph may be under way."""
+    from cuda.bindings import driver
+
+    check(driver.cuCtxSetCurrent(_primary_context(device_index)), "making the context current")
+
+
+@cache
+def _primary_context(device_index: int) -> Any:
+    from cuda.bindings import driver
+
+    device = check(driver.cuDeviceGet(device_index), "finding the device")
+    return check(driver.cuDevicePrimaryCtxRetain(device), "finding the device's context")
+
+
 def function_at(address: int) -> Callable[..., int]:
     """A function of C's that returns an int and takes what is given as c_void_p: ctypes knows no types that it would
     convert arguments to, which takes it as long as the call."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from escalade.device.arguments import ArgumentList
-from escalade.device.cuda import CudaLaunch, make_context_current
-from escalade.device.driver import brief_function, check, check_status
+from escalade.device.cuda import CudaLaunch
+from escalade.device.driver import brief_function, check, check_status, make_context_current
 from escalade.device.pytorch import WORDS
 from escalade.device.recording import recorded
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from escalade.device.events import Mark
+from escalade.device.pytorch import WORDS
 from escalade.device.run import Executable
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.addresses import Addresses
@@ -43,7 +44,8 @@ class _Buffers:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.lock = threading.Lock()
-        self.stream: torch.cuda.Stream | None = None
+        self.stream: int | None = None
+        """Of the last call. As a number: PyTorch says of a stream that it is not unequal to None."""
         self.turn = 0
         self._done: Mark | None = None
         self._known: set[int] = set()
@@ -58,22 +60,23 @@ class _Buffers:
         return False
 
     def _is_idle(self) -> bool:
-        return self._done is None or self._done.event.query()
+        return self._done is None or self._done.is_passed()
 
     def run(
         self,
-        stream: torch.cuda.Stream,
+        stream: int,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
         rooms: Rooms,
     ) -> list[torch.Tensor]:
-        """A call on a stream; it waits for one on another. The lock is held."""
+        """A call on the current stream; it waits for one on another. The lock is held."""
         if self.stream != stream:
-            if stream.cuda_stream not in self._known:
-                self.program.used_on(stream)
-                self._known.add(stream.cuda_stream)
+            current = torch.cuda.current_stream()
+            if stream not in self._known:
+                self.program.used_on(current)
+                self._known.add(stream)
             if self._done is not None:
-                stream.wait_event(self._done.event)
+                current.wait_event(self._done.event)
             self.stream = stream
         is_idle = self._is_idle()
         if self._done is None:
@@ -109,16 +112,22 @@ class BufferedCalls:
         device = tensors[0].device
         if device.type != "cuda":
             return self._call_on_host(tensors, rooms)
+        if WORDS.current_device() == device.index:
+            return self._call_here(device.index, tensors, rooms)
         with torch.cuda.device(device):
-            if torch.cuda.is_current_stream_capturing():
-                with self._sets[0].lock:
-                    return self.program.apart(tensors, self._types, rooms)
-            stream = torch.cuda.current_stream(device)
-            buffers = self._taken_for(stream)
-            try:
-                return buffers.run(stream, tensors, self._types, rooms)
-            finally:
-                buffers.lock.release()
+            return self._call_here(device.index, tensors, rooms)
+
+    def _call_here(self, index: int, tensors: Sequence[torch.Tensor], rooms: Rooms) -> list[torch.Tensor]:
+        """On the current device, which is the GPU of that index."""
+        if WORDS.is_recording():
+            with self._sets[0].lock:
+                return self.program.apart(tensors, self._types, rooms)
+        stream = WORDS.current_stream(index)
+        buffers = self._taken_for(stream)
+        try:
+            return buffers.run(stream, tensors, self._types, rooms)
+        finally:
+            buffers.lock.release()
 
     def _call_on_host(self, tensors: Sequence[torch.Tensor], rooms: Rooms) -> list[torch.Tensor]:
         buffers = self._taken()
@@ -127,16 +136,16 @@ class BufferedCalls:
         finally:
             buffers.lock.release()
 
-    def _taken_for(self, stream: torch.cuda.Stream) -> _Buffers:
+    def _taken_for(self, stream: int) -> _Buffers:
         """The set that the stream had last, or another, locked."""
-        last = self._by_stream.get(stream.cuda_stream)
+        last = self._by_stream.get(stream)
         if last is not None:
             last.lock.acquire()
             if last.stream == stream:
                 last.turn = next(self._turns)
                 return last
             last.lock.release()
-        taken = self._by_stream[stream.cuda_stream] = self._taken()
+        taken = self._by_stream[stream] = self._taken()
         return taken
 
     def _taken(self) -> _Buffers:

@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from escalade.device.staging import Staging, is_dense
+from escalade.device.streams import own_stream
 from escalade.engine.calls import Calls
 from escalade.engine.plan.plan import Plan
 from escalade.errors import UnsupportedError
@@ -144,7 +145,7 @@ class _Lanes:
     @staticmethod
     def on(device: torch.device) -> _Lanes:
         exact = _exact(device)
-        return _Lanes(exact, *(torch.cuda.Stream(exact) for _ in range(3)))
+        return _Lanes(exact, *(own_stream(exact) for _ in range(3)))
 
     def synchronize(self) -> None:
         for lane in (self.inward, self.compute, self.outward):

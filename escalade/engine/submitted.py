@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from escalade.device.streams import own_stream
 from escalade.engine.graph.trees import flatten
 
 THREAD = "escalade-call"
@@ -68,7 +69,7 @@ class Submitted:
     def _serve_all(self, device: torch.device) -> None:
         """Until none is waiting and none under way."""
         while len(self._streams) < self._most:
-            self._streams.append(torch.cuda.Stream(device))
+            self._streams.append(own_stream(device))
         free = deque(self._streams)
         running: deque[tuple[_Ordered, torch.cuda.Stream]] = deque()
         while True:
@@ -103,7 +104,7 @@ def _run(pending: Pending, call: Callable[[], Any]) -> None:
 
 
 def _alone(ordered: _Ordered) -> None:
-    if ordered.begin(torch.cuda.Stream(ordered.device)):
+    if ordered.begin(own_stream(ordered.device)):
         ordered.end()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from escalade.device.streams import own_stream
 from escalade.train.augmentation import Augmentation, Moves, moved
 from escalade.train.data.images import Images
 from escalade.train.randomness import generator
@@ -167,7 +168,7 @@ def _streamed(
 ) -> Generator[tuple[torch.Tensor, Images], None, None]:
     """The batches of these indices, gathered and sent by a thread of their own while others are trained on."""
     on_gpu = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if on_gpu else None
+    stream = own_stream(device) if on_gpu else None
     ready: queue.Queue[tuple[torch.Tensor, Images, torch.cuda.Event | None] | BaseException | None]
     ready = queue.Queue(_AHEAD)
     ended = threading.Event()

@@ -16,8 +16,8 @@ def test_the_driver_records_where_there_is_room_and_pytorch_what_it_refuses(
     gpu, by_pytorch, answers = Gpu(0), [], [0, 1]
     record = Event.record
 
-    def noted(event: Event, stream: Any) -> None:
-        by_pytorch.append(stream)
+    def noted(event: Event, stream: Any = None) -> None:
+        by_pytorch.append(stream or gpu.current)
         record(event, stream)
 
     def cuEventRecord(event: Any, stream: Any) -> int:
@@ -30,8 +30,11 @@ def test_the_driver_records_where_there_is_room_and_pytorch_what_it_refuses(
     monkeypatch.setattr(gpu, "cuEventRecord", cuEventRecord)
     gpu.stand_in(monkeypatch)
     mark, stream = Mark(), gpu.stream()
-    for has_room, count in ((True, 1), (False, 2), (True, 2), (True, 3)):
-        mark.record(stream, has_room)  # type: ignore[arg-type]
-        assert by_pytorch == [stream] * count and not mark.event.query()
-        mark.event.synchronize()
-    assert not answers and mark.event.query()
+    assert mark.is_passed(), "nothing was marked"
+    with gpu.on(stream):
+        for has_room, count in ((True, 1), (False, 2), (True, 2), (True, 3)):
+            mark.record(stream.cuda_stream, has_room)
+            assert by_pytorch == [stream] * count and not mark.is_passed()
+            mark.event.synchronize()
+            assert mark.is_passed()
+    assert not answers

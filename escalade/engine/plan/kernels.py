@@ -13,6 +13,7 @@ from escalade.device.cuda import architecture_of
 from escalade.device.packing import Prepared
 from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
+from escalade.device.streams import own_stream
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
@@ -119,7 +120,7 @@ class Kernels:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
         every stream.
         """
-        side = torch.cuda.Stream(self._device)
+        side = own_stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(side):
             self._values.arena.zero_()

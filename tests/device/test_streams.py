@@ -1,0 +1,34 @@
+"""Streams that nobody else has, lent one after another."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from escalade.device.streams import own_stream
+from tests.fake_cuda import Gpu
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever lets go of one leaves it to the next: a service that makes plans for days has a few streams."""
+    gpu = Gpu(0)
+    gpu.stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: _Handle(handle))
+    held = [own_stream(CUDA) for _ in range(40)]
+    assert len({stream.cuda_stream for stream in held}) == 40
+    left = {held.pop().cuda_stream, held.pop().cuda_stream}
+    gc.collect()
+    again = [own_stream(CUDA), own_stream(0)]
+    assert {stream.cuda_stream for stream in again} == left
+    assert own_stream(CUDA).cuda_stream not in {stream.cuda_stream for stream in (*held, *again)}
+
+
+class _Handle:
+    """PyTorch's object of a stream that somebody else has made."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
