@@ -140,7 +140,8 @@ def decode(file: Source, crop: Crop) -> np.ndarray:
 def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
     """Upright as its EXIF tag says, RGB, resized with antialiasing and cropped: torchvision's way with PIL images.
 
-    Of several frames or pages it is the first; what is transparent has the colour that the file gives it.
+    Of several frames or pages it is the first; what is transparent has the colour that the file gives it. What was
+    opened is turned itself, not a copy.
     """
     image = _rgb(opened)
     size = crop.resized(*image.size)
@@ -167,9 +168,12 @@ def _rgb(opened: Image.Image) -> Image.Image:
     mode, tags = opened.mode, getattr(opened, "tag_v2", {})
     signed = any(kind != _UNSIGNED for kind in tags.get(_SAMPLE_FORMAT, ()))
     if mode in _EIGHT_BITS and not signed:
-        image = ImageOps.exif_transpose(opened)
+        # In place, and converted only from another mode: each copy of a photograph is a tenth of the work on it.
+        ImageOps.exif_transpose(opened, in_place=True)
+        if mode == "RGB":
+            return opened
         # A palette with transparency is RGBA: Pillow says so in a warning where it is taken for less.
-        return image.convert("RGBA").convert("RGB") if mode in ("P", "PA") else image.convert("RGB")
+        return opened.convert("RGBA").convert("RGB") if mode in ("P", "PA") else opened.convert("RGB")
     white = _white(opened, tags)
     if white is None or signed:
         kind = _KINDS.get(mode, f"of the kind {mode}")

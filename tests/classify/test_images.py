@@ -207,6 +207,19 @@ def test_every_kind_of_image_becomes_rgb(
     assert np.abs(found.astype(int) - expected).max() <= 4
 
 
+def test_a_photograph_is_decoded_without_copies_of_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = saved(tmp_path / "x.jpg", smooth(300, 401))
+    expected = decode(file, PHOTOGRAPH)
+
+    def refused(image: Image.Image) -> Image.Image:
+        raise AssertionError(f"{image} is copied")
+
+    monkeypatch.setattr(Image.Image, "copy", refused)
+    assert np.array_equal(decode(file, PHOTOGRAPH), expected)
+
+
 @pytest.mark.parametrize("transparency", [0, bytes((0, 128, 255))])
 def test_a_palette_with_transparency_keeps_its_colours(transparency: object, tmp_path: pathlib.Path) -> None:
     image = Image.new("P", (32, 32), 2)
