@@ -223,7 +223,6 @@ class Gpu:
             "CUDAGraph": lambda keep_graph: Graph(self),
             "is_current_stream_capturing": lambda: self.recorded is not None,
             "graph": self.capture,
-            "ExternalStream": lambda handle, device: self.streams[handle],
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         for name, value in {
@@ -233,5 +232,6 @@ class Gpu:
         }.items():
             monkeypatch.setattr(WORDS, name, value)
         monkeypatch.setattr(streams, "_free", defaultdict(list))
+        monkeypatch.setattr(streams, "_Own", lambda handle, device: self.streams[handle])
         monkeypatch.setattr(streams, "_made", lambda index: self.stream().cuda_stream)
         monkeypatch.setattr(events, "brief_function", lambda name: getattr(self, name))

@@ -7,8 +7,8 @@ midst of what a caller is recording.
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 
@@ -19,6 +19,14 @@ _free: defaultdict[int, list[int]] = defaultdict(list)
 stream has used."""
 
 
+class _Own(torch.cuda.ExternalStream):
+    """A stream that is free again when this object goes. Nothing else can tell: PyTorch lets go of streams without a
+    word to weak references, which point into nowhere then."""
+
+    def __del__(self, free: Mapping[int, list[int]] = _free) -> None:
+        free[self.device_index].append(self.cuda_stream)
+
+
 def own_stream(device: torch.device | int) -> torch.cuda.Stream:
     """A stream of a GPU that nobody else has while this object of it lives."""
     index = _index(device)
@@ -26,9 +34,7 @@ def own_stream(device: torch.device | int) -> torch.cuda.Stream:
         handle = _free[index].pop()
     except IndexError:
         handle = _made(index)
-    stream = torch.cuda.ExternalStream(handle, device=torch.device("cuda", index))
-    weakref.finalize(stream, _free[index].append, handle).atexit = False
-    return stream
+    return _Own(handle, device=torch.device("cuda", index))
 
 
 def _index(device: torch.device | int) -> int:

@@ -7,17 +7,19 @@ import gc
 import pytest
 import torch
 
+from escalade.device import streams
 from escalade.device.streams import own_stream
 from tests.fake_cuda import Gpu
 
 CUDA = torch.device("cuda", 0)
+_let_go = streams._Own.__del__
 
 
 def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And whoever lets go of one leaves it to the next: a service that makes plans for days has a few streams."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: _Handle(handle))
+    monkeypatch.setattr(streams, "_Own", _Handle)
     held = [own_stream(CUDA) for _ in range(40)]
     assert len({stream.cuda_stream for stream in held}) == 40
     left = {held.pop().cuda_stream, held.pop().cuda_stream}
@@ -28,7 +30,10 @@ def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Handle:
-    """PyTorch's object of a stream that somebody else has made."""
+    """What stands for an object of PyTorch's, which there are none of without CUDA."""
 
-    def __init__(self, handle: int) -> None:
-        self.cuda_stream = handle
+    def __init__(self, handle: int, device: torch.device) -> None:
+        self.cuda_stream, self.device_index = handle, device.index
+
+    def __del__(self) -> None:
+        _let_go(self, streams._free)  # type: ignore[arg-type]

@@ -80,14 +80,15 @@ class KernelProgram(Kernels):
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
     ) -> list[torch.Tensor]:
         own, counters = (self._values.arena, self._lasting), self._addresses.counters
-        self._values.arena = torch.empty_like(self._values.arena)
+        self._values.move(torch.empty_like(self._values.arena))
         fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
         self._lasting = {**self._lasting, **fresh}
         try:
             self._point_at_scratch()
             return self._call_over(tensors, types, rooms, self.run_steps)
         finally:
-            self._values.arena, self._lasting = own
+            arena, self._lasting = own
+            self._values.move(arena)
             self._point_at_scratch()
 
     def run(self) -> None:

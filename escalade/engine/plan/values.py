@@ -27,6 +27,8 @@ class Values:
         """`bound` are inputs that lie elsewhere at every run, as the plan has them."""
         self._plan = plan
         self.arena = arena
+        self._views: dict[str, torch.Tensor] = {}
+        """Values at their places in the arena: making a view of one takes as long as all else that a call does."""
         self._bound = bound
         self._outside: torch.Tensor | None = None
         self._apart: dict[str, torch.Tensor] = {}
@@ -48,7 +50,10 @@ class Values:
             form, place = self._plan.forms[name], self._plan.places[name]
             if name in self._plan.outside:
                 return form.view(self.outside, place - self._plan.arena_bytes)
-            return form.view(self.arena, place)
+            if name not in self._views:
+                with torch.inference_mode(False):  # for calls in any mode
+                    self._views[name] = form.view(self.arena, place)
+            return self._views[name]
         if name in self._apart:
             return self._apart[name]
         node = self._plan.graph.nodes[name]
@@ -56,6 +61,11 @@ class Values:
         if name not in self._seen or self._seen[name][0] is not source:
             self._seen[name] = source, compute(node, {"x": source})
         return self._seen[name][1]
+
+    def move(self, arena: torch.Tensor) -> None:
+        """Values lie in that arena from now on."""
+        self.arena = arena
+        self._views = {}
 
     @property
     def outside(self) -> torch.Tensor:
