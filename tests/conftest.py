@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import zlib
 from collections.abc import Generator
 from typing import Any
@@ -41,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it puts into the background with Ctrl-C ignored, and so would be all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is not None:
         hypothesis.settings.load_profile("repeated")
     given = getattr(config, "workerinput", {}).get("seed", config.option.seed)

@@ -16,6 +16,7 @@ import pytest
 from escalade import interruption
 from escalade.device.precompilation import threads
 from escalade.interruption import STATUS, interruptible
+from tests import fresh
 
 DEAF = """
 import sys, threading, time
@@ -42,6 +43,39 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
         while True:  # those that were killed are gone when somebody has noticed
             os.killpg(int(told.read_text()), 0)
             time.sleep(0.02)
+
+
+BACKGROUND = """
+import sys
+from escalade import interruption
+with interruption.watched():
+    print("ready", flush=True)
+    print(sys.stdin.read())
+"""
+
+
+def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on() -> None:
+    """As a shell starts those in the background."""
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", BACKGROUND]
+    process = subprocess.Popen(ignoring, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate("done")
+    assert (process.returncode, said) == (0, "done\n")
+
+
+IGNORED = """
+import signal, sys
+import pytest
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(pytest.main(["-p", "no:cacheprovider", sys.argv[1]]))
+"""
+
+
+def test_tests_in_the_background_hear_ctrl_c() -> None:
+    test = test_a_call_that_cannot_be_interrupted_is_not_waited_for
+    done = fresh.python("-c", IGNORED, f"{__file__}::{test.__name__}")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def interrupt_soon() -> None:

@@ -220,7 +220,8 @@ def _classify(console: Console, run: Trainer, probe: Probe, device: str) -> None
 def _signals(own: Processes) -> Iterator[_Stop]:
     """Ctrl-C and a request to end let a step be finished and kept; a second one does not wait.
 
-    One of several processes ends at once: the others may be at another step.
+    One of several processes ends at once: the others may be at another step. A Ctrl-C that is ignored, as in what a
+    shell starts in the background, stays ignored.
     """
     stop = _Stop()
 
@@ -234,7 +235,8 @@ def _signals(own: Processes) -> Iterator[_Stop]:
             raise KeyboardInterrupt
         stop.wanted = True
 
-    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
+    heard = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
+    before = {each: signal.signal(each, asked) for each in heard}
     try:
         yield stop
     finally:

@@ -96,3 +96,16 @@ def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
     ):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with train._signals(Processes(torch.device("cpu"))) as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop()
+            signal.raise_signal(signal.SIGTERM)
+            assert stop()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
