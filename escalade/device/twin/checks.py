@@ -103,7 +103,7 @@ def _head(
     variables = contents.shared_variables
     numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, waits(library), 1)
     head = struct.pack(
-        "=25I4xQ",
+        "=25I4xQQQ",
         *numbers,
         round(1000 * limit()),
         False,
@@ -113,6 +113,8 @@ def _head(
         buffer_count,
         *(0, 0, 0),
         contents.loaded_bytes,
+        contents.code.start,
+        len(contents.code),
     )
     for variable in variables:
         text = plain_name(variable.name).encode() + b"\0"

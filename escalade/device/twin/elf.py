@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _PROGRAM_LOAD, _PROGRAM_TLS = 1, 7
 _SECTION_SYMBOLS = 2
+_CODE = ".text"
 _KIND_OBJECT, _KIND_TLS, _KIND_UNIQUE = 1, 6, 10
 
 
@@ -26,6 +27,8 @@ class Library:
     thread_local_bytes: int
     loaded_bytes: int
     """Bytes from the lowest address, 0, to the end of what is mapped."""
+    code: range
+    """Addresses of the library's own functions: not the linker's stubs, by which they call those of others."""
 
     def symbol(self, name: str) -> Symbol | None:
         return next((symbol for symbol in self.symbols if symbol.name == name), None)
@@ -39,7 +42,9 @@ class Library:
 def read(path: pathlib.Path) -> Library:
     data = path.read_bytes()
     programs, sections = struct.unpack_from("<QQ", data, 0x20)
-    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", data, 0x36)
+    program_size, program_count, section_size, section_count, names_section = struct.unpack_from(
+        "<HHHHH", data, 0x36
+    )
     thread_local = loaded = 0
     for i in range(program_count):
         kind, _, _, address, _, _, memory, _ = struct.unpack_from(
@@ -50,13 +55,26 @@ def read(path: pathlib.Path) -> Library:
         elif kind == _PROGRAM_LOAD:
             loaded = max(loaded, address + memory)
     symbols: list[Symbol] = []
+    code = range(0)
+    titles = _contents(data, sections + names_section * section_size)
     for i in range(section_count):
         at = sections + i * section_size
-        _, kind, _, _, offset, size, link = struct.unpack_from("<IIQQQQI", data, at)
+        name, kind, _, address, offset, size, link = struct.unpack_from("<IIQQQQI", data, at)
         if kind == _SECTION_SYMBOLS:
-            names = struct.unpack_from("<Q", data, sections + link * section_size + 24)[0]
-            symbols += _symbols(data, offset, size, names)
-    return Library(tuple(symbols), thread_local, loaded)
+            symbols += _symbols(data, offset, size, _contents(data, sections + link * section_size))
+        elif _text(data, titles + name) == _CODE:
+            code = range(address, address + size)
+    return Library(tuple(symbols), thread_local, loaded, code)
+
+
+def _contents(data: bytes, section: int) -> int:
+    """Where in the file the contents of a section are, by its header's place."""
+    start: int = struct.unpack_from("<Q", data, section + 24)[0]
+    return start
+
+
+def _text(data: bytes, start: int) -> str:
+    return data[start : data.index(b"\0", start)].decode()
 
 
 def _symbols(data: bytes, offset: int, size: int, names: int) -> list[Symbol]:
@@ -65,8 +83,7 @@ def _symbols(data: bytes, offset: int, size: int, names: int) -> list[Symbol]:
         name, info, _, section, value, length = struct.unpack_from("<IBBHQQ", data, at)
         if not section:  # undefined here
             continue
-        start = names + name
-        text = data[start : data.index(b"\0", start)].decode()
         kind = info & 15
+        text = _text(data, names + name)
         result.append(Symbol(text, value, length, kind == _KIND_TLS, kind in (_KIND_OBJECT, _KIND_UNIQUE)))
     return result

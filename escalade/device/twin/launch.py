@@ -128,6 +128,7 @@ class _Request(ctypes.Structure):
         ("unwritten", ctypes.POINTER(_Unwritten)),
         ("weights_ready", ctypes.POINTER(_Range)),
         ("library", _Range),
+        ("code", _Range),
     ]
 
 
@@ -223,6 +224,7 @@ class TwinKernel:
             unwritten.fields,
             (_Range * max(1, len(weights_ready)))(*(_Range(*each, 0) for each in weights_ready)),
             _Range(self._base, self._elf.loaded_bytes),
+            _Range(self._base + self._elf.code.start, len(self._elf.code)),
         )
         for index, (start, size) in enumerate(buffers if self.checks else ()):
             if size and not self._runtime.twin_mapped(start, size):

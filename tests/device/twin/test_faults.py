@@ -126,6 +126,25 @@ def test_an_endless_loop_is_reported(kernel: TwinKernel, mode: str) -> None:
     assert _run(kernel, "FINE").tolist() == list(range(128))
 
 
+CALLS = r"""
+extern "C" void toascii(int);
+extern "C" __global__ void calls() {
+    for (;;) { %s }
+}
+""" % (16 * "toascii(1); ")
+
+
+def test_a_thread_on_the_way_to_another_library_has_a_line() -> None:
+    """Such a call goes through a stub of the linker's, which has no line: more than half of all looks find one."""
+    kernel = build(CALLS, "calls")
+    for _ in range(5):
+        with pytest.raises(TwinError) as caught:
+            launch(kernel, 1, 1, (), limit_s=0.02)
+        assert str(caught.value).startswith(
+            f"calls: kernel.cu:{line_of(CALLS, 'for (;;)')}: thread 0 of block"
+        )
+
+
 def test_barriers_for_ever_and_a_block_that_waits_for_a_later_one(kernel: TwinKernel) -> None:
     with pytest.raises(TwinError, match="no thread of the block has returned"):
         _run(kernel, "BARRIERS")
@@ -200,6 +219,18 @@ def test_ctrl_c_ends_a_launch(kernel: TwinKernel) -> None:
     timer.join()
     assert time.process_time() - began < 30
     assert _run(kernel, "FINE").tolist() == list(range(128))
+
+
+def test_ctrl_c_that_is_ignored_ends_no_launch(kernel: TwinKernel) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        with pytest.raises(TwinError, match="no thread of the block has returned"):
+            _run(kernel, "COMPUTE")
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 OTHERS_FAULT = """

@@ -56,8 +56,8 @@ uint64_t cpu_time() {
 }
 
 bool in_kernel(uintptr_t address) {
-    const Range& library = settings().library;
-    return address - library.start < library.bytes;
+    const Range& code = settings().code;
+    return address - code.start < code.bytes;
 }
 
 // Where the kernel is: there, or where it called what runs there. The last is the first word on the stack that could

@@ -61,6 +61,7 @@ struct Request {  // filled by launch.py, in this order
     const Unwritten* unwritten;
     const Range* weights_ready;  // weights that no launch in front writes
     Range library;         // the kernel's own code and constants
+    Range code;            // of these the functions, without the linker's stubs for calls of other libraries
 };
 
 // The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.

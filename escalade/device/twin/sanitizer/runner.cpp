@@ -43,6 +43,8 @@ int main(int, char** arguments) {
     Request request{};
     input.read(&request, offsetof(Request, entry));  // the numbers in front of the pointers
     request.library.bytes = input.value<uint64_t>();
+    request.code.start = input.value<uint64_t>();
+    request.code.bytes = input.value<uint64_t>();
 
     std::vector<std::vector<char>> names;
     std::vector<Variable> variables;
@@ -83,6 +85,7 @@ int main(int, char** arguments) {
     Dl_info loaded{};
     dladdr(reinterpret_cast<void*>(request.entry), &loaded);
     request.library.start = reinterpret_cast<uintptr_t>(loaded.dli_fbase);
+    request.code.start += request.library.start;
     request.parameters = parameters.data();
     request.variables = variables.data();
     request.buffer_count = 0;
