@@ -29,11 +29,11 @@ _BLOCK = re.compile(r"^\s+(?:bl|call)\s+__sanitizer_cov_trace_pc\b")
 _END_OF_FUNCTION = ".cfi_endproc"
 BLOCKS = "twin_blocks"
 _UNITS = (
-    re.compile(r"^\s+(?:fn?m(?:add|sub)|vfn?m(?:add|sub)\d+s[sd])\b"),
-    re.compile(r"^\s+(?:f(?:add|sub)\s+[sdh]|v?(?:add|sub)s[sd]\b)"),
-    re.compile(r"^\s+(?:fn?mul\s+[sdh]|v?muls[sd]\b)"),
+    re.compile(r"^\s+(?:fn?m(?:add|sub)|vfn?m(?:add|sub)\d+s[hsd])\b"),
+    re.compile(r"^\s+(?:f(?:add|sub)\s+[sdh]|v?(?:add|sub)s[hsd]\b)"),
+    re.compile(r"^\s+(?:fn?mul\s+[sdh]|v?muls[hsd]\b)"),
     re.compile(
-        r"^\s+(?:fdiv\s+[sdh]|fsqrt\s+[sdh]|v?(?:div|sqrt)s[sd]\b"
+        r"^\s+(?:fdiv\s+[sdh]|fsqrt\s+[sdh]|v?(?:div|sqrt)s[hsd]\b"
         r"|(?:bl|call)\s+\*?(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|sin|cos|tan|tanh|pow|erf|erfc|sincos|sqrt)f?\b)"
     ),
 )

@@ -78,6 +78,8 @@ _COUNTED = (
     "-fsanitize-coverage=trace-pc",  # and one in front of each block of code
     "-fno-reorder-blocks",  # in the source's order: runtime/counting.h builds on it
     "-fexpensive-optimizations",  # without these a*b + c stays two operations
+    # So would a sum in a loop on processors that g++ knows to add faster than they multiply and add.
+    *("--param", "avoid-fma-max-bits=0"),
 )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import platform
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from escalade.device import Buffer, KernelCall, Program, Recipe, TwinOptions, bind
-from escalade.device.twin import Counts, Order, assembly, build
+from escalade.device.twin import Counts, Order, assembly, build, toolchain
 from escalade.errors import LaunchError, UnsupportedError
 from tests.device.twin.support import launch
 
@@ -120,6 +121,28 @@ def test_lanes_that_part_meet_again_behind_the_branch(order: Order) -> None:
     assert (found.atomics, atomics.requests, atomics.transactions) == (n, warps, warps) and int(hits) == n
 
 
+CHAIN = r"""
+extern "C" __global__ void chain(const float* x, const float* w, float* y, int n) {
+    float sum = 0.f;
+    for (int i = 0; i < n; ++i) sum += x[i] * w[i];
+    y[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="of x86-64, g++ knows processors that it avoids it for"
+)
+@pytest.mark.parametrize("processor", ["haswell", "znver2"])
+def test_a_sum_of_products_is_fused_for_every_processor(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a loop, where g++ takes two operations for one that the next round has to wait for on a `znver2`."""
+    monkeypatch.setattr(toolchain, "_COMMON", (*toolchain._COMMON, f"-mtune={processor}"))
+    found = counted(CHAIN, "chain", 1, 32, [torch.randn(50), torch.randn(50), torch.zeros(32), 50])
+    assert (found.fma, found.add, found.multiply) == (32 * 50, 0, 0)
+
+
 def test_counts_of_launches_add_up_by_line() -> None:
     x, v, y, w = torch.randn(1056), torch.randn(128), torch.zeros(32), torch.zeros(128)
     one = counted(MOVES, "moves", 1, 32, [x, v, y, w, 1])
@@ -161,8 +184,11 @@ def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
         "call __sanitizer_cov_trace_pc@PLT|vfmadd231ss %xmm1, %xmm2, %xmm0|vfnmadd132sd %xmm1, %xmm2, %xmm0"
         "|vaddss %xmm1, %xmm2, %xmm0|mulss %xmm1, %xmm0|call expf@PLT|vsqrtss %xmm0, %xmm0, %xmm0|addl $1, %eax"
         "|call __tsan_read4@PLT|vmovss %xmm0, (%rax)",
+        "call __sanitizer_cov_trace_pc@PLT|vfmadd231sh %xmm1, %xmm2, %xmm0|vfnmsub132sh %xmm1, %xmm2, %xmm0"
+        "|vsubsh %xmm1, %xmm2, %xmm0|vmulsh %xmm1, %xmm2, %xmm0|vdivsh %xmm1, %xmm2, %xmm0|vsqrtsh %xmm0, %xmm0, %xmm0"
+        "|vmovsh %xmm0, (%rax)",
     ],
-    ids=["aarch64", "x86-64"],
+    ids=["aarch64", "x86-64", "x86-64 with 16 bits"],
 )
 def test_operations_are_found_in_either_assembly(block: str) -> None:
     lines = ["kernel:", *("\t" + line.replace(" ", "\t", 1) for line in block.split("|")), "\t.cfi_endproc"]
