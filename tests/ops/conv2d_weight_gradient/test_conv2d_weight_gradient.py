@@ -324,14 +324,16 @@ def leaves(x: torch.Tensor, filters: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_it_is_the_gradient_of_conv2d(layout: torch.memory_format) -> None:
-    x, gradient = tensors(2, 64, 5, 4, filters=64, stride=2)
+    """Of small integers, whose sums fp16 holds in whatever order: PyTorch, which some layouts are left to, rounds what
+    an image adds to them."""
+    x, gradient = (tensor.clamp(-4, 4).round() for tensor in tensors(2, 64, 5, 4, filters=64, stride=2))
     x = x.contiguous(memory_format=layout)
     inputs = leaves(x, 64)
     y = conv2d(*inputs, stride=2, padding=1)
     _, of_weight, of_bias = torch.autograd.grad(y, inputs, gradient)
     right_weight, right_bias = expected(x, gradient, 2)
-    assert_close(of_weight, right_weight)
-    assert_close(of_bias, right_bias)
+    assert torch.equal(of_weight.double(), right_weight) and of_weight.dtype == x.dtype
+    assert torch.equal(of_bias.double(), right_bias)
 
 
 def test_second_derivatives() -> None:
