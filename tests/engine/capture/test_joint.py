@@ -52,14 +52,15 @@ def _results(joint: Joint, model: nn.Module, given: Sequence[torch.Tensor]) -> l
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_step_is_what_autograd_gives(autocast: torch.dtype | None) -> None:
+    """Under autocast too up to its rounding, of which alone the gradient of a bias before a normalization is made."""
     torch.manual_seed(0)
     model, x, target = _Net(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
     expected = copy.deepcopy(model)
-    with torch.autocast("cpu", autocast, enabled=autocast is not None):
-        loss = F.cross_entropy(expected(x), target)
+    loss = F.cross_entropy(expected(x), target)
     (loss * 8).backward()
 
     joint = capture_step(model, F.cross_entropy, (x,), (target,), autocast=autocast, scaled=True)
+    assert any(node.dtype == "bfloat16" for node in joint.graph) == (autocast is not None)
     found, *rest = _results(joint, model, (x, target, torch.tensor(8.0)))
 
     torch.testing.assert_close(found, loss.detach(), rtol=1e-2 if autocast else 1e-5, atol=0)
@@ -69,11 +70,13 @@ def test_a_step_is_what_autograd_gives(autocast: torch.dtype | None) -> None:
     for name, gradient in zip(joint.trained, rest, strict=False):
         wanted = trained[name].grad
         assert wanted is not None and gradient.dtype == wanted.dtype
-        close = 0.05 * float(wanted.abs().max()) if autocast else 1e-5
+        close = max(0.05 * float(wanted.abs().max()), 0.01) if autocast else 1e-5
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=close)
     buffers = dict(expected.named_buffers())
     for name, new in zip(joint.changed, rest[len(joint.trained) :], strict=True):
-        torch.testing.assert_close(new, buffers[name], rtol=1e-2 if autocast else 1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            new, buffers[name], rtol=1e-2 if autocast else 1e-5, atol=1e-3 if autocast else 1e-5
+        )
     assert not model.calls and not dict(model.named_buffers())["norm.num_batches_tracked"]
 
 
