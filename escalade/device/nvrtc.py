@@ -14,7 +14,7 @@ from typing import Any
 
 from escalade import outside
 from escalade.device.cache import cache_key, default_cache
-from escalade.device.program import KERNELS, Program, read
+from escalade.device.program import KERNELS, Program, prelude, read
 from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
 
@@ -142,8 +142,13 @@ def _key(program: Program, architecture: str) -> str:
 
 def nvidia_includes(program: Program) -> tuple[str, ...]:
     """The names in angle brackets that a program and its headers include."""
-    texts = (program.text(), *map(read, program.headers()))
-    return tuple(sorted({name for text in texts for name in _BRACKETS.findall(text)}))
+    named = {*_BRACKETS.findall(prelude(program.constants))}
+    return tuple(sorted(named.union(*map(_bracketed, (program.source, *program.headers())))))
+
+
+@cache
+def _bracketed(path: str) -> frozenset[str]:
+    return frozenset(_BRACKETS.findall(read(path)))
 
 
 def _unpack(program: Program, architecture: str, payload: bytes) -> Cubin:
@@ -252,23 +257,26 @@ def header_digest(folder: pathlib.Path, names: Sequence[str]) -> str:
         if name in found:
             continue
         found.add(name)
+        file = f"{folder}/{name}"
         try:
-            status = os.stat(folder / name)
+            status = os.stat(file)
         except OSError:  # the compiler's own, or another system's
             continue
-        hashed, included = _header(folder / name, status.st_size, status.st_mtime_ns)
+        hashed, included = _header(file, name, status.st_size, status.st_mtime_ns)
         digest.update(f"{name}\0{hashed}\0".encode())
-        beside = pathlib.PurePosixPath(name).parent
-        waiting += sorted({*included, *(os.path.normpath(beside / each) for each in included)} - found)
+        waiting += sorted(included - found)
     return digest.hexdigest()
 
 
 @cache
-def _header(file: pathlib.Path, size: int, changed: int) -> tuple[str, tuple[str, ...]]:
-    """Hash and includes; read again when its size or date changes."""
-    text = file.read_bytes()
-    names = {name.decode(errors="replace") for name in _ANY_INCLUDE.findall(text)}
-    return hashlib.sha256(text).hexdigest(), tuple(sorted(names))
+def _header(file: str, name: str, size: int, changed: int) -> tuple[str, frozenset[str]]:
+    """The hash of a header and the names that its includes may have; read again when its size or date changes."""
+    text = pathlib.Path(file).read_bytes()
+    included = {found.decode(errors="replace") for found in _ANY_INCLUDE.findall(text)}
+    beside = pathlib.PurePosixPath(name).parent
+    return hashlib.sha256(text).hexdigest(), frozenset(
+        {*included, *(os.path.normpath(beside / each) for each in included)}
+    )
 
 
 @cache
