@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.step import Step
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
+from escalade.ops.base.card import H200
 from escalade.ops.choose import pytorch
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.conv2d import CONV2D
@@ -359,3 +361,24 @@ def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch
     assert explain_plan(plan).steps[0].rung == "PyTorch"
     assert plan.steps[0].constant("weight").form == NHWC
     assert not make_plan(graph, "fp16", CPU, formats).fallbacks
+
+
+def test_a_config_has_the_same_programs_in_every_batch(resnet18: Graph) -> None:
+    """So that a new batch size compiles only what is chosen otherwise for it."""
+    graph = optimise(resnet18, "fp16")
+    formats = {graph.inputs[0].name: InputFormat(torch.float32, "nchw")}
+    several = [
+        make_plan(for_batch(graph, "fp16", batch, card=H200), "fp16", H200, formats) for batch in (1, 8, 32)
+    ]
+    compared = 0
+    for plan, other in itertools.permutations(several, 2):
+        problems = {step.node.name: step.lowered.problem for step in other.steps if step.lowered}
+        for step in plan.steps:
+            if step.recipe is None or step.choice is None or step.node.name not in problems:
+                continue
+            rung, problem = step.choice.rung, problems[step.node.name]
+            if rung.refusal(problem) is None:
+                again = rung.recipe(problem, step.choice.config)
+                assert again.programs == step.recipe.programs, f"{rung.name} for {problem.name}"
+                compared += 1
+    assert compared > 60
