@@ -115,7 +115,7 @@ def output(*command: str | pathlib.Path, timeout: float | None = None) -> str:
 
 
 def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A function of this package, such as `escalade.device.precompilation.serve`, in a Python of its own.
+    """A function of this package, such as `escalade.device.compilers.serve`, in a Python of its own.
 
     It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
     Python's own modules: no file of the current folder is imported because of its name.

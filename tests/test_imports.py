@@ -65,7 +65,6 @@ LATE_MODULES = {
     "escalade.engine.capture.joint": "as AOTAutograd, it takes seconds to load",
     "escalade.engine.capture.sizes": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.engine.capture.trace": "torch.export takes seconds to load, and most models are captured without it",
-    "escalade.device.precompilation": "the processes that compile for a GPU do without the twin and PyTorch",
 }
 """Modules that import others of the package inside functions, and why."""
 LATE_PACKAGES = {

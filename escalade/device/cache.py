@@ -152,6 +152,12 @@ class DiskCache:
         found = self._find(_name(key, ".bin"))
         return found is not None and found.parent == self.directory
 
+    def forget(self) -> None:
+        """Removes what lasts as long as the process, for one that ends without ado."""
+        if self._substitute:
+            self._substitute.cleanup()
+            self._substitute = None
+
     def file(self, key: str, suffix: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
         """The finished file of `key`; on a miss, `make` writes it to the path it is given.
 

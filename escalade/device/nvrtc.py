@@ -118,6 +118,12 @@ def keep(program: Program, architecture: str, payload: bytes) -> None:
     default_cache().get(_key(program, architecture), lambda: payload)
 
 
+def make_ready() -> None:
+    """Loads the compiler, and reads the headers that most programs include, ahead of the first of them."""
+    compiler_version()
+    header_digest(cuda_headers(), ("cuda_bf16.h", "cuda_fp16.h"))
+
+
 def source_key(program: Program, architecture: str) -> str:
     """A hash of all of ours that machine code depends on, and of nothing that a compiler brings."""
     return cache_key(

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from escalade import outside
-from escalade.device.cache import default_directory
-from escalade.device.nvrtc import compile_program, is_compiled, keep, unkept
+from escalade.device import compilers, twin
+from escalade.device.nvrtc import compile_program, is_compiled
 from escalade.device.program import Program
 from escalade.errors import CompileError, ToolError
-
-_FEW = 3  # so few that starting workers takes longer
 
 
 @dataclass(frozen=True)
@@ -34,74 +27,31 @@ def precompile(
     done: Callable[[Program], None] = lambda program: None,
 ) -> list[Failure]:
     """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found."""
-    known = [program for program in wanted if is_compiled(program, architecture)]
-    for program in known:
+    left: list[Program] = []
+    for program in wanted:
+        if is_compiled(program, architecture):
+            done(program)
+        else:
+            left.append(program)
+    failures: list[Failure] = []
+
+    def report(program: Program, message: str) -> None:
+        if message:
+            failures.append(Failure(program, message))
         done(program)
-    wanted = [program for program in wanted if program not in known]
-    if len(wanted) <= _FEW or workers == 1:
-        return [failure for program in wanted if (failure := _one(program, architecture, done))]
-    count = min(workers or os.cpu_count() or 1, len(wanted))
-    with threads(count) as pool, _Workers() as processes:
-        waiting = {pool.submit(processes.compile, program, architecture): program for program in wanted}
-        return _gather(waiting, done)
+
+    count = min(workers or os.cpu_count() or 1, len(left))
+    if count > 1:
+        left = compilers.compile_all(left, architecture, count, report)
+    for program in left:
+        report(program, _compile(program, architecture))
+    return failures
 
 
-class _Workers:
-    """One process of our own for each thread that asks, none of which imports the caller's main module."""
-
-    def __init__(self) -> None:
-        self._local = threading.local()
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for process in self._started:
-            assert process.stdin and process.stdout
-            if kind is not None:  # nobody waits for what they compile
-                outside.end(process)
-            with suppress(OSError):
-                process.stdin.close()  # which ends it
-            process.wait()
-            process.stdout.close()
-
-    def compile(self, program: Program, architecture: str) -> str:
-        process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
-        if process is None:
-            process = self._local.process = self._start()
-        assert process.stdin and process.stdout
-        try:
-            pickle.dump((program, architecture), process.stdin)
-            process.stdin.flush()
-            message, payload = pickle.load(process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            self._local.process = None
-            return f"a compiler process died over {program}: {error}"
-        if payload is not None:
-            keep(program, architecture, payload)
-        return str(message)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # Said once more, as this process understands it: a relative one is seen from where it began.
-        process = outside.python(f"{__name__}.serve", {"ESCALADE_CACHE_DIR": str(default_directory())})
-        self._started.append(process)
-        return process
-
-
-def serve() -> None:
-    """What a worker does: compiles what it is sent until there is no more. It needs no PyTorch."""
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get among the answers
-    while True:
-        try:
-            program, architecture = pickle.load(source)
-        except EOFError:
-            return
-        message = _compile(program, architecture)
-        # What the cache's folder does not take would be gone with this process.
-        pickle.dump((message, None if message else unkept(program, architecture)), answers)
-        answers.flush()
+def expect_programs() -> None:
+    """Has what compiles for a GPU get ready while the caller finds out what it wants compiled."""
+    if (os.cpu_count() or 1) > 1:
+        compilers.begin()
 
 
 def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[Failure]:
@@ -141,8 +91,6 @@ def build_for_twin(
 
 
 def _build(program: Program, checks: bool, counts: bool) -> str:
-    from escalade.device import twin
-
     try:
         twin.build(program.text(), program.entry, name=program.source, checks=checks, counts=counts)
     except ToolError:
@@ -150,12 +98,6 @@ def _build(program: Program, checks: bool, counts: bool) -> str:
     except CompileError as error:
         return str(error)
     return ""
-
-
-def _one(program: Program, architecture: str, done: Callable[[Program], None]) -> Failure | None:
-    message = _compile(program, architecture)
-    done(program)
-    return Failure(program, message) if message else None
 
 
 def _compile(program: Program, architecture: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from escalade.device.precompilation import expect_programs
 from escalade.engine.capture.given import Given, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
@@ -89,6 +90,8 @@ def compile(
     inputs = _arguments(example_inputs)
     Given.of(inputs, example_keywords)  # which refuses what is no example, before anything is moved
     where = _device(model, inputs, device)
+    if _home(where).type == "cuda":
+        expect_programs()
     captured = AnySize(
         model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
     )

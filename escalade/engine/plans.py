@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from escalade.device.nvrtc import is_offered
+from escalade.device.precompilation import expect_programs
 from escalade.device.program import Program as DeviceProgram
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
@@ -222,6 +223,8 @@ class Plans:
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         brought = self._carried.plan_for(Card.of(device), inputs)
+        if device.type == "cuda" and not brought:
+            expect_programs()
         planner = self.planner(network, device, batch, formats)
         if not brought:
             return _Planned(planner(), planner)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
+from escalade.device import compilers
 from escalade.device.cache import default_cache
 from escalade.device.nvrtc import is_compiled
 from escalade.device.precompilation import precompile
@@ -18,6 +20,14 @@ from escalade.ops.base.card import H200
 from tests.bench.fake import SOURCE, Scale, rung
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def processes_of_the_test() -> Iterator[None]:
+    """No compilers that another test has started, in another folder and environment."""
+    compilers.end()
+    yield
+    compilers.end()
 
 
 def test_programs_are_listed_once_and_a_raising_rung_is_left_out() -> None:
@@ -94,11 +104,14 @@ def test_what_workers_cannot_keep_is_kept_here(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # which this process has looked at before
     with pytest.warns(UserWarning, match="ESCALADE_CACHE_DIR") as said:
         assert precompile(several(), "sm_90a", 2) == []
     assert len(said) == 1
     assert all(is_compiled(program, "sm_90a") for program in several())
+    assert not list((tmp_path / "temporary").iterdir()), "the workers leave nothing behind"
 
 
 def test_what_is_damaged_is_compiled_again_and_said(

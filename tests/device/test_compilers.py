@@ -1,0 +1,197 @@
+"""The processes that compile for a GPU: they stay between calls, and end with whom they belong to."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import escalade
+from escalade import outside
+from escalade.device import compilers
+from escalade.device.nvrtc import is_compiled
+from escalade.device.precompilation import precompile
+from escalade.device.program import Program
+from tests.bench.fake import SOURCE
+
+LONGEST = 50
+"""Seconds, fewer than the processes stay when no program comes: whoever waits for their end does so for another
+reason."""
+
+
+@pytest.fixture(autouse=True)
+def processes_of_the_test(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compilers that another test has started, and an empty cache."""
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
+    compilers.end()
+    yield
+    compilers.end()
+
+
+def programs(first: int = 0, count: int = 2) -> list[Program]:
+    return [
+        Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": 1.0 + number})
+        for number in range(first, first + count)
+    ]
+
+
+def first_process() -> subprocess.Popen[bytes]:
+    assert compilers._first is not None
+    return compilers._first
+
+
+def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keep what they compile in the folder that is the cache's by then."""
+    compilers.begin()
+    begun = first_process()
+    assert precompile(programs(), "sm_90a", 2) == []
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "another"))
+    assert precompile(programs(), "sm_90a", 2) == []
+    assert first_process() is begun
+    for folder in ("cache", "another"):
+        assert len(list((tmp_path / folder).rglob("*.bin"))) == 2
+
+
+def test_those_that_have_ended_are_started_again() -> None:
+    assert precompile(programs(), "sm_90a", 2) == []
+    gone = first_process()
+    outside.end(gone)
+    gone.wait()
+    assert precompile(programs(2), "sm_90a", 2) == []
+    assert first_process() is not gone
+    assert all(is_compiled(program, "sm_90a") for program in programs(count=4))
+
+
+def test_what_they_leave_when_they_die_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def deaf(function: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        asked.append(function)
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", ""], stdin=pipe, stdout=pipe, process_group=0)
+
+    monkeypatch.setattr(outside, "python", deaf)
+    seen: list[Program] = []
+    assert precompile(programs(), "sm_90a", 2, seen.append) == []
+    assert asked and seen == programs()
+    assert all(is_compiled(program, "sm_90a") for program in programs())
+
+
+def test_where_none_can_be_started_programs_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        raise PermissionError("no processes here")
+
+    monkeypatch.setattr(outside, "python", refuse)
+    compilers.begin()
+    assert precompile(programs(), "sm_90a", 2) == []
+    assert all(is_compiled(program, "sm_90a") for program in programs())
+
+
+def test_they_end_when_nobody_waits_for_them() -> None:
+    def interrupt(program: Program) -> None:
+        raise KeyboardInterrupt
+
+    compilers.begin()
+    begun = first_process()
+    with pytest.raises(KeyboardInterrupt):
+        precompile(programs(), "sm_90a", 2, interrupt)
+    assert begun.poll() is not None
+    assert precompile(programs(), "sm_90a", 2) == []
+
+
+def run(script: str) -> str:
+    """What a script prints. It is over when all are gone that can write to its error stream."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST)
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("way", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_they_end_with_the_process_that_began_them(way: str) -> None:
+    run(f"import os, signal; from escalade.device import compilers; compilers.begin(); {way}")
+
+
+BEGINNING = f"""
+import os, signal
+from escalade.device import compilers
+from escalade.device.program import Program
+
+def programs(first):
+    return [Program.of({SOURCE!r}, "scale", dict(FAULT=0, SLIP=1.0 + first + n)) for n in range(2)]
+
+def are_compiled(first):
+    said = []
+    left = compilers.compile_all(programs(first), "sm_90a", 2, lambda program, message: said.append(message))
+    return not left and said == ["", ""]
+"""
+FORKED = (
+    BEGINNING
+    + """
+assert are_compiled(0)
+begun = compilers._first
+child = os.fork()
+if child == 0:
+    assert compilers._first is None
+    assert are_compiled(2) and compilers._first is not begun
+    compilers.end()
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), begun.poll())
+assert are_compiled(4) and compilers._first is begun
+"""
+)
+
+
+def test_a_process_that_was_forked_has_its_own() -> None:
+    assert run(FORKED).split() == ["3", "None"]
+
+
+OUTLIVED = (
+    BEGINNING
+    + """
+compilers.begin()
+if os.fork():
+    os._exit(0)
+os.close(1)
+os.close(2)
+compilers._inherited[0].stdout.read()  # until they have ended
+"""
+)
+
+
+def test_they_do_not_wait_for_a_process_that_was_forked() -> None:
+    run(OUTLIVED)
+
+
+DYING = (
+    BEGINNING
+    + """
+def compile_program(program, architecture):
+    if program == programs(0)[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+compilers.compile_program, compilers.unkept = compile_program, lambda program, architecture: None
+for number, message, payload in sorted(compilers._answers(programs(0), "sm_90a", 2, {})):
+    print(number, message.split(" over ")[0])
+"""
+)
+
+
+def test_one_that_dies_is_named_by_its_program_and_the_others_go_on() -> None:
+    assert run(DYING).splitlines() == ["0 a compiler process died", "1 "]
+
+
+IDLE = "from escalade.device import compilers; compilers.IDLE_SECONDS = 0.0; compilers.serve()"
+
+
+def test_they_go_when_no_program_comes() -> None:
+    with subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE) as process:
+        assert process.wait(LONGEST) == 0
+
+
+def test_an_engine_on_the_cpu_begins_none() -> None:
+    escalade.compile(torch.nn.ReLU(), torch.ones(1, 4), device="cpu")
+    assert compilers._first is None
