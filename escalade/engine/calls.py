@@ -45,7 +45,7 @@ class _Buffers:
         self.program = program
         self.lock = threading.Lock()
         self.stream: int | None = None
-        """Of the last call. As a number: PyTorch says of a stream that it is not unequal to None."""
+        """The stream of the last call, as a number: PyTorch says of a stream that it is not unequal to None."""
         self.turn = 0
         self._done: Mark | None = None
         self._known: set[int] = set()
